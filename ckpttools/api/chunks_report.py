@@ -13,7 +13,7 @@ from ckpttools.formats.registry import storage_of
 from ckpttools.inspect.advice import advice
 from ckpttools.inspect.chunks import ChunksReport, inspect_chunks, layer_axis
 from ckpttools.inspect.meshes import PathSpecs, Specs, parse_spec
-from ckpttools.maxtext.axis_names import axis_names
+from ckpttools.sharding.applied_rules import AppliedRules
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.predict import ProcessLoading, process_loading
 from ckpttools.sharding.rules import Rules, RulesLike, rules_of
@@ -65,9 +65,8 @@ def chunks(
 
 
 def _by_path(tree: Tree, rules: Rules, mesh: MeshShape) -> PathSpecs:
-    rules.check(mesh)
-    names = axis_names(tree)
-    specs = {spelled(path): rules.spec(path, names.get(path, ()), mesh) for path in tree.arrays}
+    rules.check_patterns(tree.arrays)
+    specs = {spelled(path): spec for path, spec in AppliedRules(rules, tree, mesh).specs()}
     return PathSpecs(f"rules {rules.name}", specs)
 
 

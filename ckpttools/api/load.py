@@ -35,7 +35,7 @@ from ckpttools.transforms.select import Select
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from ckpttools.sharding.loading import LoadPlan
+    from ckpttools.sharding.load_plan import LoadPlan
     from ckpttools.sharding.request import Request
     from ckpttools.sharding.templates import Template
 
@@ -89,7 +89,7 @@ class PreparedLoad:
         from ckpttools.sharding.loading import loaded
 
         if self.download:
-            fetch(sources([leaf.array for leaf in self.request.leaves]), lambda done, total: None)
+            fetch(sources([leaf.array for leaf in self.request.arrays]), lambda done, total: None)
         total, done = self.plan.bytes_in_memory, 0
 
         def observe(nbytes: int) -> None:
@@ -166,8 +166,9 @@ def load(
         CheckpointError: the source cannot be read or converted, or does not fit into the memory.
         UsageError: arguments that contradict each other.
     """
-    from ckpttools.sharding.loading import Sharing, plan_load
-    from ckpttools.sharding.request import is_abstract, request
+    from ckpttools.sharding.assigned import is_abstract
+    from ckpttools.sharding.load_plan import Sharing, plan_load
+    from ckpttools.sharding.request import request
     from ckpttools.sharding.templates import template_of
 
     memory = parse_size(loading.get("memory", DEFAULT_MEMORY))
@@ -221,7 +222,7 @@ def _where(
     """What was said of devices; `is_cut` where a template says how its arrays are cut over a mesh."""
     import jax
 
-    from ckpttools.sharding.request import Where as Devices
+    from ckpttools.sharding.assigned import Devices
     from ckpttools.sharding.templates import template_of
 
     if shardings is not None and rules is not None:

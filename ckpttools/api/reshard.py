@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,20 +14,19 @@ from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, spelled
 from ckpttools.core.budget import parse_size
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
-from ckpttools.core.text import array_count, some
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.formats.zarr.given_chunks import GivenChunks
-from ckpttools.maxtext.axis_names import axis_names
+from ckpttools.sharding.applied_rules import AppliedRules
 from ckpttools.sharding.grids import mesh_chunk
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
-from ckpttools.sharding.rules import Rules, RulesLike, rules_of
+from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.sharding.specs import Spec, shard_shape
 from ckpttools.stores.registry import Where, parse
 
@@ -77,9 +76,10 @@ def reshard(
         )
         if not isinstance(writer, OrbaxWriter):
             raise TypeError(f"{writer!r} does not write Orbax")
-        grid = mesh_grid(tree, devices, made, most)
+        applied = AppliedRules(made, tree, devices)
+        grid = mesh_grid(applied, most)
         found = replace(writer, chunks=GivenChunks(exact=grid.chunks), shardings=grid.shardings)
-        notes = tree.metadata.notes + Notes(remarks=tuple(_remarks(tree, made)))
+        notes = tree.metadata.notes + Notes(remarks=tuple(applied.remarks()))
         return plan_tree(replace(tree, metadata=replace(tree.metadata, notes=notes)), found, resources)
 
     return prepare(plan, source, destination, **writing)
@@ -97,24 +97,6 @@ def _check(said: Mapping[str, object]) -> None:
             )
 
 
-def _remarks(tree: Tree, rules: Rules) -> Iterator[str]:
-    """What the user should know of rules that are about few arrays."""
-    names = axis_names(tree)
-    others = [
-        path
-        for path, array in tree.arrays.items()
-        if len(array.shape) > 1 and not rules.applies(path, names.get(path, ()))
-    ]
-    if not others:
-        return
-    known = {logical for logical, _ in rules.axes}
-    of_others = (each for path in others for each in names.get(path, ()))
-    axes = {"/".join(each) for each in of_others if each and known.isdisjoint(each)}
-    said = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
-    listed = some([spelled(path) for path in others])
-    yield f"no rule is about {array_count(others)}, of which every device has all: {listed}{said}"
-
-
 @dataclass(frozen=True, slots=True)
 class MeshGrid:
     """How arrays are stored for a mesh.
@@ -128,27 +110,24 @@ class MeshGrid:
     shardings: Mapping[Path, Sharding]
 
 
-def mesh_grid(tree: Tree, mesh: MeshShape, rules: Rules, most: int | None = None) -> MeshGrid:
+def mesh_grid(applied: AppliedRules, most: int | None = None) -> MeshGrid:
     """Chunks and shardings of all arrays of a tree.
 
     Args:
-        tree: what will be written.
-        mesh: the devices.
-        rules: how arrays are cut over them; others are whole on every device.
+        applied: how rules cut the arrays that will be written; others are whole on every device.
         most: bytes of a chunk at most; None for 64 MiB.
 
     Raises:
-        UsageError: a rule names an axis that the mesh lacks, or a pattern that no array matches.
+        UsageError: a rule has a pattern that no array matches.
         ShapeError: an axis of an array cannot be divided evenly.
     """
-    rules.check(mesh)
-    rules.check_patterns(tree.arrays)
-    names = axis_names(tree)
+    tree, mesh = applied.tree, applied.mesh
+    applied.rules.check_patterns(tree.arrays)
     chunks: dict[Path, Shape] = {}
     shardings: dict[Path, Sharding] = {}
     axes = tuple(mesh.axes.items())
-    for path, array in tree.arrays.items():
-        spec = rules.spec(path, names.get(path, ()), mesh)
+    for path, spec in applied.specs():
+        array = tree.arrays[path]
         shard = _shard(path, array.shape, spec, mesh)
         if path not in tree.metadata.key_impls:
             shardings[path] = Sharding("NamedSharding", axes, _without_ends(spec))

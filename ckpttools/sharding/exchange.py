@@ -21,6 +21,7 @@ from ckpttools.sharding.placing import Target
 from ckpttools.sharding.routes import Homes, Stretches, first_homes, shards_of
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import Shards
+from ckpttools.sharding.specs import mesh_axes, partition_spec, spec_of
 
 _PROCESS, _DEVICE = "process", "device"
 
@@ -65,10 +66,10 @@ def _devices(target: Target) -> list[Any]:
 def stretch_target(target: Target, cut: Stretches, devices: int) -> Target:
     """Where carriers of an array are when each process has read its stretch."""
     mesh = _auto_mesh(np.array(_devices(target)).reshape(-1, devices), (_PROCESS, _DEVICE))
-    entries: list[Any] = [None] * len(target.shape)
-    entries[cut.over_processes] = _PROCESS
-    entries[cut.over_devices] = (_PROCESS, _DEVICE) if cut.over_devices == cut.over_processes else _DEVICE
-    return Target(target.shape, target.dtype, NamedSharding(mesh, _spec(entries)))
+    spec: list[tuple[str, ...]] = [()] * len(target.shape)
+    spec[cut.over_processes] += (_PROCESS,)
+    spec[cut.over_devices] += (_DEVICE,)
+    return Target(target.shape, target.dtype, NamedSharding(mesh, partition_spec(tuple(spec))))
 
 
 def exchanged(parts: Parts, read: Target, target: Target) -> jax.Array:
@@ -92,10 +93,10 @@ def broadcast(parts: Parts, target: Target) -> jax.Array:
     """
     sharding = target.sharding
     assert isinstance(sharding, NamedSharding)
-    named = [name for entry in sharding.spec for name in _names(entry)]
-    copies = tuple(name for name in sharding.mesh.axis_names if name not in named)
+    spec = spec_of(sharding.spec, None)
+    copies = tuple(name for name in sharding.mesh.axis_names if name not in mesh_axes(spec))
     auto = _auto(sharding)
-    above = NamedSharding(auto.mesh, _spec([copies, *sharding.spec]))
+    above = NamedSharding(auto.mesh, partition_spec((copies, *spec)))
     count = int(np.prod([sharding.mesh.shape[name] for name in copies]))
     carrier = target.dtype.carrier
     zeros = np.zeros(target.part, carrier)
@@ -106,10 +107,6 @@ def broadcast(parts: Parts, target: Target) -> jax.Array:
         buffers.append(jax.device_put((zeros if own is None else own)[None], device))
     whole = jax.make_array_from_single_device_arrays((count, *target.shape), above, buffers)
     return _settled(_summer(carrier, auto)(whole), target)
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def _global(parts: Parts, read: Target) -> jax.Array:
@@ -166,8 +163,3 @@ def _auto(sharding: Any) -> NamedSharding:
 
 def _auto_mesh(devices: np.ndarray, names: tuple[str, ...]) -> Mesh:
     return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
-
-
-def _spec(entries: list[Any]) -> Any:
-    made: Any = jax.sharding.PartitionSpec
-    return made(*entries)

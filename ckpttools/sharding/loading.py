@@ -1,4 +1,4 @@
-"""Loading: the plan of it, and carrying it out."""
+"""Carrying out the plan of a load: read, exchange, put on devices."""
 
 from __future__ import annotations
 
@@ -6,257 +6,18 @@ import hashlib
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from ckpttools.array.lazy import LazyArray
-from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import LostValuesWarning, listing
-from ckpttools.core.notes import Notes
-from ckpttools.core.region import Region, Shape
-from ckpttools.core.text import array_count
-from ckpttools.plan.pieces import PIECE_BYTES, fitted
-from ckpttools.sharding.cutting import Held, projected
-from ckpttools.sharding.exchange import (
-    broadcast,
-    devices_each,
-    exchanged,
-    homes_of,
-    is_movable,
-    own_shards,
-    stretch_target,
-)
-from ckpttools.sharding.interleaved import Joint, joints
-from ckpttools.sharding.placing import Batches, Target
+from ckpttools.sharding.assigned import Assigned
+from ckpttools.sharding.exchange import broadcast, exchanged
+from ckpttools.sharding.load_plan import LoadPlan, Route, groups, joined
+from ckpttools.sharding.placing import Batches
 from ckpttools.sharding.processes import Processes
-from ckpttools.sharding.request import Leaf, Request
-from ckpttools.sharding.routes import Way, way_of
+from ckpttools.sharding.request import Request
 from ckpttools.sharding.scatter import Parts, Reading, read_parts
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedArray:
-    """One array as it will be.
-
-    Attributes:
-        path: in the caller's tree.
-        shape, dtype: of the array.
-        sharding: over devices, as JAX prints it.
-        shard: the shape of each device's part.
-        way: "direct" where each process reads what its devices need, "exchange" where each reads a stretch
-            of it, "broadcast" where one reads for several.
-    """
-
-    path: str
-    shape: Shape
-    dtype: str
-    sharding: str
-    shard: Shape
-    way: Way
-
-
-@dataclass(frozen=True)
-class Route:
-    """How one array comes to its devices.
-
-    Attributes:
-        leaf: the array, and where it goes.
-        way: as of `LoadedArray`.
-        held: what this process reads.
-        needed: what its devices need.
-        read: where it is when it has been read and before it is exchanged.
-    """
-
-    leaf: Leaf
-    way: Way
-    held: Held
-    needed: Held
-    read: Target | None = None
-
-    @property
-    def array(self) -> LazyArray:
-        return self.leaf.array
-
-    @property
-    def stays(self) -> bool:
-        """Whether the array is where it was read to."""
-        return self.way == "direct" and self.leaf.target.is_aliased
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """How processes share reading.
-
-    Attributes:
-        max_over_read: bytes read for each byte that is needed, from which on they exchange what they read.
-        single_replica: whether what several need is read by one.
-    """
-
-    max_over_read: float = 1.5
-    single_replica: bool = False
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class LoadPlan:
-    """What loading will do, in this process.
-
-    Attributes:
-        arrays: how many.
-        processes: that load together.
-        bytes_needed: that the devices of this process need, each part once, as they are stored.
-        bytes_read: that will be fetched by this process.
-        bytes_read_alone: that would be, if it read all that its devices need and nothing else.
-        reads: in how many reads.
-        bytes_in_memory: of what is read.
-        bytes_on_devices: of this process, each copy counted.
-        bytes_exchanged: that its devices get of what it or another process has read for all.
-        staging: bytes of host memory beside the result that hold parts on their way to devices.
-        memory: bytes of host memory allowed beside the result.
-        notes: what happens to values, and what else the user should know.
-        array_list: each of them but numbers.
-        routes: the same for whoever carries it out.
-    """
-
-    arrays: int
-    processes: int
-    bytes_needed: int
-    bytes_read: int
-    bytes_read_alone: int
-    reads: int
-    bytes_in_memory: int
-    bytes_on_devices: int
-    bytes_exchanged: int
-    staging: int
-    memory: int
-    notes: Notes = field(default_factory=Notes)
-    array_list: tuple[LoadedArray, ...] = ()
-    routes: tuple[Route, ...] = field(default=(), compare=False)
-
-    @property
-    def over_read(self) -> float:
-        """Bytes that are read for each byte that is needed."""
-        return self.bytes_read / self.bytes_needed if self.bytes_needed else 1.0
-
-    def __repr__(self) -> str:
-        return (
-            f"LoadPlan({array_count(range(self.arrays))}, {self.bytes_on_devices:,} bytes on devices, "
-            f"{self.bytes_read:,} bytes read, {self.over_read:.2f} times those needed)"
-        )
-
-
-def plan_load(wanted: Request, sharing: Sharing, *, memory: int, notes: Notes) -> LoadPlan:
-    """What loading takes.
-
-    Args:
-        wanted: what goes where.
-        sharing: how processes share reading.
-        memory: bytes of host memory beside the result.
-        notes: what the user should know beside what the request says.
-
-    Raises:
-        MemoryBudgetError: one worker, or an array that must be staged on its way to devices, does not fit.
-    """
-    room = _room(memory)
-    routes = tuple(_route(leaf, sharing, room) for leaf in wanted.leaves if leaf.number is None)
-    held = [each.held for each in _joints(routes)]
-    cost, staged = projected(held, PIECE_BYTES), _staging(routes, room, memory)
-    shared = any(route.way != "direct" for route in routes)
-    alone = projected([route.needed for route in routes], PIECE_BYTES) if shared else cost
-    fitted([(each.array,) for each in held], memory=memory, jobs=1, scratch=0, reserved=staged)
-    return LoadPlan(
-        arrays=len(wanted.leaves),
-        processes=jax.process_count(),
-        bytes_needed=sum(route.needed.stored_bytes for route in routes),
-        bytes_read=cost.nbytes,
-        bytes_read_alone=alone.nbytes,
-        reads=cost.reads,
-        bytes_in_memory=sum(each.nbytes for each in held),
-        bytes_on_devices=sum(route.leaf.target.nbytes for route in routes),
-        bytes_exchanged=sum(route.needed.nbytes for route in routes if route.way != "direct"),
-        staging=staged,
-        memory=memory,
-        notes=notes + wanted.notes,
-        array_list=tuple(map(_described, routes)),
-        routes=routes,
-    )
-
-
-def _described(route: Route) -> LoadedArray:
-    target = route.leaf.target
-    sharding = target.sharding
-    text = str(sharding.spec) if isinstance(sharding, jax.sharding.NamedSharding) else str(sharding)
-    return LoadedArray(route.leaf.name, target.shape, target.dtype.name, text, target.part, route.way)
-
-
-def _route(leaf: Leaf, sharing: Sharing, room: int) -> Route:
-    """How an array is read; the same in all processes."""
-    target = leaf.target
-    direct = Held(leaf.array, target.shards, leaf.name)
-    homes = homes_of(target) if jax.process_count() > 1 and is_movable(target) else {}
-    # What some processes have no part of, they cannot move together.
-    if len(homes) < max(2, jax.process_count()):
-        return Route(leaf, "direct", direct, direct)
-    devices = devices_each(target)
-    way, cut, _ = way_of(
-        leaf.array,
-        homes,
-        processes=jax.process_count(),
-        max_over_read=sharing.max_over_read,
-        single_replica=sharing.single_replica,
-        devices=devices,
-    )
-    if way == "broadcast":
-        return Route(leaf, way, Held(leaf.array, own_shards(target), leaf.name), direct)
-    if way == "exchange" and cut is not None and devices is not None:
-        read = stretch_target(target, cut, devices)
-        held = Held(leaf.array, read.shards, leaf.name)
-        # What cannot be held beside the result is read in pieces instead, too much of it or not.
-        if held.nbytes <= room:
-            return Route(leaf, way, held, direct, read)
-    return Route(leaf, "direct", direct, direct)
-
-
-def _room(memory: int) -> int:
-    """Bytes of parts on their way to devices that may be held; as many again are sent meanwhile."""
-    return (memory - BASE_BYTES - 4 * PIECE_BYTES) // 2
-
-
-def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
-    """Bytes of parts that are on their way at once: nothing where they stay where they are.
-
-    Raises:
-        MemoryBudgetError: the largest array does not fit.
-    """
-    sizes = [route.held.nbytes for route in routes if not route.stays]
-    if not sizes:
-        return 0
-    if max(sizes) > room:
-        needed = BASE_BYTES + 4 * PIECE_BYTES + 2 * max(sizes)
-        raise does_not_fit("the parts of one array do not fit into the memory allowed", memory, needed)
-    return 2 * min(room, sum(sizes))
-
-
-def _groups(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
-    """Arrays that are read together: first all that need no room.
-
-    Those of which processes exchange what they have read come last and as they were asked for, which is the
-    order in all processes; the others in that of their files.
-    """
-    ordered = in_place_order(routes)
-    yield [route for route in ordered if route.stays]
-    rest = [route for route in ordered if not route.stays and route.way == "direct"]
-    group: list[Route] = []
-    taken = 0
-    for route in (*rest, *(route for route in routes if route.way != "direct")):
-        nbytes = route.held.nbytes
-        if group and taken + nbytes > room:
-            yield group
-            group, taken = [], 0
-        group.append(route)
-        taken += nbytes
-    yield group
 
 
 def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callable[[int], None]) -> Any:
@@ -278,7 +39,7 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
 
     reading = Reading(plan.memory, jobs, plan.staging, observe, losing)
     on_the_way: list[jax.Array] = []
-    for group in _groups(plan.routes, plan.staging // 2):
+    for group in groups(plan.routes, plan.staging // 2):
         found = _parts(group, reading)
         if processes is not None:
             found = _with_all(found, group, shared, processes)
@@ -288,11 +49,11 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
         on_the_way = [array for route, array in made if not route.stays]
         values.update({id(route.leaf): _typed(array, route.leaf) for route, array in made})
     _wait_for(on_the_way)
-    for leaf in wanted.leaves:
+    for leaf in wanted.arrays:
         if leaf.number is not None:
             values[id(leaf)] = leaf.number(leaf.array.read().reshape(()).item())
     _tell(lost)
-    return wanted.filled([values[id(leaf)] for leaf in wanted.leaves])
+    return wanted.filled([values[id(leaf)] for leaf in wanted.arrays])
 
 
 def _agreed(plan: LoadPlan) -> Processes | None:
@@ -366,18 +127,9 @@ def _with_all(
         yield number, parts
 
 
-def _joints(routes: Sequence[Route]) -> list[Joint]:
-    """What is read together. What processes exchange stays in its order, each by itself."""
-    own = [number for number, route in enumerate(routes) if route.way == "direct"]
-    made = joints([routes[number].held for number in own])
-    direct = [Joint(each.held, tuple(own[member] for member in each.members)) for each in made]
-    others = [Joint(route.held, (number,)) for number, route in enumerate(routes) if route.way != "direct"]
-    return [*direct, *others]
-
-
 def _parts(routes: Sequence[Route], reading: Reading) -> Iterator[tuple[int, Parts]]:
     """The parts of each route, by its number."""
-    made = _joints(routes)
+    made = joined(routes)
     for number, parts in in_order(read_parts([each.held for each in made], reading)):
         yield from made[number].split(parts)
 
@@ -400,15 +152,6 @@ def in_order(made: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
             following += 1
 
 
-def _typed(array: jax.Array, leaf: Leaf) -> jax.Array:
+def _typed(array: jax.Array, leaf: Assigned) -> jax.Array:
     """PRNG keys of their data; anything else as it is."""
     return array if leaf.key_impl is None else jax.random.wrap_key_data(array, impl=leaf.key_impl)
-
-
-def in_place_order(routes: Iterable[Route]) -> list[Route]:
-    """The same in the order in which they lie in their files."""
-
-    def first(route: Route) -> tuple[str, int]:
-        return route.array.first_byte(Region.whole(route.array.shape)) if route.array.size else ("", 0)
-
-    return sorted(routes, key=first)

@@ -16,6 +16,7 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.sharding.grids import mesh_chunk
 from ckpttools.sharding.save_shards import Shards
+from ckpttools.sharding.specs import spec_of
 
 if TYPE_CHECKING:
     import jax
@@ -53,13 +54,11 @@ def _kept(sharding: jax.sharding.Sharding) -> Sharding | None:
 
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return None
-    spec: list[tuple[str, ...]] = []
-    for entry in sharding.spec:
-        names = () if entry is None else (entry,) if isinstance(entry, str) else entry
-        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-            return None
-        spec.append(names)
+    try:
+        spec = spec_of(sharding.spec, None)
+    except UsageError:
+        return None
     mesh = tuple((str(name), int(length)) for name, length in sharding.mesh.shape.items())
     ids = tuple(int(device.id) for device in sharding.mesh.devices.flat)
     usual = tuple(int(device.id) for device in jax.devices())
-    return Sharding("NamedSharding", mesh, tuple(spec), devices=None if ids == usual else ids)
+    return Sharding("NamedSharding", mesh, spec, devices=None if ids == usual else ids)

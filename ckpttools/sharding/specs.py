@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 from ckpttools.core.errors import ShapeError, UsageError, did_you_mean
 from ckpttools.core.region import Shape
 from ckpttools.sharding.mesh import MeshShape
+
+if TYPE_CHECKING:
+    import jax
 
 Spec = tuple[tuple[str, ...], ...]
 """Later axes of the array than it has entries are whole, as in `jax.sharding.PartitionSpec`."""
@@ -64,6 +68,15 @@ def _entry(entry: object, place: object) -> tuple[str, ...]:
     if isinstance(entry, Sequence) and all(isinstance(name, str) for name in entry):
         return tuple(entry)
     raise UsageError("not an entry of a partition spec", place=place, got=repr(entry), wanted=_WANTED)
+
+
+def partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
+    """The same as JAX has it; `spec_of` is the way back."""
+    import jax
+
+    made: Any = jax.sharding.PartitionSpec
+    found: jax.sharding.PartitionSpec = made(*(each[0] if len(each) == 1 else each or None for each in spec))
+    return found
 
 
 def checked(spec: Spec, place: object) -> Spec:

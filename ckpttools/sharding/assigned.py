@@ -1,0 +1,165 @@
+"""Where each array goes: what the caller says of devices, resolved for one array after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path, Tree
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.sharding.applied_rules import AppliedRules, Ruled
+from ckpttools.sharding.mesh import MeshShape
+from ckpttools.sharding.placing import Target
+from ckpttools.sharding.rules import Rules, own_axes
+from ckpttools.sharding.specs import Spec, partition_spec
+from ckpttools.sharding.templates import Wanted
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What the caller says of devices; the first that is there counts: `shardings`, rules, the tree itself.
+
+    Attributes:
+        shardings: one for all, or those of paths of the caller's tree.
+        rules: with the mesh that they are for.
+        mesh: its devices.
+        memory_kind: such as "pinned_host"; None for that of the shardings.
+    """
+
+    shardings: jax.sharding.Sharding | Mapping[Path, jax.sharding.Sharding] | None = None
+    rules: Rules | None = None
+    mesh: jax.sharding.Mesh | None = None
+    memory_kind: str | None = None
+
+    def lack(self, wanted: Wanted) -> bool:
+        """Whether there are shardings of paths, and none for this one."""
+        return isinstance(self.shardings, Mapping) and wanted.path not in self.shardings
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """One array to be loaded.
+
+    Attributes:
+        path: in the checkpoint, after all that was made of it.
+        array: what is read.
+        target: where it goes.
+        key_impl: of PRNG keys the name of their implementation.
+        number: the Python type of what becomes a number.
+        wanted: what the caller wants of it.
+    """
+
+    path: Path
+    array: LazyArray
+    target: Target
+    key_impl: str | None = None
+    number: type | None = None
+    wanted: Wanted = field(default_factory=lambda: Wanted((), None, None))
+
+    @property
+    def name(self) -> str:
+        """As the caller has it."""
+        return self.wanted.name
+
+
+class Assigning:
+    """Says where the arrays of a tree go.
+
+    Raises:
+        UsageError: rules without a mesh, or for other axes than it has.
+    """
+
+    def __init__(self, tree: Tree, devices: Devices) -> None:
+        self._tree = tree
+        self._devices = devices
+        self._default: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(_default_device())
+        self._mesh = MeshShape(dict(devices.mesh.shape)) if devices.mesh is not None else None
+        self._rules: AppliedRules | None = None
+        if devices.rules is not None:
+            if self._mesh is None:
+                raise UsageError("rules are for a mesh", hint=f"also give {option('mesh')}")
+            self._rules = AppliedRules(devices.rules, tree, self._mesh)
+
+    def assigned(self, path: Path, wanted: Wanted) -> Assigned:
+        """What becomes of an array."""
+        array = self._tree.arrays[path]
+        metadata = self._tree.metadata
+        is_data = wanted.key_impl is None and wanted.dtype is not None
+        was_number = path in metadata.scalars and not is_data
+        number = wanted.number or (_number_type(array.dtype) if was_number else None)
+        key_impl = wanted.key_impl or (None if is_data else metadata.key_impls.get(path))
+        target = Target(array.shape, array.dtype, self._sharding(path, wanted))
+        return Assigned(path, array, target, key_impl, number, wanted)
+
+    def remarks(self, arrays: Iterable[Assigned]) -> Iterator[str]:
+        """What the user should know of rules that are about few arrays."""
+        if self._rules is not None:
+            yield from self._rules.remarks(
+                {self._ruled(each.path, each.wanted): each.array.ndim for each in arrays}
+            )
+
+    def _ruled(self, path: Path, wanted: Wanted) -> Ruled:
+        assert self._rules is not None
+        return self._rules.of(path, wanted.path, wanted.axes)
+
+    def _sharding(self, path: Path, wanted: Wanted) -> jax.sharding.Sharding:
+        found = self._said(path, wanted) or self._default
+        kind = self._devices.memory_kind
+        try:
+            return found if kind is None else found.with_memory_kind(kind)
+        except ValueError as error:
+            raise UsageError(
+                "there is no such memory", got=option("memory_kind", kind), wanted=error
+            ) from error
+
+    def _said(self, path: Path, wanted: Wanted) -> jax.sharding.Sharding | None:
+        shardings = self._devices.shardings
+        if isinstance(shardings, jax.sharding.Sharding):
+            return shardings
+        if shardings is not None:
+            return shardings.get(wanted.path)
+        if self._rules is not None:
+            return self._named(self._rules.spec(self._ruled(path, wanted)))
+        if wanted.sharding is None and wanted.axes and self._mesh is not None:
+            return self._named(own_axes(self._mesh).spec(wanted.path, wanted.axes, self._mesh))
+        if is_abstract(wanted.sharding):
+            return jax.sharding.NamedSharding(self._with_devices(wanted), wanted.sharding.spec)
+        found: jax.sharding.Sharding | None = wanted.sharding
+        return found
+
+    def _named(self, spec: Spec) -> jax.sharding.Sharding:
+        assert self._devices.mesh is not None
+        return jax.sharding.NamedSharding(self._devices.mesh, partition_spec(spec))
+
+    def _with_devices(self, wanted: Wanted) -> jax.sharding.Mesh:
+        """The mesh with devices for a sharding over one without."""
+        mesh = self._devices.mesh if self._devices.mesh is not None else jax.sharding.get_mesh()
+        if not set(wanted.sharding.mesh.axis_names) <= set(mesh.axis_names):
+            raise UsageError(
+                "a sharding is over a mesh without devices",
+                place=wanted.name,
+                got=wanted.sharding,
+                hint=f"also give {option('mesh')}, or load within `jax.set_mesh`",
+            )
+        return mesh
+
+
+def is_abstract(sharding: Any) -> bool:
+    """Whether a sharding is over a mesh without devices, as that of an array that was only traced."""
+    return isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+
+
+def _default_device() -> jax.Device:
+    config: Any = jax.config
+    chosen = config.jax_default_device
+    return chosen if isinstance(chosen, jax.Device) else jax.local_devices()[0]
+
+
+def _number_type(dtype: DType) -> type:
+    return {"bool": bool, "float": float, "complex": complex}.get(dtype.kind, int)
