@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SECONDS ?= 60
 CI_SECONDS ?= 5
 
-.PHONY: demo test crash crash-remote memory lint types fuzz bench docs clean
+.PHONY: demo test crash crash-remote memory oracle lint types fuzz bench docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,12 @@ crash-remote: $(STAMP)
 # Every command at every budget on 100,000 tensors, an hour or more, where `make test` tries some.
 memory: $(STAMP)
 	CKPTTOOLS_MEMORY=all $(BIN)/python -m pytest -n 2 tests/test_memory_matrix.py
+
+# MaxText and transformers themselves on what is converted, 3 to 6 minutes for each model and form of its layers:
+# FAMILY=llama,qwen3-next for some. ORACLE_MAXTEXT and ORACLE_TORCH name environments that are there.
+oracle: $(STAMP)
+	$(BIN)/python tests/oracle/run.py $(FAMILY)
+	$(BIN)/python docs/generate.py oracle.md
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -63,4 +69,4 @@ docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-oracle .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from oracle_table import oracle_page
 from reference import reference_page
 
 from ckpttools.cli.main import main
@@ -71,7 +72,12 @@ def _rows(value: ValueSummary) -> str:
     return f"`{value.rows[0]}`" if len(value.rows) == 1 else f"{len(value.rows)} rows"
 
 
-PAGES = {"cli.md": commands_page, "families.md": families_page, "reference.md": reference_page}
+PAGES = {
+    "cli.md": commands_page,
+    "families.md": families_page,
+    "oracle.md": oracle_page,
+    "reference.md": reference_page,
+}
 
 if __name__ == "__main__":
     names = [name for name in sys.argv[1:] if name != "--check"] or list(PAGES)

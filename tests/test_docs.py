@@ -79,7 +79,7 @@ def ckpt_session(*commands: list[object], path: Path) -> list[dict[str, Any]]:
 
 
 def test_generated_pages_are_fresh():
-    pages = ("cli.md", "families.md", "reference.md")
+    pages = ("cli.md", "families.md", "oracle.md", "reference.md")
     done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check", *pages], check=False)
     assert done.returncode == 0, "run `make docs`"
 

@@ -1,0 +1,75 @@
+"""The models that the oracle tries: the configurations of all golden models, with new weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from support.places import FIXTURES
+
+LIMIT = 1e-4
+LAYERS = ("scanned", "unscanned")
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Where MaxText computes something else than transformers with the same weights.
+
+    Attributes:
+        reason: for people; it stands in the table.
+        config: what is therefore changed in config.json before weights are made, by dotted path.
+        limit: how far logits may be apart; above `LIMIT` where both are right and sums are in another order.
+        tokens: how many are compared.
+    """
+
+    reason: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    limit: float = LIMIT
+    tokens: int = 32
+
+
+CHUNKED = "linear attention is computed in chunks"
+DEVIATIONS = {
+    "llama3.2-tied": Deviation(
+        "MaxText's rope factor is 8 whatever the model says (here 32)", {"rope_parameters.factor": 8.0}
+    ),
+    "qwen3-next": Deviation(CHUNKED, limit=1e-2),
+}
+NONE = Deviation("")
+
+
+def configurations() -> dict[str, Path]:
+    """Case -> its config.json; of two of one name, that of the newer MaxText."""
+    found = sorted(FIXTURES.glob("golden*/*/hf/config.json"))
+    return dict(sorted((each.parents[1].name, each) for each in found))
+
+
+def named(words: Sequence[str]) -> list[str]:
+    """The cases that have these names or begin with them; all where nothing is asked for.
+
+    Raises:
+        KeyError: there is none of one of them.
+    """
+    cases = list(configurations())
+    chosen = []
+    for word in words:
+        like = [word] if word in cases else [case for case in cases if case.startswith(word)]
+        if not like:
+            raise KeyError(word)
+        chosen += like
+    return list(dict.fromkeys(chosen)) or cases
+
+
+def configuration(case: str) -> dict[str, Any]:
+    """What its config.json says here."""
+    config = json.loads(configurations()[case].read_bytes())
+    for path, value in DEVIATIONS.get(case, NONE).config.items():
+        *parents, last = path.split(".")
+        inner = config
+        for parent in parents:
+            inner = inner[parent]
+        inner[last] = value
+    return config

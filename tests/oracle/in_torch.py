@@ -1,0 +1,67 @@
+"""What transformers does, in its own environment: tiny models with random weights, and logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from serving import serve
+
+# Models of which transformers has no class of their own: the one whose computation is theirs.
+_COMPUTED_AS = {"kimi_k2": "deepseek_v3"}
+
+
+def versions() -> dict[str, str]:
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def configuration(directory: str) -> Any:
+    raw = json.loads((Path(directory) / "config.json").read_bytes())
+    kind = raw.pop("model_type")
+    if kind in _COMPUTED_AS:
+        return transformers.AutoConfig.for_model(_COMPUTED_AS[kind], **raw)
+    return transformers.AutoConfig.from_pretrained(directory)
+
+
+def model_class(config: Any) -> Any:
+    return getattr(transformers, config.architectures[0])
+
+
+def make(directory: str, seed: int) -> int:
+    """Writes float32 weights beside the config.json of a directory; returns how many numbers they are.
+
+    They keep activations near 1: by what transformers begins with, logits would hardly differ.
+    """
+    config = configuration(directory)
+    raw = (Path(directory) / "config.json").read_bytes()
+    model = model_class(config)(config).float()
+    drawn = torch.Generator().manual_seed(seed)
+    for tensor in model.state_dict().values():
+        if not tensor.is_floating_point():
+            continue
+        noise = torch.randn(tensor.shape, generator=drawn)
+        tensor.copy_(noise * tensor.shape[-1] ** -0.5 if tensor.ndim > 1 else tensor + 0.1 * noise)
+    model.save_pretrained(directory)
+    # As it was said: transformers writes it with what it has filled in.
+    (Path(directory) / "config.json").write_bytes(raw)
+    return sum(tensor.numel() for tensor in model.parameters())
+
+
+def logits(directory: str, tokens: list[int], target: str) -> dict[str, list[str]]:
+    """Writes (tokens, vocabulary) of float32; returns the tensors that were missing or of another shape."""
+    config = configuration(directory)
+    model, loaded = model_class(config).from_pretrained(
+        directory, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    with torch.no_grad():
+        computed = model.eval()(torch.tensor([tokens])).logits[0].float().numpy()
+    np.save(target, computed)
+    return {what: sorted(map(str, names)) for what, names in loaded.items() if names}
+
+
+if __name__ == "__main__":
+    serve({"versions": versions, "make": make, "logits": logits})

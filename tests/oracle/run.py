@@ -1,0 +1,97 @@
+"""Runs MaxText and transformers on what `ckpt` makes: `python tests/oracle/run.py [FAMILY ...]`.
+
+Exits with 1 where something is not as it must be. Results go to docs/oracle.json, and from there into
+docs/oracle.md by `make docs`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import date
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from oracle import environments, results, steps
+from oracle.cases import LAYERS, configuration, configurations, named
+from oracle.results import FAILED, PASSED, Finding, Row
+from oracle.worker import StepError, Worker
+
+SEED = 20261122
+
+
+def found(bench: steps.Bench, names: Sequence[str]) -> dict[str, Finding]:
+    """What became of each step; one that needs a failed one is not run."""
+    findings: dict[str, Finding] = {}
+    for name in names:
+        needed = results.NEEDS.get(name)
+        if needed and (needed not in findings or findings[needed].state != PASSED):
+            continue
+        try:
+            findings[name] = Finding(PASSED, steps.ALL[name](bench))
+        except StepError as refusal:
+            findings[name] = Finding(FAILED, str(refusal))
+        print(f"  {name:<8} {findings[name].state}  {findings[name].said}", flush=True)
+    return findings
+
+
+def made(family: str, directory: Path, torch: Worker) -> Path:
+    """A tiny model by transformers."""
+    model = directory / family / "hf"
+    if model.is_dir():
+        return model
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(configuration(family), indent=1))
+    torch("make", directory=model, seed=SEED)
+    return model
+
+
+def run(asked: argparse.Namespace, directory: Path) -> int:
+    failed = 0
+    today = date.today().isoformat()
+    pythons = environments.found()
+    with (
+        Worker(pythons.torch, "in_torch", directory) as torch,
+        Worker(pythons.maxtext, "in_maxtext", directory) as maxtext,
+    ):
+        versions = {**maxtext("versions"), **torch("versions")}
+        for layers, family in product(asked.layers, asked.families):
+            print(family, layers, flush=True)
+            model = made(family, directory, torch)
+            work = directory / family / layers
+            work.mkdir()
+            bench = steps.Bench(family, layers == "scanned", model, work, torch, maxtext)
+            row = Row(family, layers, today, versions, found(bench, asked.steps))
+            failed += not row.passed
+            results.put(row, asked.results)
+            if not asked.keep:
+                shutil.rmtree(work)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "families", nargs="*", metavar="FAMILY", help=f"or how several begin: {', '.join(configurations())}"
+    )
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=LAYERS)
+    parser.add_argument("--steps", nargs="+", choices=steps.ALL, default=list(steps.ALL))
+    parser.add_argument("--results", type=Path, default=results.RESULTS, help="where rows are kept")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="work there, and leave everything")
+    asked = parser.parse_args()
+    try:
+        asked.families = named([each for words in asked.families for each in words.split(",")])
+    except KeyError as unknown:
+        parser.error(f"no such family: {unknown}")
+    with tempfile.TemporaryDirectory() as temporary:
+        return bool(run(asked, asked.keep or Path(temporary)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The steps of one model in one form of its layers: there, trained, back; each compared with transformers.
+
+A step is a function of a `Bench`; what it returns is the figure that the table shows.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.places import ROOT
+
+from oracle import settings
+from oracle.cases import DEVIATIONS, NONE
+from oracle.worker import StepError, Worker
+
+STEPS = 4
+MORE_STEPS = 6
+LARGEST_KL = 1e-5
+_MOST_WORDS = 600
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a row is made with.
+
+    Attributes:
+        family: name of the case.
+        scanned: whether layers are.
+        model: directory that transformers made.
+        directory: for all that is made of it; empty at first.
+        torch: answers for transformers.
+        maxtext: answers for MaxText.
+    """
+
+    family: str
+    scanned: bool
+    model: Path
+    directory: Path
+    torch: Worker
+    maxtext: Worker
+
+    @property
+    def converted(self) -> Path:
+        return self.directory / "converted"
+
+    @property
+    def run(self) -> Path:
+        """MaxText's run directory."""
+        return self.directory / "runs" / "run"
+
+    def settings(self, scanned: bool | None = None, directory: str = "runs", **more: Any) -> list[str]:
+        form = self.scanned if scanned is None else scanned
+        return settings.of(self.model, form, self.directory / directory, **more)
+
+
+def ckpt(*words: str | Path) -> None:
+    """Runs a command as a user would.
+
+    Raises:
+        StepError: it did not end with 0.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "ckpttools", *words, "--no-progress"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if ended.returncode:
+        said = " ".join(ended.stderr.split())[:_MOST_WORDS]
+        raise StepError(f"ckpt {words[0]} ended with {ended.returncode}: {said}")
+
+
+def convert(bench: Bench) -> str:
+    form = "--scan" if bench.scanned else "--no-scan"
+    ckpt("convert", "hf-to-maxtext", bench.model, bench.converted, form, "--carry")
+    return ""
+
+
+def load(bench: Bench) -> str:
+    return loaded(bench, bench.converted, bench.scanned)
+
+
+def loaded(bench: Bench, checkpoint: Path, scanned: bool) -> str:
+    """All of MaxText's ways must take a checkpoint, and give the same weights."""
+    asked = bench.settings(scanned, load_parameters_path=checkpoint / "0" / "items")
+    found = bench.maxtext("loads", settings=asked)
+    if refused := {way: each["refused"] for way, each in found.items() if "refused" in each}:
+        raise StepError("; ".join(f"{way}: {why}" for way, why in refused.items()))
+    if len({each["digest"] for each in found.values()}) > 1:
+        raise StepError("the ways give different weights")
+    return ", ".join(found)
+
+
+def compare(bench: Bench) -> str:
+    return compared(bench, bench.model, bench.converted)
+
+
+def compared(bench: Bench, model: Path, checkpoint: Path) -> str:
+    """The largest difference of logits of the same tokens."""
+    deviation = DEVIATIONS.get(bench.family, NONE)
+    tokens = np.random.default_rng(0).integers(3, 86, deviation.tokens).tolist()
+    wanted, made = bench.directory / "wanted.npy", bench.directory / "made.npy"
+    if missing := bench.torch("logits", directory=model, tokens=tokens, target=wanted):
+        raise StepError(f"transformers: {missing}")
+    asked = bench.settings(load_parameters_path=checkpoint / "0" / "items", max_target_length=len(tokens))
+    bench.maxtext("logits", settings=asked, tokens=tokens, target=made)
+    one, other = np.load(wanted), np.load(made)
+    other = other[:, : one.shape[1]]
+    apart, divergence = float(np.abs(one - other).max()), kl(one, other)
+    if not (apart <= deviation.limit and divergence <= LARGEST_KL):
+        raise StepError(f"logits {apart:.1e} apart (KL {divergence:.1e}, deviation {one.std():.1f})")
+    return f"{apart:.0e}"
+
+
+def kl(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest divergence of the distributions of a position, in nats."""
+    logs = [each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (one, other)]
+    return float((np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1).max())
+
+
+def train(bench: Bench) -> str:
+    """By MaxText, from what was converted."""
+    item = bench.converted / "0" / "items"
+    asked = {**settings.TRAINED, "steps": STEPS, "checkpoint_period": STEPS - 1}
+    bench.maxtext("training", settings=bench.settings(load_parameters_path=item, **asked))
+    return f"{STEPS} steps"
+
+
+def export(bench: Bench) -> str:
+    """What was trained, stripped, as layers one by one, and as transformers has it: the same logits."""
+    stripped, single = bench.directory / "stripped", bench.directory / "single"
+    ckpt("strip-optimizer", bench.run / "checkpoints", stripped)
+    if bench.scanned:
+        ckpt("unstack", stripped, single)
+    else:
+        single = stripped
+    loaded(bench, single, scanned=False)
+    back = bench.directory / "back"
+    ckpt("convert", "maxtext-to-hf", single, back, "--like", bench.model, "--carry")
+    loaded(bench, stripped, bench.scanned)
+    return compared(bench, back, stripped)
+
+
+def resume(bench: Bench) -> str:
+    """A run that was restacked and put back goes on as the run itself: the same bits, moments too."""
+    there, back = ("unstack", "stack") if bench.scanned else ("stack", "unstack")
+    checkpoints = Path("run") / "checkpoints"
+    step = str(STEPS - 1)
+    ckpt(there, bench.run / "checkpoints" / step, bench.directory / "restacked")
+    for name in ("itself", "restored"):
+        (bench.directory / name / checkpoints).mkdir(parents=True)
+    ckpt("copy", bench.run / "checkpoints" / step, bench.directory / "itself" / checkpoints / step)
+    ckpt(back, bench.directory / "restacked", bench.directory / "restored" / checkpoints)
+    asked = {**settings.TRAINED, "steps": MORE_STEPS, "checkpoint_period": MORE_STEPS - 1}
+    digests = set()
+    for name in ("itself", "restored"):
+        bench.maxtext("training", settings=bench.settings(directory=name, **asked))
+        if (bench.directory / name / checkpoints / "0").exists():
+            raise StepError("MaxText began anew")
+        last = bench.directory / name / checkpoints / str(MORE_STEPS - 1) / "items"
+        digests.add(bench.maxtext("stored", item=last))
+    if len(digests) > 1:
+        raise StepError(f"after {MORE_STEPS - STEPS} more steps the two runs differ")
+    return "same bits"
+
+
+ALL: dict[str, Callable[[Bench], str]] = {
+    "convert": convert,
+    "load": load,
+    "logits": compare,
+    "train": train,
+    "export": export,
+    "resume": resume,
+}
