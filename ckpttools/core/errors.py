@@ -163,7 +163,7 @@ class LaterStepWarning(StepWarning):
 
 
 class UnlistedStepWarning(StepWarning):
-    """A step was opened that Orbax does not list where it lies: it lacks the file by which it goes there."""
+    """Orbax does not list a step where it lies, by that name, or does not restore it as those beside it."""
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:

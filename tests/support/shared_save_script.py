@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -175,6 +176,13 @@ def others(tree: Any) -> None:
     refused("exists", lambda: ckpttools.save(tree, DIRECTORY / "saved"))
 
 
+def wait_for_others() -> None:
+    """Until all have written what went wrong; none lives longer than its caller waits."""
+    ended = time.monotonic() + 60
+    while time.monotonic() < ended and not all((DIRECTORY / str(each)).exists() for each in range(COUNT)):
+        time.sleep(0.01)
+
+
 def refused(words: str, call: Callable[[], object]) -> None:
     try:
         call()
@@ -191,5 +199,8 @@ if __name__ == "__main__":
     except BaseException:
         told = traceback.format_exc()
     (DIRECTORY / str(NUMBER)).write_text(told)
+    if not told and NUMBER == 0:
+        # JAX ends the others with it.
+        wait_for_others()
     # Not in order: the others may not get to the end of theirs.
     os._exit(bool(told))

@@ -1,11 +1,15 @@
-"""Steps with several trees, of which tools need one named."""
+"""Trees that must be named, or are not called as those of the steps beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from ckpttools.doctor.base import INFO, Check, Finding, pasted
+from ckpttools.core.text import some
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted
 from ckpttools.doctor.inventory import Inventory
+from ckpttools.formats.orbax.naming import is_alike, is_finished, named_apart
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, Step
+from ckpttools.stores.place import Place
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -16,6 +20,56 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             why = "commands that open one tree cannot choose"
             command = f"ckpt inspect tree {pasted(items[0].path)}"
             yield Finding(INFO, str(step.path), what, why, f"name one: {command}", command=command)
+    listed = {directory.path for directory in inventory.directories}
+    for run in sorted({step.path.parent for step in inventory.steps} & listed):
+        finished = [each for each in OrbaxRun(run).steps.values() if is_finished(each)]
+        apart = named_apart(finished)
+        if apart:
+            yield _apart(run, apart)
+        beside = [step.path for step in inventory.steps if step.path.parent == run]
+        yield from _unlisted(beside, finished)
 
 
-CHECK = Check("items", "several items in a step, where one must be named", _look)
+def _apart(run: Place, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
+    """Steps whose trees have different names: the less frequent ones are to be written anew."""
+    named = {names: steps for names, steps in apart.items() if names}
+    kept = max(named, key=lambda names: (len(named[names]), names == ("items",)))
+    odd = next(steps[0] for names, steps in apart.items() if names != kept)
+    said = [f"{', '.join(names) or 'no name'} in {_numbers(steps)}" for names, steps in apart.items()]
+    command = (
+        f"ckpt convert to-orbax {pasted(odd.items[0].directory)} {pasted(_copy(odd))} "
+        f"--level step --item {kept[0]}"
+    )
+    return Finding(
+        WARNING,
+        str(run),
+        f"the trees of the steps have different names: {'; '.join(said)}",
+        "the same call of a CheckpointManager restores some steps, and fails for the others",
+        f"write the others under one name, outside of the run, and put them in their place: {command}",
+        command=command,
+    )
+
+
+def _copy(step: Step) -> Place:
+    """Where a step is written anew: beside the run, whose steps it is no part of yet."""
+    run = step.path.parent
+    return run.with_name(f"{run.name}.renamed") / step.path.name
+
+
+def _numbers(steps: Sequence[Step]) -> str:
+    return some(each.path.name for each in steps)
+
+
+def _unlisted(beside: Sequence[Place], finished: Sequence[Step]) -> Iterator[Finding]:
+    """Steps with names that a manager of the others passes over."""
+    known = {each.path for each in finished}
+    for place in beside if finished else ():
+        others = [each for each in finished if each.path != place]
+        is_odd = bool(others) and place not in known and not is_alike(place.name, others)
+        if is_odd and IN_PROGRESS not in place.name and is_finished(Step(place)):
+            what = f"a step that no CheckpointManager lists which lists {others[-1].path.name}"
+            why = "it is never the latest one, never restored by its number, and never deleted"
+            yield Finding(INFO, str(place), what, why, "open it by its path, or give it a number")
+
+
+CHECK = Check("items", "trees that must be named, or have other names than those of other steps", _look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
 from ckpttools.core.budget import require_room
-from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.errors import FormatError, UnlistedStepWarning, UsageError
 from ckpttools.core.options import Option
 from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, OtherSteps, ReadOptions, Target, Writer
@@ -22,6 +23,7 @@ from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
+from ckpttools.formats.orbax.naming import ITEM, Neighbours
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.steps import OrbaxItem
 from ckpttools.stores.at_once import at_once
@@ -108,10 +110,9 @@ class Orbax:
         encodes = any(each.name in target.said for each in STORAGE if each.name != "reference")
         mode = reference_mode(reference, by_default=target.shares, encodes=encodes)
         shared = References() if mode is ReferenceMode.NONE else References(mode, target.destination)
-        as_read = target.tree.metadata.item if target.keeps_names else None
         return OrbaxWriter(
             as_step,
-            item or as_read or "items",
+            _item(target, level, item),
             target_data_file_bytes=target_data_file_size or _suitable_file_bytes(target, how["ocdbt"]),
             references=shared,
             level=level,
@@ -129,6 +130,24 @@ def _check_level(level: str, item: str | None, as_step: int | None) -> None:
             got=", ".join(map(option, wrong)),
             hint=f"leave {' and '.join(map(option, wrong))} out, and give the destination its name",
         )
+
+
+def _item(target: Target, level: str, said: str | None) -> str:
+    """What the item is called: as those of the run that the step is of, or that is replaced.
+
+    Warns with `UnlistedStepWarning` where a manager would not find it.
+    """
+    as_read = target.tree.metadata.item if target.keeps_names else None
+    if target.destination is None or level == "run":
+        return said or as_read or ITEM
+    beside = Neighbours(target.destination)
+    if level == "item":
+        beside.check_bare()
+        return ITEM
+    name = beside.item(said, as_read)
+    if why := beside.why_unlisted(name):
+        warnings.warn(why, UnlistedStepWarning, stacklevel=2)
+    return name
 
 
 def _suitable_file_bytes(target: Target, ocdbt: bool) -> int | None:

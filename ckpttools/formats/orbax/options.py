@@ -55,7 +55,13 @@ OPTIONS = (
         "run",
         "What DST becomes: a run directory with one step, a step of a run that is there, or a single item.",
     ),
-    Option("item", str, None, "Name of the item; without it items.", "NAME"),
+    Option(
+        "item",
+        str,
+        None,
+        "Name of the item; without it that of the steps beside, that in SRC, or items.",
+        "NAME",
+    ),
     Option(
         "as_step",
         int,

@@ -1,0 +1,130 @@
+"""What is saved beside the steps of a run is called as they are, so that one manager restores all of them."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import ckpttools
+from ckpttools.core.errors import UnlistedStepWarning, UsageError
+
+TREE = {"w": np.arange(6, dtype=np.float32)}
+
+
+def steps(run, names, item="default"):
+    """Steps that are there, written by the same call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnlistedStepWarning)
+        for name in names:
+            ckpttools.save(TREE, run.parent / "made" / name, level="step", item=item)
+            run.mkdir(exist_ok=True)
+            (run.parent / "made" / name).rename(run / name)
+    return run
+
+
+def items_of(step):
+    return [each.name for each in step.iterdir() if each.is_dir()]
+
+
+def found(path):
+    return [(each.level, each.place, each.what) for each in ckpttools.doctor(path).findings]
+
+
+def test_orbax_restores_what_is_saved_beside_its_own(tmp_path):
+    import orbax.checkpoint as ocp
+
+    run = tmp_path / "run"
+    with ocp.CheckpointManager(run) as manager:
+        manager.save(5, args=ocp.args.StandardSave(TREE))
+    ckpttools.save(TREE, run / "7", level="step")
+    for how in ({}, {"args": ocp.args.StandardRestore()}):
+        with ocp.CheckpointManager(run) as manager:
+            assert manager.all_steps() == [5, 7]
+            for step in (5, 7):
+                assert manager.restore(step, **how)["w"].tolist() == TREE["w"].tolist()
+    assert found(run) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "destination"),
+    [
+        (["1", "20"], "3"),
+        (["step_1"], "step_2"),
+        (["0001", "0002"], "0013"),
+        (["1"], "1000"),
+        (["a_1"], "b_1"),
+    ],
+)
+def test_the_name_of_the_item_is_that_of_the_run(tmp_path, names, destination):
+    run = steps(tmp_path / "run", names)
+    ckpttools.save(TREE, run / destination, level="step")
+    is_of_run = destination != "b_1"  # somebody's files called by a word and a number are no steps
+    assert items_of(run / destination) == ["default" if is_of_run else "items"]
+
+
+def test_that_of_the_run_goes_before_that_of_the_tree(tmp_path):
+    tree = ckpttools.open(steps(tmp_path / "source", ["4"], item="state"))
+    ckpttools.save(tree, steps(tmp_path / "run", ["1"]) / "2", level="step")
+    ckpttools.save(tree, tmp_path / "alone" / "2", level="step")
+    assert items_of(tmp_path / "run" / "2") == ["default"]
+    assert items_of(tmp_path / "alone" / "2") == ["state"]
+
+
+def test_another_name_that_was_said_is_told(tmp_path):
+    run = steps(tmp_path / "run", ["1"])
+    with pytest.warns(UnlistedStepWarning, match="called items, that of step 1 default"):
+        ckpttools.save(TREE, run / "2", level="step", item="items")
+    assert items_of(run / "2") == ["items"]
+    [(level, place, what)] = found(run)
+    assert (level, place) == ("warning", str(run))
+    assert what == "the trees of the steps have different names: default in 1; items in 2"
+
+
+@pytest.mark.parametrize(
+    ("names", "destination"), [(["1"], "final"), (["0001"], "2"), (["1"], "007"), (["1"], "step_2")]
+)
+def test_a_step_that_no_manager_would_list_is_refused(tmp_path, names, destination):
+    run = steps(tmp_path / "run", names)
+    with pytest.raises(UsageError, match=f"would list a step called {destination}"):
+        ckpttools.save.plan(TREE, run / destination, level="step")
+
+
+def test_outside_of_a_run_it_is_told(tmp_path):
+    with pytest.warns(UnlistedStepWarning, match="'final' has no number"):
+        ckpttools.save.plan(TREE, tmp_path / "final", level="step")
+
+
+def test_a_tree_of_its_own_among_named_ones_is_refused(tmp_path):
+    run = steps(tmp_path / "run", ["1"])
+    with pytest.raises(UsageError, match=r"whose steps have items with names: default"):
+        ckpttools.save.plan(TREE, run / "2", level="item")
+    ckpttools.save.plan(TREE, run / "weights", level="item")
+    ckpttools.save(TREE, tmp_path / "bare" / "1", level="item")
+    with pytest.raises(UsageError, match="items themselves"):
+        ckpttools.save.plan(TREE, tmp_path / "bare" / "2", level="step")
+    ckpttools.save(TREE, tmp_path / "bare" / "2", level="item")
+
+
+def test_of_several_items_one_is_to_be_said(tmp_path):
+    run = steps(tmp_path / "run", ["1"])
+    shutil.copytree(run / "1" / "default", run / "1" / "average")
+    with pytest.raises(UsageError, match="several items: average, default"):
+        ckpttools.save.plan(TREE, run / "2", level="step")
+    ckpttools.save.plan(TREE, run / "2", level="step", item="average")
+    ckpttools.save.plan(ckpttools.open(run / "1" / "default"), run / "2", level="step")
+
+
+def test_doctor_tells_of_trees_with_different_names(tmp_path):
+    run = steps(tmp_path / "run", ["1", "2"])
+    steps(run, ["3", "best"], item="items")
+    [apart, unlisted] = found(run)
+    assert apart[2] == "the trees of the steps have different names: default in {1..2}; items in 3"
+    assert unlisted[:2] == ("info", str(run / "best"))
+    [finding, _] = ckpttools.doctor(run).findings
+    assert finding.command is not None
+    assert finding.command.endswith(f"{run}/3/items {tmp_path}/run.renamed/3 --level step --item default")
+    shutil.copytree(run / "3" / "items", run / "3" / "default")
+    assert "different names" not in str(found(run))
