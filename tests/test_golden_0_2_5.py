@@ -20,6 +20,7 @@ from ckpttools.maxtext.to_maxtext import ToMaxText
 
 # What MaxText converted of each model; the rest it refuses.
 CASES = [
+    *(("qwen3.5", scan) for scan in (True, False)),
     *(("qwen3-vl", scan) for scan in (True, False)),
     ("qwen3-vl-moe", False),
     *(("qwen3-omni", scan) for scan in (True, False)),

@@ -133,6 +133,33 @@ def olmo3(draw):
     return {**config, "hidden_size": config["num_attention_heads"] * draw(LENGTHS)}
 
 
+LINEAR_ATTENTION = dict.fromkeys(
+    (
+        "num_experts",
+        "shared_expert_intermediate_size",
+        "linear_num_key_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+    ),
+    LENGTHS,
+)
+
+
+@st.composite
+def qwen3_5_moe(draw):
+    """Fused experts or an array for each, and as many heads of values for each of keys as there may be."""
+    config = draw(cycles("qwen3_5_moe", 4, moe_intermediate_size=LENGTHS, **LINEAR_ATTENTION))
+    config["linear_num_value_heads"] = config["linear_num_key_heads"] * draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        return {**config, "model_type": "qwen3_5_moe_text"}
+    return {
+        "model_type": "qwen3_5_moe",
+        "text_config": config,
+        "tie_word_embeddings": config["tie_word_embeddings"],
+    }
+
+
 MOE = {"moe_intermediate_size": LENGTHS}
 CONFIGS = {
     "llama": llama(),
@@ -142,16 +169,7 @@ CONFIGS = {
     "qwen3": plain("qwen3"),
     "qwen3-moe": plain("qwen3_moe", num_experts=LENGTHS, moe_intermediate_size=LENGTHS),
     "qwen3-next": cycles(
-        "qwen3_next",
-        4,
-        num_experts=LENGTHS,
-        moe_intermediate_size=LENGTHS,
-        shared_expert_intermediate_size=LENGTHS,
-        linear_num_key_heads=LENGTHS,
-        linear_key_head_dim=LENGTHS,
-        linear_num_value_heads=LENGTHS,
-        linear_value_head_dim=LENGTHS,
-        linear_conv_kernel_dim=LENGTHS,
+        "qwen3_next", 4, moe_intermediate_size=LENGTHS, linear_num_value_heads=LENGTHS, **LINEAR_ATTENTION
     ),
     "qwen3-vl": multimodal("qwen3_vl", plain("qwen3_vl")),
     "qwen3-vl-moe": multimodal("qwen3_vl_moe", plain("qwen3_vl_moe", num_local_experts=LENGTHS, **MOE)),
@@ -160,6 +178,7 @@ CONFIGS = {
         plain("qwen3_omni_moe", num_experts=LENGTHS, **MOE),
         "thinker_config.text_config",
     ),
+    "qwen3.5-moe": qwen3_5_moe(),
     "gemma2": gemma2(),
     "gemma3": gemma3(),
     "gemma4": gemma4(),
@@ -213,7 +232,8 @@ def _digest(tree: Tree) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("family", "layers"), [("gemma2", 3), ("gpt-oss", 5), ("olmo3", 6), ("qwen3-next", 7), ("llama4", 5)]
+    ("family", "layers"),
+    [("gemma2", 3), ("gpt-oss", 5), ("olmo3", 6), ("qwen3-next", 7), ("qwen3.5-moe", 7), ("llama4", 5)],
 )
 def test_layers_that_do_not_fit_their_groups_are_refused(family, layers):
     config = find(CONFIGS[family], lambda config: True)

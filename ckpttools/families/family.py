@@ -9,6 +9,7 @@ from typing import Any
 
 from ckpttools.core.wording import with_options
 from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.joining import with_parts
 from ckpttools.mapping.keys import Key, parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row
@@ -95,11 +96,9 @@ def decoder_layers(
     return Layers(right, left, f"decoder.{scanned}", stacked, rows, when, unless)
 
 
-def within(sizes: Mapping[str, Alternatives], *parts: str) -> dict[str, Alternatives]:
-    """Sizes that multimodal models have in a part of their configuration, the first part that is there."""
-    return {
-        axis: tuple(f"{part}.{name}" for part in parts for name in fields) for axis, fields in sizes.items()
-    }
+def within(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alternatives]:
+    """Sizes of which the fields stand below one of several prefixes; the first that has one counts."""
+    return {axis: tuple(prefix + str(name) for prefix in prefixes for name in sizes[axis]) for axis in sizes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ class Family:
 
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""
-        return (*self.rows, *(row for group in self.layers for row in group.all_rows(scan_axis)))
+        return with_parts((*self.rows, *(row for group in self.layers for row in group.all_rows(scan_axis))))
 
     def table(
         self,

@@ -4,29 +4,37 @@ from ckpttools.families.decoder import EMBEDDINGS, SIZES, TIED
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
 
-COMMON = rows("""
+NORMS = rows("""
     input_layernorm.scale:          embed <-> input_layernorm.weight:          embed
     post_attention_layernorm.scale: embed <-> post_attention_layernorm.weight: embed
-
+""")
+EXPERTS = rows("""
+    below mlp.routed_experts <-> mlp
+    gate.kernel: embed expert     <-> gate.weight:                       expert embed
+    wi_0:        expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed
+    wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed
+    wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp
+""")
+SHARED_EXPERT = rows("""
     below mlp <-> mlp
-    routed_experts.gate.kernel: embed expert     <-> gate.weight:                       expert embed
-    routed_experts.wi_0:        expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed
-    routed_experts.wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed
-    routed_experts.wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp
-    shared_expert.wi_0.kernel:  embed shared_mlp <-> shared_expert.gate_proj.weight:    shared_mlp embed
-    shared_expert.wi_1.kernel:  embed shared_mlp <-> shared_expert.up_proj.weight:      shared_mlp embed
-    shared_expert.wo.kernel:    shared_mlp embed <-> shared_expert.down_proj.weight:    embed shared_mlp
-    shared_expert_gate.kernel:  embed one        <-> shared_expert_gate.weight:         one embed
+    shared_expert.wi_0.kernel: embed shared_mlp <-> shared_expert.gate_proj.weight: shared_mlp embed
+    shared_expert.wi_1.kernel: embed shared_mlp <-> shared_expert.up_proj.weight:   shared_mlp embed
+    shared_expert.wo.kernel:   shared_mlp embed <-> shared_expert.down_proj.weight: embed shared_mlp
+    shared_expert_gate.kernel: embed one        <-> shared_expert_gate.weight:      one embed
+""")
+COMMON = (*NORMS, *EXPERTS, *SHARED_EXPERT)
+INPUTS = rows("""
+    below attention <-> linear_attn
+    in_proj_qkvz.kernel: embed qkvz <-> in_proj_qkvz.weight: qkvz embed
+    in_proj_ba.kernel:   embed ba   <-> in_proj_ba.weight:   ba embed
 """)
 LINEAR = rows("""
     below attention <-> linear_attn
-    in_proj_qkvz.kernel: embed qkvz        <-> in_proj_qkvz.weight: qkvz embed
-    in_proj_ba.kernel:   embed ba          <-> in_proj_ba.weight:   ba embed
-    conv1d.kernel:       taps one channels <-> conv1d.weight:       channels one taps
-    A_log:               value_heads       <-> A_log:               value_heads
-    dt_bias:             value_heads       <-> dt_bias:             value_heads
-    norm.rms_norm.scale: value_dim         <-> norm.weight:         value_dim
-    out_proj.kernel:     values embed      <-> out_proj.weight:     embed values
+    conv1d.kernel:       taps one channels <-> conv1d.weight:   channels one taps
+    A_log:               value_heads       <-> A_log:           value_heads
+    dt_bias:             value_heads       <-> dt_bias:         value_heads
+    norm.rms_norm.scale: value_dim         <-> norm.weight:     value_dim
+    out_proj.kernel:     values embed      <-> out_proj.weight: embed values
 """)
 # The query projection holds the query and a gate of the same size; the output projection stays flat.
 FULL = rows("""
@@ -45,7 +53,7 @@ FAMILY = Family(
     models=("Qwen3-Next-80B-A3B",),
     rows=EMBEDDINGS,
     layers=(
-        decoder_layers("4*block+linear", "layers.layer_{linear}", ("block",), (*COMMON, *LINEAR)),
+        decoder_layers("4*block+linear", "layers.layer_{linear}", ("block",), (*COMMON, *INPUTS, *LINEAR)),
         decoder_layers("4*block+3", "layers.layer_3", ("block",), (*COMMON, *FULL)),
     ),
     sizes={

@@ -5,7 +5,7 @@ from ckpttools.families.family import Family, FlagRule, Spelling, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 
 # Of the whole model, and of one whose thinker was saved alone.
-PARTS = ("thinker_config.text_config", "text_config")
+PARTS = ("thinker_config.text_config.", "text_config.")
 
 FAMILY = Family(
     name="qwen3-omni",

@@ -93,6 +93,9 @@ def _made_twice(sides: Sequence[tuple[Side, Side]], lengths: Mapping[str, int]) 
     """Keys that two rows make, or two coordinates of one: pairs are the side that is made and the other."""
     makers: dict[str, int] = {}
     for number, (side, other) in enumerate(sides):
+        if side.join is not None and side.join.number > 0:
+            # A later part of an array that the row of the first one makes.
+            continue
         for key in side.keys(lengths):
             if key not in makers:
                 makers[key] = number

@@ -2,13 +2,15 @@
 
     model.layers.{layer}.self_attn.q_proj.weight: (heads head_dim) embed
 
-In the array, `(heads head_dim)` is two axes merged into one.
+In the array, `(heads head_dim)` is two axes merged into one. A `+` says that this is one of several parts
+that follow each other on an axis: in `(heads +query)` within each head, in `+(heads query)` as a whole. Each
+part has a row, and they lie in the order of their rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -17,11 +19,29 @@ from ckpttools.mapping.keys import AxisGroup, Coordinates, Key, parse_key
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Which part of an array a side is.
+
+    Attributes:
+        at: the group on which parts follow each other.
+        depth: how many axes of that group are outside of all parts.
+        parts: the axes of every part; empty where only this one is known.
+        number: which of them it is.
+    """
+
+    at: int
+    depth: int
+    parts: tuple[AxisGroup, ...] = ()
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
-    """A key template and the axes of the array under each such key."""
+    """A key template and the axes of the array under each such key, or of one part of that array."""
 
     key: Key
     groups: tuple[AxisGroup, ...]
+    join: Join | None = None
 
     @property
     def array_axes(self) -> AxisGroup:
@@ -31,9 +51,21 @@ class Side:
     def axes(self) -> AxisGroup:
         return (*self.key.axes, *self.array_axes)
 
+    @property
+    def parts(self) -> tuple[AxisGroup, ...]:
+        """The axes of each part that follows another on the joined group; none where the array is one."""
+        if self.join is None:
+            return ()
+        return self.join.parts or (self.groups[self.join.at][self.join.depth :],)
+
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The array's shape at these sizes."""
-        return tuple(prod(sizes[axis] for axis in group) for group in self.groups)
+        """The shape of the array, all of its parts together, at these sizes."""
+        own = [prod(sizes[axis] for axis in group) for group in self.groups]
+        if self.join is not None:
+            outside = self.groups[self.join.at][: self.join.depth]
+            lengths = [prod(sizes[axis] for axis in part) for part in self.parts]
+            own[self.join.at] = prod(sizes[axis] for axis in outside) * sum(lengths)
+        return tuple(own)
 
     def indices(self, sizes: Mapping[str, int]) -> Iterator[Coordinates]:
         """Every coordinate of the key's axes, the last axis fastest."""
@@ -53,11 +85,23 @@ class Side:
         """
         at = min(at, len(self.groups))
         added = tuple((axis,) for axis in stacked)
-        return Side(self.key.below(prefix), (*self.groups[:at], *added, *self.groups[at:]))
+        join = self.join
+        if join is not None and join.at >= at:
+            join = replace(join, at=join.at + len(added))
+        return Side(self.key.below(prefix), (*self.groups[:at], *added, *self.groups[at:]), join)
 
     def __str__(self) -> str:
-        groups = (" ".join(g) if len(g) == 1 else f"({' '.join(g)})" for g in self.groups)
+        groups = (_group_text(group, self._mark(k)) for k, group in enumerate(self.groups))
         return f"{self.key}: {' '.join(groups)}".rstrip()
+
+    def _mark(self, at: int) -> int | None:
+        """Before which axis of a group its part begins; None where it is no part."""
+        return self.join.depth if self.join is not None and self.join.at == at else None
+
+
+def _group_text(group: AxisGroup, mark: int | None) -> str:
+    axes = [f"+{axis}" if mark == k > 0 else axis for k, axis in enumerate(group)]
+    return "+" * (mark == 0) + (axes[0] if len(axes) == 1 else f"({' '.join(axes)})")
 
 
 def parse_side(key: str, axes: str) -> Side:
@@ -66,7 +110,10 @@ def parse_side(key: str, axes: str) -> Side:
     Raises:
         MappingError: no key, unbalanced brackets, an empty name, an axis that occurs twice.
     """
-    side = Side(parse_key(key), parse_groups(axes))
+    written = parse_groups(axes)
+    side = Side(
+        parse_key(key), tuple(tuple(a.removeprefix("+") for a in g) for g in written), _join(written, axes)
+    )
     if not side.key.parts:
         raise MappingError("a key is empty", place=f": {axes}")
     for axis in side.axes:
@@ -75,21 +122,33 @@ def parse_side(key: str, axes: str) -> Side:
     return side
 
 
+def _join(groups: Sequence[AxisGroup], text: str) -> Join | None:
+    marked = [(at, depth) for at, group in enumerate(groups) for depth, a in enumerate(group) if a[0] == "+"]
+    if len(marked) > 1:
+        raise MappingError("an array has parts on one axis only", place=text, got=groups[marked[1][0]])
+    return Join(*marked[0]) if marked else None
+
+
 def parse_groups(text: str) -> tuple[AxisGroup, ...]:
-    """Array axes such as `(heads head_dim) embed`; errors as `parse_side`."""
+    """Array axes such as `(heads head_dim) embed`, a `+` before those with which a part begins.
+
+    Raises:
+        MappingError: as `parse_side`.
+    """
     groups: list[AxisGroup] = []
     rest = text.strip()
     while rest:
-        if rest.startswith("("):
-            inside, closed, rest = rest[1:].partition(")")
+        if rest.startswith(("(", "+(")):
+            plus, _, rest = rest.partition("(")
+            inside, closed, rest = rest.partition(")")
             if not closed:
                 raise MappingError("a bracket is not closed", place=text, got="(" + inside)
-            groups.append(tuple(inside.split()))
+            groups.append(tuple((plus + inside).split()))
         else:
             name, _, rest = rest.partition(" ")
             groups.append((name,))
         rest = rest.strip()
     for axis in (axis for group in groups for axis in group):
-        if not axis.isidentifier():
+        if not axis.removeprefix("+").isidentifier():
             raise MappingError("an axis name must be a word", place=text, got=axis)
     return tuple(groups)

@@ -222,9 +222,11 @@ def _doubtful(shape: Shape, wanted: Shape, side: Side, sizes: Mapping[str, Size]
     if len(shape) != len(wanted):
         yield f"{len(wanted)} axes: {side}"
         return
-    for group, got, length in zip(side.groups, shape, wanted, strict=True):
+    for at, (group, got, length) in enumerate(zip(side.groups, shape, wanted, strict=True)):
         if got != length:
-            yield from (f"{axis} {sizes[axis].length} from {sizes[axis].source}" for axis in group)
+            others = side.parts if side.join is not None and side.join.at == at else ()
+            axes = dict.fromkeys((*group, *(axis for part in others for axis in part)))
+            yield from (f"{axis} {sizes[axis].length} from {sizes[axis].source}" for axis in axes)
 
 
 def _flag_hints(

@@ -16,6 +16,7 @@ from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.coverage import Expected, check_coverage
 from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
+from ckpttools.mapping.joining import joined, part_of
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion
@@ -90,6 +91,13 @@ class _Direction:
         elif op and exact:
             op = _exact(op, self, self.dtype(sizes, arrays))
         return RowConversion(self.source, self.target, sizes, op)
+
+    def parts(self, arrays: Mapping[str, LazyArray], sizes: Mapping[str, int]) -> Mapping[str, LazyArray]:
+        """The source arrays; where the row is of a part of them, that part."""
+        if self.source.join is None:
+            return arrays
+        keys = [key for key in self.source.keys(sizes) if key in arrays]
+        return {key: part_of(self.source, arrays[key], sizes) for key in keys}
 
     def dtype(self, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> DType:
         """The dtype of the first source array."""
@@ -323,28 +331,48 @@ def _expected(direction: _Direction, flags: Mapping[str, Flag]) -> Expected:
 def _made(settled: _Settled, exact: bool) -> Mapped:
     """Every target array, once all is accounted for."""
     sizes, arrays = lengths_of(settled.sizes), settled.arrays
-    made: dict[str, LazyArray] = {}
+    made = _Made(sizes)
     notes: list[ValueNote] = []
     changed: set[str] = set()
     for each in settled.directions:
-        conversion = each.conversion(sizes, arrays, exact=exact)
+        parts = each.parts(arrays, sizes)
+        conversion = each.conversion(sizes, parts, exact=exact)
         own = {
-            each.target.key.format(index, sizes): conversion.at(index, arrays)
+            each.target.key.format(index, sizes): conversion.at(index, parts)
             for index in each.target.indices(sizes)
         }
-        made |= own
+        made.add(each.target, own)
         if conversion.op:
             changed |= own.keys()
             dtype = each.dtype(sizes, arrays)
             exactness = conversion.op.exactness(dtype)
             notes.append(ValueNote(str(each.target.key), exactness.exact, exactness.reason, dtype))
-    return Mapped(made, sizes, tuple(notes), settled.dropped, frozenset(changed))
+    return Mapped(made.arrays, sizes, tuple(notes), settled.dropped, frozenset(changed))
+
+
+class _Made:
+    """Target arrays as rows make them; those of several parts once all are there."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.arrays: dict[str, LazyArray] = {}
+        self._sizes = sizes
+        self._parts: dict[str, list[tuple[Side, LazyArray]]] = {}
+
+    def add(self, target: Side, own: Mapping[str, LazyArray]) -> None:
+        if target.join is None:
+            self.arrays.update(own)
+            return
+        for key, array in own.items():
+            parts = self._parts.setdefault(key, [])
+            parts.append((target, array))
+            if len(parts) == len(target.parts):
+                self.arrays[key] = joined(parts, self._sizes)
 
 
 def _made_partly(settled: _Settled) -> Mapped:
     """Every target array whose sources are all there."""
     sizes = lengths_of(settled.sizes)
-    arrays, made, used = settled.arrays, dict[str, LazyArray](), set[str]()
+    arrays, made, used = settled.arrays, _Made(sizes), set[str]()
     for each in settled.directions:
         if not {*each.source.axes, *each.source.key.needs, *each.target.key.needs} <= sizes.keys():
             continue
@@ -353,17 +381,20 @@ def _made_partly(settled: _Settled) -> Mapped:
             shapes = {arrays[key].shape if key in arrays else None for key in keys}
             own = _own_sizes(each.source, shapes.pop(), sizes) if len(shapes) == 1 else None
             if own is not None:
-                conversion = each.conversion(own, arrays, exact=False)
-                made[each.target.key.format(index, sizes)] = conversion.at(index, arrays)
+                parts = each.parts(arrays, own)
+                conversion = each.conversion(own, parts, exact=False)
+                made.add(each.target, {each.target.key.format(index, sizes): conversion.at(index, parts)})
                 used.update(keys)
     unused = tuple(key for key in arrays if key not in used)
-    return Mapped(made, sizes, (), settled.dropped, unused=unused)
+    return Mapped(made.arrays, sizes, (), settled.dropped, unused=unused)
 
 
 def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
     """The lengths with which a side has a shape: outermost axes may differ from `sizes`; None without any."""
     if shape is None or len(shape) != len(side.groups):
         return None
+    if side.join is not None:
+        return sizes if side.shape(sizes) == shape else None
     own = dict(sizes)
     for group, length in zip(side.groups, shape, strict=True):
         own[group[0]] = length // prod(sizes[axis] for axis in group[1:])
@@ -400,5 +431,12 @@ def _observed(
         if side.key.needs <= lengths.keys():
             key = side.key.format(dict.fromkeys(axes, 0), lengths)
             if key in arrays:
-                found.append(Observation(key, side.groups, arrays[key].shape))
+                found.append(_observation(key, side, arrays[key].shape))
     return found
+
+
+def _observation(key: str, side: Side, shape: Shape) -> Observation:
+    """What an array tells of its axes: of one on which several parts lie, nothing."""
+    at = side.join.at if side.join is not None and len(shape) == len(side.groups) else len(shape)
+    groups = tuple(group for k, group in enumerate(side.groups) if k != at)
+    return Observation(key, groups, (*shape[:at], *shape[at + 1 :]))

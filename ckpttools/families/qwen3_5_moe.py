@@ -1,0 +1,52 @@
+"""Qwen3.5 with experts: Qwen3-Next in MaxText; Hugging Face has the inputs of linear attention apart."""
+
+from ckpttools.families.decoder import EMBEDDINGS, TIED
+from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, within
+from ckpttools.families.qwen3_next import FAMILY as QWEN3_NEXT
+from ckpttools.families.qwen3_next import FULL, LINEAR, NORMS, SHARED_EXPERT
+from ckpttools.families.qwen3_vl import HUB, VISION
+from ckpttools.mapping.row import rows
+
+# Hugging Face has all queries, all keys, then all values; MaxText, for one head of keys after the other, its
+# query, its key, and the values and gates (`z`) of the heads that share it.
+INPUTS = rows("""
+    below attention <-> linear_attn
+    in_proj_qkvz.kernel: embed (key_heads +key_dim)    <-> in_proj_qkv.weight: +(key_heads key_dim) embed
+    in_proj_qkvz.kernel: embed (key_heads +key_dim)    <-> in_proj_qkv.weight: +(key_heads key_dim) embed
+    in_proj_qkvz.kernel: embed (key_heads +key_values) <-> in_proj_qkv.weight: +(key_heads key_values) embed
+    in_proj_qkvz.kernel: embed (key_heads +key_values) <-> in_proj_z.weight:   (key_heads key_values) embed
+    in_proj_ba.kernel: embed (key_heads input ratio)
+        <-> in_proj_{input:b,a}.weight: (key_heads ratio) embed
+""")
+# Models that are quantised have an array for each expert, and text models as transformers writes them.
+EXPERTS = rows("""
+    below mlp.routed_experts <-> mlp
+    gate.kernel: embed expert     <-> gate.weight:                       expert embed
+    wi_{part}:   expert embed mlp <-> experts.gate_up_proj:              expert (part mlp) embed, unless apart
+    wo:          expert mlp embed <-> experts.down_proj:                 expert embed mlp, unless apart
+    wi_0:        expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed, when apart
+    wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed, when apart
+    wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp, when apart
+""")
+APART = FlagRule(
+    ("quantization_config.quant_method", "model_type"),
+    ("fp8", "compressed-tensors", "awq", "gptq", "qwen3_5_moe_text"),
+)
+COMMON = (*NORMS, *EXPERTS, *SHARED_EXPERT)
+
+FAMILY = Family(
+    name="qwen3.5-moe",
+    model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
+    models=("Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.5-397B-A17B"),
+    rows=EMBEDDINGS,
+    layers=(
+        decoder_layers("4*block+linear", "layers.layer_{linear}", ("block",), (*COMMON, *INPUTS, *LINEAR)),
+        decoder_layers("4*block+3", "layers.layer_3", ("block",), (*COMMON, *FULL)),
+    ),
+    sizes=within(QWEN3_NEXT.sizes, "text_config.", ""),
+    constants={"linear": 3, "one": 1, "part": 2},
+    derived={**QWEN3_NEXT.derived, "ratio": "value_heads / key_heads", "key_values": "ratio * value_dim"},
+    flags={"tied": TIED, "apart": APART},
+    left_out=(*VISION, "mtp.*"),
+    spellings=(HUB, Spelling(name="text")),
+)
