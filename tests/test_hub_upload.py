@@ -203,6 +203,14 @@ class TestCommands:
         run("convert", f"to-{to}", HF, f"{NEW}/below", "--overwrite")
         assert run("hash", f"{NEW}/below").split()[0] == run("hash", tmp_path / "local").split()[0]
 
+    def test_many_small_files_are_refused_before_they_fill_the_memory(self, server, monkeypatch):
+        monkeypatch.setattr(hub_data_files, "_MOST_SMALL_BYTES", 1_000)
+        result = ckpt("convert", "to-zarr3", HF, NEW, "--no-progress")
+        assert result.exit_code == 2, result.output
+        assert "small files" in result.output and "safetensors" in result.output
+        assert not server.hub.commits.get("me/new")
+        run("convert", "to-safetensors", HF, NEW)
+
     def test_nothing_is_written_on_disk(self, server, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         run("convert", "to-safetensors", "hf://org/llama", NEW)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
     from support.gcs_server import Object, Server
@@ -20,22 +20,26 @@ def is_asked(path: str) -> bool:
 
 
 def answer(
-    server: Server, method: str, path: str, query: Mapping[str, str], body: bytes
+    server: Server, method: str, path: str, query: Mapping[str, str], body: bytes, content_range: str = ""
 ) -> tuple[int, bytes, dict[str, str]]:
     """Status, body and headers; of an object's content all of it, from which the server cuts ranges.
 
     Args:
         server: what has the objects.
         method, path, query, body: of the request; the path still quoted, since keys have slashes.
+        content_range: which bytes of an upload in pieces these are.
     """
     match = _OBJECTS.fullmatch(path.lstrip("/"))
     assert match is not None
-    bucket, key = unquote(match[1]), unquote(match[2] or query.get("name", ""))
+    bucket = unquote(match[1])
+    key = unquote(match[2] or query.get("name", "")) or _said_name(query, body)
     objects = server.buckets.get(bucket)
     if objects is None:
         return _refused(404, "The specified bucket does not exist.")
     if method == "GET" and not match[2]:
         return _json(_listed(bucket, objects, query, server.page))
+    if query.get("uploadType") == "resumable":
+        return _sent(server, bucket, key, query, body, content_range)
     with server.writing:
         found = objects.get(key)
         wanted = query.get("ifGenerationMatch")
@@ -54,6 +58,29 @@ def answer(
         headers = {"x-goog-generation": str(found.generation), "ETag": found.etag}
         return 200, found.content, {**headers, "Content-Type": "application/octet-stream"}
     return _json(_resource(bucket, key, found))
+
+
+def _said_name(query: Mapping[str, str], body: bytes) -> str:
+    """The key of an upload in pieces, which its first request may have in its body."""
+    return json.loads(body)["name"] if query.get("uploadType") == "resumable" and body else ""
+
+
+def _sent(
+    server: Server, bucket: str, key: str, query: Mapping[str, str], body: bytes, content_range: str
+) -> tuple[int, bytes, dict[str, str]]:
+    """An upload in pieces: its first request says where the others go, its last one makes the object."""
+    if "upload_id" not in query:
+        there = (
+            f"{server.url}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id=1&name={quote(key)}"
+        )
+        return 200, b"", {"Location": there}
+    pieces = server.pieces.setdefault((bucket, key), bytearray())
+    pieces += body
+    whole = content_range.rpartition("/")[2]
+    if whole == "*" or (whole and len(pieces) < int(whole)):
+        return 308, b"", {"Range": f"bytes=0-{len(pieces) - 1}"}
+    with server.writing:
+        return _json(_resource(bucket, key, server.put(bucket, key, bytes(server.pieces.pop((bucket, key))))))
 
 
 def _listed(

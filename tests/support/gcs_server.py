@@ -90,12 +90,14 @@ class Server:
         heeds_conditions: whether `If-Match` is looked at.
         most_at_once: the most requests that were answered at the same time.
         uploads: those in parts that are not complete.
+        pieces: what came of those that the JSON API takes in pieces, by bucket and key.
         writing: held while something is written.
     """
 
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, Object]] = {}
         self.uploads: dict[str, Upload] = {}
+        self.pieces: dict[tuple[str, str], bytearray] = {}
         self.writing = threading.Lock()
         self.reset()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"owner": self}))
@@ -182,7 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(fault.status, fault.body.encode(), fault.headers, fault)
         elif gcs_json.is_asked(url.path):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, content, headers = gcs_json.answer(self.owner, self.command, url.path, query, body)
+            which = self.headers.get("Content-Range", "")
+            status, content, headers = gcs_json.answer(self.owner, self.command, url.path, query, body, which)
             self._send_part(status, content, headers, fault)
         elif self.command not in ("GET", "HEAD"):
             answer = written(self.owner, self, bucket, key, query)

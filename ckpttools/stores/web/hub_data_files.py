@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Protocol
 
+from ckpttools.core.budget import size_text
+from ckpttools.core.errors import UsageError
 from ckpttools.stores.web.client import FAILURES
 from ckpttools.stores.web.hub_repository import SAMPLE_BYTES, Blob, BusyError, Repository
 from ckpttools.stores.web.hub_streams import PIECE_BYTES, WAITING, Stream
@@ -17,6 +19,7 @@ from ckpttools.stores.web.hub_streams import PIECE_BYTES, WAITING, Stream
 KEPT_BYTES = 4 << 20
 MEMORY = KEPT_BYTES + (WAITING + 4) * PIECE_BYTES
 """What a group of tasks takes beside the bytes that are being made."""
+_MOST_SMALL_BYTES = 32 << 20
 _ZEROS = memoryview(bytes(1 << 20))
 # Each time all bytes of a group are made anew.
 _ATTEMPTS = 3
@@ -92,7 +95,21 @@ class HubDataFiles:
             self.large |= {
                 path: each._replace(content=None) for path, each in files.items() if is_large[path]
             }
+            self._check_small()
         return {path: each for path, each in files.items() if is_large[path] and each.content is None}
+
+    def _check_small(self) -> None:
+        """Raises UsageError where what waits for the commit would take more memory than anything counts."""
+        nbytes = sum(map(len, self.small.values()))
+        if nbytes > _MOST_SMALL_BYTES:
+            raise UsageError(
+                f"{self._repository.place} would take too much into one commit: the hub sends only large files to "
+                "its storage",
+                got=f"{len(self.small)} small files of {size_text(nbytes)} so far",
+                wanted=f"at most {size_text(_MOST_SMALL_BYTES)} in small files",
+                hint="write fewer and larger files: safetensors, or Orbax as it is by default, not a file for "
+                "each chunk",
+            )
 
     def stream(self, path: str, blob: Blob) -> Stream | None:
         """What sends a large file; None if the hub has it."""
