@@ -103,12 +103,12 @@ class HubDataFiles:
         nbytes = sum(map(len, self.small.values()))
         if nbytes > _MOST_SMALL_BYTES:
             raise UsageError(
-                f"{self._repository.place} would take too much into one commit: the hub sends only large files to "
-                "its storage",
+                f"{self._repository.place} would take too much into one commit: only large files go to the "
+                "hub's storage",
                 got=f"{len(self.small)} small files of {size_text(nbytes)} so far",
                 wanted=f"at most {size_text(_MOST_SMALL_BYTES)} in small files",
-                hint="write fewer and larger files: safetensors, or Orbax as it is by default, not a file for "
-                "each chunk",
+                hint="write fewer and larger files: safetensors, or Orbax as it is by default, without "
+                "a file for each chunk",
             )
 
     def stream(self, path: str, blob: Blob) -> Stream | None:
