@@ -111,6 +111,7 @@ _MODULES = {
     "core.region": "Region",
     "core.version": "__version__",
     "maxtext.model": "ModelOptions",
+    "maxtext.moving": "ForVersion",
     "maxtext.scan": "ForceUnroll StackLayers UnstackLayers",
     "maxtext.strip": "StripOptimizer",
     "maxtext.to_hf": "ToHuggingFace",

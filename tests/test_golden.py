@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from support.golden_data import (
     FAMILIES,
+    GOLDEN_VERSION,
     LLAMA_LINE,
     SCAN_NAMES,
     SOURCES,
@@ -54,7 +55,7 @@ def converted(tmp_path_factory):
 
     @cache
     def item(family: str, source: str = "hf", scan: bool = True) -> Path:
-        options, resources = ToMaxText(scan=scan), Resources(SMALL_MEMORY, jobs=2)
+        options, resources = ToMaxText(scan=scan, maxtext=GOLDEN_VERSION), Resources(SMALL_MEMORY, jobs=2)
         conversion = plan_to_maxtext(GOLDEN / family / source, options, resources)
         assert conversion.plan.projected_peak <= SMALL_MEMORY
         place = tmp_path_factory.mktemp(family) / "out"
@@ -95,7 +96,9 @@ class TestEqualToMaxText:
     )
     def test_in_many_tasks(self, converted, tmp_path, small_tasks, family, source, scan):
         """To the byte what was made in few, whatever memory each run may take."""
-        conversion = plan_to_maxtext(GOLDEN / family / source, ToMaxText(scan=scan), Resources(jobs=2))
+        conversion = plan_to_maxtext(
+            GOLDEN / family / source, ToMaxText(scan=scan, maxtext=GOLDEN_VERSION), Resources(jobs=2)
+        )
         assert len(conversion.plan.tasks) > 2 * len(conversion.plan.tree.arrays)
         conversion.run(tmp_path / "out")
         assert contents(tmp_path / "out" / "0" / "items") == contents(converted(family, source, scan))

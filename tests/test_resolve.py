@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+from functools import partial
 from itertools import count, product
 
 import pytest
@@ -27,8 +28,8 @@ from ckpttools.maxtext.loading.resolving import NOTHING
 from ckpttools.maxtext.loading.runs import seen_in
 from ckpttools.maxtext.loading.settings import DEFAULTS, SIZES
 from ckpttools.maxtext.loading.sizes import KNOWN_NAMES, MODELS
-from ckpttools.maxtext.loading.versions import NEWEST, VERSIONS
 from ckpttools.maxtext.loading.weights import looked_at
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.stores import parse
 
 SCANNED = GOLDEN / "llama3.1" / "maxtext_scanned" / "0" / "items"
@@ -331,21 +332,22 @@ MADE_BY = {
 class TestSizes:
     @pytest.mark.parametrize("family, scan", [*product(MADE_BY, [True, False])])
     def test_those_that_made_a_checkpoint_are_its_own(self, family, scan):
-        tree = ckpttools.hf_to_maxtext.plan(GOLDEN / family / "hf", "memory://out", scan=scan).plan.tree
+        plan = partial(ckpttools.hf_to_maxtext.plan, GOLDEN / family / "hf", "memory://out", scan=scan)
+        trees = {version: plan(maxtext=version).plan.tree for version in VERSIONS}
         words = [*MADE_BY[family].split(), f"scan_layers={scan}", "override_model_config=true"]
 
-        def problems(version, *more):
+        def problems(version, *more, made_for=""):
             settings = settings_of(parsed([*words, *more]), {})
             assert settings.contradictions == ()
+            tree = trees[made_for or version]
             found = looked_at(tree, "parameters", "params", settings, VERSIONS[version])
             return [each.what for each in found.problems]
 
         assert problems("e591f30") == []
-        newer = problems("0.2.5")
-        if scan and family in ("deepseek3", "qwen3-next"):
-            assert len(newer) == 1, "layouts that the newer version has otherwise"
-        else:
-            assert newer == []
+        assert problems("0.2.5") == []
+        differs = scan and family in ("deepseek3", "qwen3-next")
+        for version, other in (VERSIONS, reversed(VERSIONS)):
+            assert len(problems(version, made_for=other)) == differs, "layouts that versions have otherwise"
         for size in ("vocab_size", "base_num_decoder_layers", "base_emb_dim"):
             assert [each.split(" ")[0] for each in problems("e591f30", f"{size}=999")] == [size]
 

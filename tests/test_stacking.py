@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from support.command_line import ckpt
-from support.golden_data import FAMILIES, convert, golden_leaves, leaves_by_package
+from support.golden_data import FAMILIES, GOLDEN_VERSION, convert, golden_leaves, leaves_by_package
 from support.places import TRAIN
 from support.train_data import layered
 
@@ -25,6 +25,7 @@ from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.scan import UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel, cycle_of
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.maxtext.view import view_of
 from ckpttools.testing.trees import assert_same
 
@@ -62,8 +63,8 @@ def test_unstacked_layers_are_stacked_as_they_were(config):
         if config:
             said = json.loads((TRAIN.with_name("golden") / family / "hf" / "config.json").read_bytes())
             apart = apart.with_metadata(config=said)
-        for tree in (apart, without_note(apart)):
-            back = StackAsModel()(tree).tree
+        for tree, version in ((apart, None), (without_note(apart), GOLDEN_VERSION)):
+            back = StackAsModel(maxtext=version)(tree).tree
             assert shapes(back) == shapes(scanned), family
             assert back.metadata.custom == {"scan_layers": True}
 
@@ -163,7 +164,7 @@ def stack(source, target, *options):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_configuration_carried_along_tells_the_cycle(tmp_path, family):
     convert(tmp_path / "single", family, scan=False)
-    made = stack(tmp_path / "single", tmp_path / "stacked")
+    made = stack(tmp_path / "single", tmp_path / "stacked", "--maxtext", GOLDEN_VERSION)
     assert leaves_by_package(made) == golden_leaves(family, True)
     assert made.metadata.custom["scan_layers"] is True
 
@@ -183,10 +184,14 @@ def test_the_user_names_the_family(tmp_path, golden, family):
         ("deepseek", Cycle(1, None)),
         ("gpt-oss", Cycle(2, "layers")),
         ("olmo3", Cycle(4, "layers")),
-        ("qwen3-next", Cycle(4, "layer")),
+        ("qwen3-next", Cycle(4, "layers-local-global")),
         ("gemma3", Cycle(6, "layers")),
         ("gemma4", Cycle(6, "local-global")),
     ],
 )
 def test_cycles(family, cycle):
-    assert cycle_of(family_named(family)) == cycle
+    assert cycle_of(family_named(family), VERSIONS[NEWEST]) == cycle
+
+
+def test_cycles_of_an_older_version():
+    assert cycle_of(family_named("qwen3-next"), VERSIONS[GOLDEN_VERSION]) == Cycle(4, "layer")

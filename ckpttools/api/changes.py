@@ -15,9 +15,11 @@ from ckpttools.core.options import Option
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
+from ckpttools.maxtext.moving import ForVersion
 from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
+from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap, CastTo
@@ -62,11 +64,13 @@ def remap(
     source: Source,
     destination: Where,
     *,
-    map: Mapper,
+    map: Mapper | None = None,
     strict: bool = False,
+    maxtext: str | None = None,
+    family: Where | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes arrays under other names, or rearranged, by rules or by a function.
+    """Writes arrays under other names, or rearranged: by rules, a function, or for a version of MaxText.
 
     Args:
         source: a file, an item, a step, a run directory, or a tree.
@@ -74,12 +78,32 @@ def remap(
         map: a file of rules, "module:function", "file.py:function", a function over (path, array), or a
             dictionary of templates: see `ckpttools.mapped_by`.
         strict: refuse arrays that no rule matches.
+        maxtext: version of MaxText in whose layout a checkpoint of another one is written, such as "0.2.5".
+        family: the model's family, or a file that describes one; None to tell. Only with `maxtext`.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
-        CheckpointError: as `ckpttools.mapped_by` and `ckpttools.convert`.
+        UsageError: neither `map` nor `maxtext` is given, or both.
+        CheckpointError: as `ckpttools.mapped_by`, `ckpttools.ForVersion` and `ckpttools.convert`.
     """
-    return write_changed([mapped_by(map, strict=strict)], source, destination, common)
+    return write_changed([_remapped(map, strict, maxtext, family)], source, destination, common)
+
+
+def _remapped(map: Mapper | None, strict: bool, maxtext: str | None, family: Where | None) -> Transform:
+    if (map is None) == (maxtext is None):
+        which = "it is not said how to rename" if map is None else "there are two ways to rename"
+        raise UsageError(
+            which,
+            hint=f"give {option('map', 'FILE.toml')}, {option('map', 'FILE.py:function')} or "
+            f"{option('maxtext', 'VERSION')}",
+        )
+    if map is not None:
+        if family is not None:
+            raise UsageError(f"{option('family')} is about {option('maxtext')}", hint="leave it out")
+        return mapped_by(map, strict=strict)
+    if strict:
+        raise UsageError(f"{option('strict', True)} is about {option('map')}", hint="leave it out")
+    return ForVersion(maxtext or NEWEST, text_of(family))
 
 
 @command(Changing, more=writer_options)
@@ -156,6 +180,7 @@ def stack(
     cycle: int | None = None,
     cycle_names: CycleNames | None = None,
     family: Where | None = None,
+    maxtext: str | None = None,
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
@@ -168,15 +193,18 @@ def stack(
             them, else 1.
         cycle: layers after which their kinds repeat; None as they were before `unstack`, else as in the
             model's family.
-        cycle_names: what positions of a cycle are called: "layers", "layer" or "local-global"; None to tell.
+        cycle_names: what positions of a cycle are called: "layers", "layer", "local-global" or
+            "layers-local-global"; None to tell.
         family: the model's family, or a file that describes one; None to tell.
+        maxtext: version of MaxText that is to load it, such as "0.2.5"; None for the layout before `unstack`,
+            else the newest.
         dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
         CheckpointError: as `ckpttools.StackLayers` and `ckpttools.convert`; several layouts fit.
     """
-    stacked = StackAsModel(scan_axis, cycle, cycle_names, text_of(family))
+    stacked = StackAsModel(scan_axis, cycle, cycle_names, text_of(family), maxtext)
     return write_changed([stacked, *_casts(dtype)], source, destination, common)
 
 

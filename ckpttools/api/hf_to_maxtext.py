@@ -18,6 +18,7 @@ from ckpttools.maxtext.direction import refuse_maxtext
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import companions_of, record
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.registry import Where, parse
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def hf_to_maxtext(
     scan_axis: int = 1,
     dtype: DType | str | None = None,
     exact: bool = False,
+    maxtext: str = NEWEST,
     pad_vocab: int | None = None,
     carry: bool = False,
     drop: Patterns = (),
@@ -55,6 +57,7 @@ def hf_to_maxtext(
         scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
         dtype: of all floating-point arrays, such as "bfloat16"; None keeps those stored.
         exact: store in float32 what would otherwise not come back to the bit.
+        maxtext: version of MaxText that is to load it: "0.2.5" or "e591f30".
         pad_vocab: rows that the vocabulary gets, zeros at the end.
         carry: keep what is not converted (vision tower, prediction layers) beside the arrays.
         drop: patterns of source arrays to leave out.
@@ -73,6 +76,7 @@ def hf_to_maxtext(
         scan_axis=scan_axis,
         dtype=dtype_of(dtype),
         exact=exact,
+        maxtext=maxtext,
         pad_vocab=pad_vocab,
         model=ModelOptions(text_of(family), rope_layout, tied),
         drop=patterns_of(drop),

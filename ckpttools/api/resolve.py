@@ -11,7 +11,7 @@ from ckpttools.maxtext.loading.command import Command, merged, parsed
 from ckpttools.maxtext.loading.configuration import settings_of
 from ckpttools.maxtext.loading.report import Resolution
 from ckpttools.maxtext.loading.resolving import resolution
-from ckpttools.maxtext.loading.versions import NEWEST, version_called
+from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where
 

@@ -22,6 +22,7 @@ from ckpttools.cli.storage import storage_options
 from ckpttools.cli.transforming import dtype_option, model_places
 from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
 
 rope_layout_option = click.option(
     "--rope-layout",
@@ -44,6 +45,13 @@ model_options = together(rope_layout_option, family_option, _tied_option)
 """Adds what a user may say of the model, whatever its configuration says."""
 
 
+_maxtext_option = click.option(
+    "--maxtext",
+    type=click.Choice(list(VERSIONS)),
+    default=NEWEST,
+    show_default=True,
+    help="Version of MaxText that is to load it: a release, or a commit of its main.",
+)
 _mapping_options = together(
     click.option(
         "--scan/--no-scan",
@@ -59,6 +67,7 @@ _mapping_options = together(
         metavar="N",
         help="Axis on which layers are stacked, 0 or 1 (MaxText's param_scan_axis).",
     ),
+    _maxtext_option,
     dtype_option,
     click.option(
         "--exact",

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ckpttools.cli.options import SOME_TEXT
 from ckpttools.cli.transforming import (
     common_options,
     map_option,
@@ -14,17 +15,29 @@ from ckpttools.cli.transforming import (
     target_options,
 )
 from ckpttools.cli.write import write
-from ckpttools.core.errors import UsageError
+from ckpttools.maxtext.versions import VERSIONS
 
 
 @click.command(short_help="Arrays under other names, by rules or by a function.")
 @places
 @map_option
 @strict_option
+@click.option(
+    "--maxtext",
+    type=click.Choice(list(VERSIONS)),
+    help="Write a checkpoint of MaxText in the layout of this version of it, in place of --map.",
+)
+@click.option(
+    "--family",
+    type=SOME_TEXT,
+    metavar="NAME|FILE",
+    help="With --maxtext, the model's family; by default that of the config.json carried along, else "
+    "inferred from names.",
+)
 @target_options
 @common_options
-def remap(map: str | None, **options: Any) -> None:
-    """Rename, drop and rearrange arrays, by a file of rules or by a Python function.
+def remap(**options: Any) -> None:
+    """Rename, drop and rearrange arrays, by a file of rules, a Python function, or a version of MaxText.
 
     A file has rules in TOML, or the same in JSON; the first match wins:
 
@@ -41,15 +54,15 @@ def remap(map: str | None, **options: Any) -> None:
     A function is called with the path and the lazy array of each array. It returns the new path, None to drop
     it, another lazy array, or (path, array).
 
+    With --maxtext a checkpoint that one version of MaxText wrote is laid out as another one loads it: how
+    layers are stacked, and where biases of routers lie. It stays stacked or not, and training state stays.
+
     \b
     Example:
       ckpt remap ~/maxtext/llama ~/renamed --map names.toml --strict
+      ckpt remap ~/qwen3-next ~/qwen3-next-new --maxtext 0.2.5
       ckpt remap ~/llama ~/renamed --map ./names.py:rename --to safetensors
     """
     from ckpttools.api.changes import remap
 
-    if map is None:
-        raise UsageError(
-            "it is not said how to rename", hint="give --map FILE.toml or --map FILE.py:function"
-        )
-    write(remap.plan, map=map, **options)
+    write(remap.plan, **options)

@@ -11,7 +11,7 @@ import click
 from ckpttools.cli.options import json_option, requests_option
 from ckpttools.cli.output import labelled, print_json, show, width
 from ckpttools.core.text import printable
-from ckpttools.maxtext.loading.versions import NEWEST, VERSIONS
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
 
 if TYPE_CHECKING:
     from ckpttools.maxtext.loading.report import Resolution, Setting

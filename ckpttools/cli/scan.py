@@ -15,6 +15,7 @@ from ckpttools.cli.transforming import (
     target_options,
 )
 from ckpttools.cli.write import write
+from ckpttools.maxtext.versions import VERSIONS
 
 
 @click.command(short_help="Layers one by one to stacks for jax.lax.scan.")
@@ -43,9 +44,15 @@ from ckpttools.cli.write import write
 )
 @click.option(
     "--cycle-names",
-    type=click.Choice(("layers", "layer", "local-global")),
-    help="What positions of a cycle are called: layers/layers_0, layers/layer_0 (qwen3-next), or "
-    "scanned_blocks/local_layers and global_layer (gemma4). By default inferred from what layers hold.",
+    type=click.Choice(("layers", "layer", "local-global", "layers-local-global")),
+    help="What positions of a cycle are called: layers/layers_0, layers/layer_0, scanned_blocks/local_layers "
+    "and global_layer (gemma4), or these below layers (qwen3-next). By default as in the model's family.",
+)
+@click.option(
+    "--maxtext",
+    type=click.Choice(list(VERSIONS)),
+    help="Version of MaxText that is to load it. By default the layout from before ckpt unstack, else "
+    "that of the newest.",
 )
 @dtype_option
 @target_options

@@ -53,8 +53,10 @@ FAMILY = Family(
     models=("Qwen3-Next-80B-A3B",),
     rows=EMBEDDINGS,
     layers=(
-        decoder_layers("4*block+linear", "layers.layer_{linear}", ("block",), (*COMMON, *INPUTS, *LINEAR)),
-        decoder_layers("4*block+3", "layers.layer_3", ("block",), (*COMMON, *FULL)),
+        decoder_layers(
+            "4*block+linear", "layers.local_layers", ("block", "linear"), (*COMMON, *INPUTS, *LINEAR)
+        ),
+        decoder_layers("4*block+3", "layers.global_layer", ("block",), (*COMMON, *FULL)),
     ),
     sizes={
         **SIZES,

@@ -20,6 +20,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.flags import inferred_flags
 from ckpttools.mapping.sizes import Size, derive, lengths_of
 from ckpttools.mapping.table import Mapped, Table
+from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.view import view_of
@@ -215,7 +216,8 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
     names = {dotted(path): array for path, array in tree.arrays.items()}
     inner = view_of(tree).named
     right = family.table(config, CONFIG, spelling=family.spelling_of(names))
-    lefts = [family.table(config, CONFIG, scan_axis=axis) for axis in (1, 0, None)]
+    stored = family_as_stored(family, inner)
+    lefts = [stored.table(config, CONFIG, scan_axis=axis) for axis in (1, 0, None)]
     return [
         _SideReading.of("huggingface", names, right),
         *(_SideReading.of("maxtext", inner, each) for each in lefts),

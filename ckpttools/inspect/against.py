@@ -21,6 +21,7 @@ from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import most_telling
+from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.key_templates import FamilyKeys
 from ckpttools.maxtext.recognition import family_fits
 from ckpttools.maxtext.view import MaxTextView, view_of
@@ -196,8 +197,8 @@ class _FamilyComparison:
         overrides = _without_names(self.family.all_rows(axis)) if self.config is None else {}
         place = self.place or self.tree.metadata.place
         if self.view.is_maxtext:
-            table = self.family.table(self.config, place, scan_axis=axis, overrides=overrides)
-            table.to_right(self.arrays)
+            stored = family_as_stored(self.family, self.arrays)
+            stored.table(self.config, place, scan_axis=axis, overrides=overrides).to_right(self.arrays)
         else:
             spelling = self.family.spelling_of(self.arrays)
             self.family.table(self.config, place, spelling=spelling, overrides=overrides).to_left(self.arrays)

@@ -16,13 +16,14 @@ from ckpttools.core.wording import option
 from ckpttools.maxtext.layers import LayerStack, single_layers
 from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYERS, LOCAL, REMAINDER
 
-CycleNames = Literal["layers", "layer", "local-global"]
+CycleNames = Literal["layers", "layer", "local-global", "layers-local-global"]
 # What one layer holds: path below the layer -> shape and dtype.
 Contents = Mapping[Path, tuple[Shape, DType]]
 
-# Single layers do not show what a cycle's positions are called, but these keys occur with one naming only:
-# decay of a gated delta rule, and the scalar that scales a layer's output.
-_INFERRED_FROM: Mapping[str, CycleNames] = {"A_log": "layer", "layer_scalar": "local-global"}
+# Single layers do not show what a cycle's positions are called, but the scalar that scales a layer's output
+# occurs with one naming only; the decay of a gated delta rule with several, by model and version of MaxText.
+_INFERRED_FROM: Mapping[str, CycleNames] = {"layer_scalar": "local-global"}
+_OPEN = "A_log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Cycle:
     Attributes:
         length: layers in one repetition.
         names: what MaxText calls it: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
-            "local-global" for scanned_blocks/{local_layers,global_layer}; None where that is not known.
+            "local-global" for scanned_blocks/{local_layers,global_layer}, "layers-local-global" for the same
+            below layers; None where that is not known.
     """
 
     length: int
@@ -51,7 +53,7 @@ def stacks_to_make(
         names: as `Cycle.names`; None to infer it.
 
     Raises:
-        FormatError: numbers of layers are missing.
+        FormatError: numbers of layers are missing, or nothing says what their cycle is called.
         ShapeError: layers that would be stacked hold different things.
         UsageError: a cycle is given where there is none.
     """
@@ -126,13 +128,19 @@ def _kind(each: tuple[Shape, DType] | None) -> str:
 
 def _inferred_names(layers: Sequence[Contents]) -> CycleNames:
     keys = {key for layer in layers for path in layer for key in path}
+    if _OPEN in keys:
+        raise FormatError(
+            "single layers with linear attention do not show what MaxText calls their cycle",
+            hint=f"say {option('family', 'NAME')}, or {option('cycle_names')}: layers-local-global for "
+            "Qwen3-Next since MaxText 0.2.5, layer for older ones and other models",
+        )
     return next((names for key, names in _INFERRED_FROM.items() if key in keys), "layers")
 
 
 def _cycle_stacks(name: str, count: int, cycle: Cycle) -> list[LayerStack]:
     """A stack for each position, or for all local ones; the remainder as MaxText keeps it."""
     repeats, left = divmod(count, cycle.length)
-    if left and cycle.names == "layer":
+    if left and cycle.names in ("layer", "layers-local-global"):
         raise UsageError(f"{count} layers are not whole cycles of {cycle.length}")
     top, after = (BLOCKS if cycle.names == "local-global" else name), f"{name}{REMAINDER}"
     main = _block(top, name, cycle, cycle.length, repeats, 0) if repeats else []
@@ -143,7 +151,7 @@ def _block(top: str, name: str, cycle: Cycle, span: int, repeats: int | None, st
     """The stacks below one key: `span` positions, `repeats` times; None for once and without that axis."""
     outer = () if repeats is None else (repeats,)
     starts = range(start, start + (repeats or 1) * cycle.length, cycle.length)
-    if cycle.names != "local-global":
+    if cycle.names not in ("local-global", "layers-local-global"):
         return [
             LayerStack((top, f"{cycle.names}_{k}"), name, outer, tuple(first + k for first in starts))
             for k in range(span)

@@ -11,6 +11,7 @@ from itertools import product
 from ckpttools.families.family import Family
 from ckpttools.mapping.keys import Field, Key, key_of
 from ckpttools.mapping.row import Row
+from ckpttools.maxtext.family_layouts import layouts_of
 from ckpttools.maxtext.view import MaxTextView
 
 Alike = tuple[str, tuple[str | None, ...]]
@@ -100,19 +101,26 @@ class FamilyKeys:
 def family_keys(family: Family, view: MaxTextView) -> Iterator[FamilyKeys]:
     """The family's key templates as such a tree would write them, in each of the ways there are."""
     scan_axis = (view.scan_axis or 0) if view.is_stacked else None
-    # A row below a group has the group's flags, too; here its own are what matters.
-    layers = [list(zip(each.all_rows(scan_axis), each.rows, strict=True)) for each in family.layers]
-    groups = [[(row, row) for row in family.rows], *layers]
     if view.is_maxtext:
-        yield FamilyKeys(
-            family, tuple(RowGroup.of([(a.left.key, b) for a, b in rows]) for rows in groups), ()
-        )
+        for layout in layouts_of(family) if view.is_stacked else [family]:
+            groups = _row_groups(layout, scan_axis)
+            yield FamilyKeys(
+                family, tuple(RowGroup.of([(a.left.key, b) for a, b in rows]) for rows in groups), ()
+            )
         return
+    groups = _row_groups(family, scan_axis)
     # A pattern with a number in it ignores some layers only; a configuration tells which.
     ignored = tuple(each for each in (*family.dropped, *family.left_out) if "{" not in each)
     for spelling in family.spellings:
         keys = ([(spelling.key(a.right.key), b) for a, b in rows] for rows in groups)
         yield FamilyKeys(family, tuple(map(RowGroup.of, keys)), ignored)
+
+
+def _row_groups(family: Family, scan_axis: int | None) -> list[list[tuple[Row, Row]]]:
+    """The rows outside of layers, then those of each group of layers; each with its prefixes and without."""
+    # A row below a group has the group's flags, too; here its own are what matters.
+    layers = [list(zip(each.all_rows(scan_axis), each.rows, strict=True)) for each in family.layers]
+    return [[(row, row) for row in family.rows], *layers]
 
 
 def _forms_of(key: Key) -> Iterator[Key]:

@@ -14,7 +14,7 @@ long as the stacked axes. `first_axis` names arrays with layers on axis 0 where 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -39,6 +39,10 @@ class LayerNotes:
     stacks: tuple[LayerStack, ...] = ()
     scan_axis: int | None = None
     first_axis: frozenset[str] = frozenset()
+
+    def with_first_axis(self, names: frozenset[str]) -> LayerNotes:
+        """The same with other names of arrays whose layers are on axis 0."""
+        return replace(self, first_axis=names)
 
 
 def layer_notes(custom: Mapping[str, object]) -> LayerNotes:

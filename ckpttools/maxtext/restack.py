@@ -89,6 +89,13 @@ def stack_layers(
     return _carried(tree, made, origins)
 
 
+def stacked_paths(tree: Tree, stacks: Sequence[LayerStack]) -> set[Path]:
+    """The paths that `stack_layers` makes of several layers."""
+    spots = {key: each for each in stacks if each.shape for key in each.layer_keys}
+    places = ((path, key_of_layers(path, spots)) for path in tree)
+    return {_replaced(path, place, spots[path[place]].key) for path, place in places if place}
+
+
 def _is_scale_of_layer(path: Path, leaf: Leaf, stacked: Shape) -> bool:
     return isinstance(leaf, LazyArray) and is_scale_of_layer(path, leaf.shape, stacked)
 

@@ -10,8 +10,10 @@ from ckpttools.maxtext.cycles import CycleNames, stacks_to_make
 from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
 from ckpttools.maxtext.layers import layer_stacks
 from ckpttools.maxtext.layout import DECODER, PIPELINE, SCAN_AXIS, SCAN_LAYERS
-from ckpttools.maxtext.restack import check_moments, stack_layers, unstack_layers
+from ckpttools.maxtext.restack import check_moments, stack_layers, stacked_paths, unstack_layers
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
+from ckpttools.maxtext.variables import first_axis_of
+from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.transforms.base import Transformed
 
@@ -27,11 +29,14 @@ class StackLayers:
         cycle: layers after which their kinds repeat; None to infer it from what they hold, which gives one
             stack where all hold the same. `StackAsModel` asks the model's family instead.
         names: what the model calls the layers of a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to infer.
+        maxtext: version that decides which variables have their layers on axis 0; None as they were before,
+            else the newest.
     """
 
     axis: int = SCAN_AXIS
     cycle: int | None = None
     names: CycleNames | None = None
+    maxtext: str | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
         """The stacked tree.
@@ -52,8 +57,12 @@ class StackLayers:
         noted = self.cycle is None and self.names is None and fits(notes, view.single_layers)
         stacks = notes.stacks if noted else stacks_to_make(view.decoder, self.cycle, self.names)
         check_moments(tree)
-        made = stack_layers(tree, stacks, self.axis, notes.first_axis)
-        done = LayerNotes(first_axis=notes.first_axis if self.axis else frozenset())
+        first = notes.first_axis
+        if self.maxtext is not None or not fits(notes, view.single_layers):
+            version = version_called(self.maxtext or NEWEST)
+            first = first_axis_of(stacked_paths(tree, stacks), view, version)
+        made = stack_layers(tree, stacks, self.axis, first)
+        done = LayerNotes(first_axis=first if self.axis else frozenset())
         return Transformed(_said(with_layer_notes(made, done), scan_layers=True))
 
 

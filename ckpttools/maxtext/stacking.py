@@ -12,11 +12,13 @@ from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
 from ckpttools.mapping.keys import parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
+from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.layer_notes import fits
-from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, SCAN_AXIS
+from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, LOCAL, SCAN_AXIS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for
 from ckpttools.maxtext.recognition import FamilyFit, family_fits
 from ckpttools.maxtext.scan import StackLayers
+from ckpttools.maxtext.versions import NEWEST, Version, version_called
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 
@@ -32,7 +34,7 @@ class StackAsModel:
 
     Attributes:
         axis: as of `StackLayers`; None for the axis that was noted, or 1.
-        cycle, names: as of `StackLayers`.
+        cycle, names, maxtext: as of `StackLayers`; the version decides about names, too.
         family: name of the family, or a file that describes one; None to infer it.
     """
 
@@ -40,6 +42,7 @@ class StackAsModel:
     cycle: int | None = None
     names: CycleNames | None = None
     family: str | None = None
+    maxtext: str | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
         """As `StackLayers`.
@@ -51,27 +54,27 @@ class StackAsModel:
         view = view_of(tree)
         noted = view.notes.scan_axis if fits(view.notes, view.single_layers) else None
         axis = self.axis if self.axis is not None else SCAN_AXIS if noted is None else noted
-        said = self.family is not None or self.cycle is not None or self.names is not None
+        said = any(each is not None for each in (self.family, self.cycle, self.names, self.maxtext))
         if LAYERS not in view.single_layers or (noted is not None and not said):
-            return StackLayers(axis, self.cycle, self.names)(tree)
+            return StackLayers(axis, self.cycle, self.names, self.maxtext)(tree)
         cycle = self._cycle(tree) if self.cycle is None else Cycle(self.cycle, None)
-        return StackLayers(axis, cycle.length, self.names or cycle.names)(tree)
+        return StackLayers(axis, cycle.length, self.names or cycle.names, self.maxtext)(tree)
 
     def _cycle(self, tree: Tree) -> Cycle:
-        place = tree.metadata.place
+        place, version = tree.metadata.place, version_called(self.maxtext or NEWEST)
         if self.family is not None:
-            return cycle_of(family_for(None, ModelOptions(self.family), place))
+            return cycle_of(family_for(None, ModelOptions(self.family), place), version)
         if tree.metadata.config is not None:
             try:
-                return cycle_of(family_of(tree.metadata.config, CONFIG))
+                return cycle_of(family_of(tree.metadata.config, CONFIG), version)
             except CheckpointError:
                 pass  # of a model that is not known: its names must tell
-        return _only(_layouts(tree), place, self.names)
+        return _only(_layouts(tree, version), place, self.names)
 
 
-def cycle_of(family: Family) -> Cycle:
+def cycle_of(family: Family, version: Version) -> Cycle:
     """The cycle in which a family's layers repeat; of length 1 where they do not, or are of several names."""
-    groups = [group for group in family.layers if group.left.startswith(_LAYERS)]
+    groups = [group for group in family_in(family, version).layers if group.left.startswith(_LAYERS)]
     fields = [field for group in groups for field in parse_key(group.left).fields]
     length = max((max(field.strides, default=1) for field in fields), default=1)
     return Cycle(length, _names([group.scanned for group in groups]) if length > 1 else None)
@@ -80,15 +83,17 @@ def cycle_of(family: Family) -> Cycle:
 def _names(scanned: list[str]) -> CycleNames:
     if any(BLOCKS in key for key in scanned):
         return "local-global"
+    if any(key.endswith(f".{LOCAL}") for key in scanned):
+        return "layers-local-global"
     return "layer" if any(f".{LAYER}_" in key for key in scanned) else "layers"
 
 
-def _layouts(tree: Tree) -> dict[Cycle, list[str]]:
+def _layouts(tree: Tree, version: Version) -> dict[Cycle, list[str]]:
     """The layouts of the families whose layers have exactly the names of these, with the families' names."""
     found: dict[Cycle, list[str]] = {}
     for fit in family_fits(_layers_alone(tree), families().values()):
         if fit.matched and not fit.others and not _missing(fit):
-            names = found.setdefault(cycle_of(fit.keys.family), [])
+            names = found.setdefault(cycle_of(fit.keys.family, version), [])
             names += [fit.keys.family.name] if fit.keys.family.name not in names else []
     return found
 

@@ -21,6 +21,7 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.agreement import same_family, same_values
+from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layout import SCAN_AXIS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, rope_flags
 from ckpttools.maxtext.model_config import (
@@ -301,6 +302,7 @@ class _Unbound:
         return self._with(family_for(self.files.config, self.options.model, self.place))
 
     def _with(self, family: Family) -> _Bound:
+        family = family_as_stored(family, self.arrays)
         spelling = _spelling(family, self.options.spelling, self.files)
         model = self.options.model
         # A head that is to be made is made in Hugging Face's spelling, once all is mapped.

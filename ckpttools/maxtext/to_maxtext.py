@@ -17,10 +17,13 @@ from ckpttools.families.family import Family
 from ckpttools.formats.base import ReadOptions
 from ckpttools.mapping.table import Mapped, Table
 from ckpttools.maxtext import tying
+from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.recognition import families_with_names_of
+from ckpttools.maxtext.variables import as_variables
+from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
 from ckpttools.transforms.cast import cast, cast_notes
@@ -35,6 +38,7 @@ class ToMaxText:
         scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
         dtype: dtype of all floating-point arrays; None keeps those stored.
         exact: store in float32 what would otherwise not come back to the bit.
+        maxtext: version whose layout is written, as `ckpttools.maxtext.versions.VERSIONS` names them.
         pad_vocab: rows that the embedding gets at least, zeros at the end; None for those of the model.
         model: what the user says of the model.
         drop: patterns of source arrays to leave out.
@@ -47,6 +51,7 @@ class ToMaxText:
     scan_axis: int = SCAN_AXIS
     dtype: DType | None = None
     exact: bool = False
+    maxtext: str = NEWEST
     pad_vocab: int | None = None
     model: ModelOptions = field(default_factory=ModelOptions)
     drop: Sequence[str] = ()
@@ -57,6 +62,7 @@ class ToMaxText:
         if self.scan and self.scan_axis not in SCAN_AXES:
             wanted = " or ".join(map(str, SCAN_AXES))
             raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, wanted=wanted)
+        version_called(self.maxtext)
         if self.exact and self.dtype is not None:
             raise UsageError(
                 f"{option('exact', True)} chooses dtypes so that nothing is lost, "
@@ -113,6 +119,8 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         tuple(key.split(".")): array for key, array in sorted(made.items())
     }
     state = linen_state(parameters, 0, {SCAN_LAYERS: options.scan})
+    if options.scan:
+        state = as_variables(state, version_called(options.maxtext))
     remarks = (*_stale(says_quantized(config)), *_lost(() if carried else homeless))
     notes = _notes(family, mapped, options, carried) + Notes(remarks=remarks)
     return MaxTextState(state, carried, spelling.name, notes)
@@ -128,7 +136,7 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
     """The family and its rows, bound to the model in `tree`."""
     place = tree.metadata.place
     config = required(tree.metadata.config, place)
-    family = _family(tree, config, options.model)
+    family = family_in(_family(tree, config, options.model), version_called(options.maxtext))
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
     tied = tying.tied_flags(options.model.tied, head.head if head else None, arrays)

@@ -39,6 +39,8 @@ FAMILIES = (
 )
 # Each family's weights in one file, and once in shards.
 SOURCES = (*((family, "hf") for family in FAMILIES), ("llama3.1", "hf_sharded"))
+# The version of MaxText that wrote them.
+GOLDEN_VERSION = "e591f30"
 SCAN_NAMES = {True: "scanned", False: "unscanned"}
 
 Leaves = dict[str, Any]
@@ -89,7 +91,7 @@ def convert(
     **options: Any,
 ) -> Path:
     """Converts a golden model, or copies what became of it before; returns the directory of the item."""
-    options["model"] = ModelOptions(rope_layout=rope_layout)
+    options = {"maxtext": GOLDEN_VERSION, **options, "model": ModelOptions(rope_layout=rope_layout)}
     made = _converted(GOLDEN / family / source, Resources(memory=memory, jobs=jobs), ToMaxText(**options))
     shutil.copytree(made, destination)
     return destination / "0" / "items"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckpttools.maxtext.loading.paths import Led
 from ckpttools.maxtext.loading.report import Problem
 from ckpttools.maxtext.loading.settings import DEFAULTS, Settings
-from ckpttools.maxtext.loading.versions import Version
+from ckpttools.maxtext.versions import Version
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 

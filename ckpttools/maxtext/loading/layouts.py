@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from shlex import quote
 
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import spelled
 from ckpttools.core.text import plural
-from ckpttools.maxtext.layers import key_of_layers
-from ckpttools.maxtext.layout import AUXILIARY, COLLECTION, GLOBAL, LAYERS, LOCAL, PARAMS
+from ckpttools.maxtext.layout import AUXILIARY, COLLECTION, GLOBAL, LAYERS, LOCAL
 from ckpttools.maxtext.loading.report import Problem, Wanted
 from ckpttools.maxtext.loading.settings import DEFAULTS
-from ckpttools.maxtext.loading.versions import Version
+from ckpttools.maxtext.variables import misplaced_variables
+from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView
 
-# A variable of a class of its own in newer versions; in other models a bias of the same name is a parameter.
-_ROUTER = ("DeepSeekMoeBlock_0", "MoeBlock_0", "gate", "bias")
 # What linear attention alone has, in models whose layers newer versions stack by kind.
 _DECAY = "A_log"
 
@@ -33,6 +31,7 @@ def unread_layouts(
         where: place of the checkpoint.
     """
     if wanted == "parameters":
+        yield from _variables(view, version, where)
         rules = _NEWER if version.learned_variables else _OLDER
         for unread in rules:
             yield from unread(view, version, where)
@@ -49,20 +48,18 @@ def _beside_parameters(view: MaxTextView, version: Version, where: str) -> Itera
         )
 
 
-def _router_on_the_scan_axis(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
-    stacks = {key for key, axes in view.stacked_keys.items() if axes}
-    for inner, home in view.homes.items():
-        is_stacked = key_of_layers(inner, stacks) is not None
-        if inner[-4:] == _ROUTER and is_stacked and _is_plain(home) and home not in view.on_first_axis:
-            shape = view.parameters[inner].shape
-            yield Problem(
-                f"{spelled(inner)} has its layers last, {shape}: MaxText {version.name} wants {shape[::-1]}",
-                f"`ckpt unstack {quote(where)} DST` and scan_layers=false",
-            )
+def _variables(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
+    """Variables among the parameters with their layers on another axis than this version has them."""
+    for path in misplaced_variables(view, version):
+        got = view.arrays[view.homes[path]].shape
+        yield Problem(
+            f"{spelled(path)} has the shape {got}: MaxText {version.name} wants {got[::-1]}",
+            _moved(version, where),
+        )
 
 
-def _is_plain(home: Path) -> bool:
-    return home[:2] == (PARAMS, PARAMS)
+def _moved(version: Version, where: str) -> str:
+    return f"`ckpt remap {quote(where)} DST --maxtext {version.name}`"
 
 
 def _in_a_collection(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
@@ -75,10 +72,7 @@ def _in_a_collection(view: MaxTextView, version: Version, where: str) -> Iterato
         )
 
 
-_NEWER: tuple[Callable[[MaxTextView, Version, str], Iterator[Problem]], ...] = (
-    _beside_parameters,
-    _router_on_the_scan_axis,
-)
+_NEWER: tuple[Callable[[MaxTextView, Version, str], Iterator[Problem]], ...] = (_beside_parameters,)
 _OLDER = (_in_a_collection,)
 
 
@@ -93,5 +87,5 @@ def _linear_attention(view: MaxTextView, version: Version, model: str, where: st
         wanted = f"{LAYERS}/{LOCAL} and {LAYERS}/{GLOBAL}" if wants_kinds else f"{LAYERS}/layer_N"
         yield Problem(
             f"layers are stacked below {', '.join(stacks)}, and MaxText {version.name} looks for {wanted}",
-            f"`ckpt unstack {quote(where)} DST` and scan_layers=false",
+            _moved(version, where),
         )

@@ -18,7 +18,7 @@ from ckpttools.formats.orbax.steps import (
 )
 from ckpttools.maxtext.loading.report import Problem
 from ckpttools.maxtext.loading.runs import ITEM, seen_in
-from ckpttools.maxtext.loading.versions import Version
+from ckpttools.maxtext.versions import Version
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 

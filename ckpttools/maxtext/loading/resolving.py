@@ -12,8 +12,8 @@ from ckpttools.maxtext.loading.paths import Led, led_to, reason_of, step_number
 from ckpttools.maxtext.loading.report import Outcome, Problem, Resolution, Rule, Tried, Wanted
 from ckpttools.maxtext.loading.resuming import own_run
 from ckpttools.maxtext.loading.settings import Settings, refusals
-from ckpttools.maxtext.loading.versions import Version
 from ckpttools.maxtext.loading.weights import looked_at
+from ckpttools.maxtext.versions import Version
 from ckpttools.stores.registry import parse
 
 NOTHING = "nothing found: training starts from step 0 with random parameters"

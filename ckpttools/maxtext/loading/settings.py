@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from ckpttools.core.errors import did_you_mean
 from ckpttools.maxtext.loading.report import Problem, Setting
 from ckpttools.maxtext.loading.sizes import KNOWN_NAMES
-from ckpttools.maxtext.loading.versions import Version
+from ckpttools.maxtext.versions import Version
 
 DEFAULT = "default"
 LORA = "lora"

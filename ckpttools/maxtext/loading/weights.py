@@ -11,7 +11,7 @@ from ckpttools.maxtext.layout import DECODER, EMBEDDING, HEAD, OPTIMIZER, PARAMS
 from ckpttools.maxtext.loading.layouts import unread_layouts
 from ckpttools.maxtext.loading.report import Problem, Setting, Wanted
 from ckpttools.maxtext.loading.settings import Settings
-from ckpttools.maxtext.loading.versions import Version
+from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView, view_of
 
 _MODEL_SETTINGS = ("model_name", "base_emb_dim", "base_num_decoder_layers", "vocab_size")

@@ -1,4 +1,8 @@
-"""The versions of MaxText whose rules are known, and in what they differ."""
+"""The versions of MaxText whose rules are known, and in what they differ: what they read, and how they store.
+
+Rows of families (`ckpttools.families`) have the layout of the newest; `ckpttools.maxtext.family_layouts` has
+that of others.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ckpttools.array.tree import Path
 from ckpttools.core.errors import UnknownNameError, did_you_mean
+
+# How the paths of variables of a class of their own end, layers of which are stacked on axis 0: the biases of
+# routers in DeepSeek V3 and V4, and the experts of each token where V4 routes by a table.
+_BIAS_V3: Path = ("DeepSeekMoeBlock_0", "MoeBlock_0", "gate", "bias")
+_BIAS_V4: Path = ("mlp", "MoeBlock_0", "gate", "bias")
+_TABLE_V4: Path = ("mlp", "MoeBlock_0", "tid2eid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +33,10 @@ class Version:
         renames_before_deletion: whether checkpoint_todelete_subdir may be set.
         learned_variables: whether variables of a class of their own, such as router biases, must be among the
             parameters.
-        stacked_by_kind: beginnings of the names of models that have a stack for each kind of layers in their
-            cycle; of the other models with linear attention each position in the cycle has one.
+        variables: how the paths of variables of a class of their own end; their layers are on axis 0,
+            whatever the scan axis. Other versions have parameters of these paths.
+        stacked_by_kind: families that have a stack for each kind of layers in their cycle; of the other
+            models with linear attention each position in it has one. Names of models begin with these.
         absent_models: names of models that it does not know.
         absent_settings: names of settings that it no longer has.
     """
@@ -33,6 +46,7 @@ class Version:
     parameters_need_checkpointing: bool
     renames_before_deletion: bool
     learned_variables: bool
+    variables: tuple[Path, ...] = ()
     stacked_by_kind: tuple[str, ...] = ()
     absent_models: frozenset[str] = frozenset()
     absent_settings: frozenset[str] = frozenset()
@@ -48,6 +62,7 @@ VERSIONS: Mapping[str, Version] = {
             parameters_need_checkpointing=False,
             renames_before_deletion=False,
             learned_variables=True,
+            variables=(_BIAS_V3, _BIAS_V4, _TABLE_V4),
             stacked_by_kind=("qwen3-next",),
             absent_settings=frozenset({"pure_nnx"}),
         ),
@@ -57,6 +72,7 @@ VERSIONS: Mapping[str, Version] = {
             parameters_need_checkpointing=True,
             renames_before_deletion=True,
             learned_variables=False,
+            variables=(_BIAS_V4, _TABLE_V4),
             absent_models=frozenset(
                 {
                     "deepseek3-671b-lineage",

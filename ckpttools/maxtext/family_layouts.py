@@ -1,0 +1,55 @@
+"""The rows of a family in the layout of one version of MaxText; they are written in the newest's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from ckpttools.families.family import Family
+from ckpttools.mapping.keys import parse_key
+from ckpttools.mapping.layers import Layers
+from ckpttools.maxtext.layout import GLOBAL, LAYER, LOCAL
+from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version
+
+
+def family_in(family: Family, version: Version) -> Family:
+    """A family with the layout that a version stores its layers in."""
+    newest = VERSIONS[NEWEST]
+    if family.name not in newest.stacked_by_kind or family.name in version.stacked_by_kind:
+        return family
+    return replace(family, layers=tuple(map(_by_position, family.layers)))
+
+
+def _by_position(group: Layers) -> Layers:
+    """Layers that are stacked by kind, with a stack for each position in the cycle instead."""
+    above, _, kind = group.scanned.rpartition(".")
+    if kind == LOCAL:
+        (cycle, position) = group.stacked
+        return replace(group, scanned=f"{above}.{LAYER}_{{{position}}}", stacked=(cycle,))
+    if kind == GLOBAL:
+        (number,) = parse_key(group.left).fields
+        return replace(group, scanned=f"{above}.{LAYER}_{number.offset}")
+    return group
+
+
+def family_as_stored(family: Family, names: Collection[str]) -> Family:
+    """A family in the layout of the version whose names a tree has: of equally good ones the newest's.
+
+    Args:
+        family: in the layout of the newest version.
+        names: of parameters, keys joined by dots.
+    """
+
+    def fit(each: Family) -> int:
+        return sum(row.left.key.first() in names for row in each.all_rows(0))
+
+    known = layouts_of(family)
+    return family if len(known) == 1 else max(known, key=fit)
+
+
+def layouts_of(family: Family) -> list[Family]:
+    """A family in the layouts of all versions, each once, the newest's first."""
+    known: list[Family] = []
+    for version in VERSIONS.values():
+        known += [each] if (each := family_in(family, version)) not in known else []
+    return known

@@ -1,0 +1,105 @@
+"""From the layout of one version of MaxText to that of another, without a look at any number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
+from ckpttools.maxtext.scan import UnstackLayers
+from ckpttools.maxtext.stacking import StackAsModel
+from ckpttools.maxtext.variables import collected, is_variable, misplaced_variables
+from ckpttools.maxtext.versions import NEWEST, Version, version_called
+from ckpttools.maxtext.view import view_of
+from ckpttools.transforms.base import Transformed
+
+
+@dataclass(frozen=True, slots=True)
+class ForVersion:
+    """A checkpoint of MaxText as a version of it stores the model; of training also what mirrors parameters.
+
+    Variables in collections of their own come to lie among the parameters, where every way of loading them
+    looks. Layers stay stacked, or one by one, on the axis that they have.
+
+    Attributes:
+        maxtext: the version, as `ckpttools.maxtext.versions.VERSIONS` names it.
+        family: of the model, or a file that describes one; None to infer it.
+    """
+
+    maxtext: str = NEWEST
+    family: str | None = None
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The tree in the version's layout.
+
+        Raises:
+            FormatError: it is none of MaxText's, nothing says which layout its layers have, or an optimizer
+                holds state that the version has no place for.
+            UsageError: it is in the version's layout already.
+            UnknownNameError: there is no such version, or no such family.
+        """
+        version = version_called(self.maxtext)
+        if not view_of(tree).is_maxtext:
+            raise FormatError(
+                "this is no checkpoint of MaxText's", place=tree.metadata.place or None, wanted="its layers"
+            )
+        made = _among_parameters(tree)
+        if view_of(made).is_stacked:
+            made = self._restacked(made, version)
+        if made.keys() == tree.keys() and made.arrays == tree.arrays:
+            raise UsageError(
+                f"this is in the layout of MaxText {version.name} already",
+                place=tree.metadata.place or None,
+                hint="nothing need be done",
+            )
+        return Transformed(made)
+
+    def _restacked(self, tree: Tree, version: Version) -> Tree:
+        view = view_of(tree)
+        axis = view.scan_axis or 0
+        single = UnstackLayers(axis)(tree).tree
+        stacked = StackAsModel(axis, family=self.family, maxtext=version.name)(single).tree
+        is_moved = {each.key for each in view.stacks} != {each.key for each in view_of(stacked).stacks}
+        if not is_moved and not any(misplaced_variables(view, version)):
+            return tree
+        _refuse_moments(tree, version)
+        return stacked
+
+
+def _among_parameters(tree: Tree) -> Tree:
+    """A tree with variables of collections of their own below the parameters.
+
+    Raises:
+        FormatError: two arrays would get one path.
+    """
+    view = view_of(tree)
+    moved = collected(view)
+    if not moved:
+        return tree
+    paths = {path: moved.get(path, path) for path in tree}
+    twice = [path for path, count in Counter(paths.values()).items() if count > 1]
+    if twice:
+        raise FormatError("two arrays would get one path", place=spelled(twice[0]))
+    first = first_axis_names(moved[path] for path in view.on_first_axis if path in moved)
+    made = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
+    return with_layer_notes(made, replace(view.notes, first_axis=view.notes.first_axis | first))
+
+
+def _refuse_moments(tree: Tree, version: Version) -> None:
+    """Optimizers keep nothing of variables: of parameters that become such their state would be lost."""
+    view = view_of(tree)
+    flavour = view.flavour
+    odd: list[Path] = []
+    for path in view.of_role("optimizer"):
+        core = path[: -len(flavour.suffix)] if flavour.suffix else path
+        if is_variable(core, version):
+            odd.append(path)
+    if odd:
+        raise FormatError(
+            f"the optimizer holds state of what MaxText {version.name} does not train with it"
+            + listing([*map(spelled, odd)]),
+            place=tree.metadata.place or None,
+            hint="leave the optimizer out first, with ckpt strip-optimizer",
+        )

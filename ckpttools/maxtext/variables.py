@@ -1,0 +1,107 @@
+"""Variables of a class of their own, such as biases of routers, among parameters stacked on the scan axis."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.relayout import relayout
+from ckpttools.array.tree import Path, Tree
+from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
+from ckpttools.maxtext.layers import key_of_layers
+from ckpttools.maxtext.layout import COLLECTION, GLOBAL, LAYERS, LOCAL
+from ckpttools.maxtext.versions import VERSIONS, Version
+from ckpttools.maxtext.view import MaxTextView, view_of
+
+
+def is_variable(path: Path, version: Version) -> bool:
+    """Whether a parameter's path in the model is one of a variable of its own class to this version."""
+    return any(path[-len(end) :] == end for end in version.variables)
+
+
+def stacked_variables(view: MaxTextView, version: Version) -> Iterator[tuple[Path, int, int]]:
+    """Those whose layers are stacked: path in the model, scan axis as the array has it, number of axes."""
+    stacked = {key: axes for key, axes in view.stacked_keys.items() if axes}
+    for path, array in view.parameters.items():
+        place = key_of_layers(path, stacked) if is_variable(path, version) else None
+        if place is not None:
+            axes = stacked[path[place]]
+            yield path, min(view.scan_axis or 0, len(array.shape) - axes), axes
+
+
+def as_variables(tree: Tree, version: Version) -> Tree:
+    """A tree of parameters on the scan axis, with variables as a version has them: their layers on axis 0.
+
+    That is noted, as shapes do not show it where there are as many layers as experts.
+    """
+    view = view_of(tree)
+    moved: dict[Path, LazyArray] = {}
+    for path, axis, count in stacked_variables(view, version):
+        if axis:
+            moved[view.homes[path]] = _to_the_front(view.parameters[path], axis, count)
+    if not moved:
+        return tree
+    notes = view.notes
+    made = Tree({**tree.leaves, **moved}, tree.metadata)
+    return with_layer_notes(made, notes.with_first_axis(notes.first_axis | first_axis_names(moved)))
+
+
+def _to_the_front(array: LazyArray, axis: int, count: int) -> LazyArray:
+    """An array with the axes from `axis` on before all others."""
+    ranks = range(len(array.shape))
+    own = ranks[axis : axis + count]
+    order = (*own, *(each for each in ranks if each not in own))
+    return relayout(array, [(length,) for length in array.shape], order, (1,) * len(order))
+
+
+def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) -> frozenset[str]:
+    """Names of those paths of a tree that are variables among its parameters."""
+    flavour = view.flavour
+    held = (path for path in paths if flavour.holds(path))
+    return first_axis_names(path for path in held if is_variable(flavour.unwrapped(path), version))
+
+
+def collected(view: MaxTextView) -> Mapping[Path, Path]:
+    """Variables in a collection of their class -> their places among the parameters, for all loaders."""
+    flavour = view.flavour
+    return {
+        home: flavour.wrapped(inner)
+        for inner, home in view.homes.items()
+        if flavour.name == "linen" and home != flavour.wrapped(inner) and _in_collection(home, flavour.prefix)
+    }
+
+
+def _in_collection(home: Path, prefix: Path) -> bool:
+    above = len(prefix) - 1
+    return home[:above] == prefix[:above] and str(home[above]).endswith(COLLECTION)
+
+
+def versions_of(view: MaxTextView, families: Collection[str]) -> tuple[str, ...]:
+    """The versions of MaxText that store a model as a tree has it, newest first.
+
+    Args:
+        view: of the tree.
+        families: names of those that it may be of.
+    """
+    fitting = (each for each in VERSIONS.values() if _fits(view, families, each))
+    return tuple(each.name for each in fitting) if view.is_maxtext else ()
+
+
+def _fits(view: MaxTextView, families: Collection[str], version: Version) -> bool:
+    by_kind = any(key[:1] == (LAYERS,) and key[-1] in (LOCAL, GLOBAL) for key in view.stacked_keys)
+    by_position = any(key[:1] == (LAYERS,) and len(key) > 1 for key in view.stacked_keys) and not by_kind
+    wanted = {name in version.stacked_by_kind for name in families}
+    if (by_kind or by_position) and wanted and by_kind not in wanted:
+        return False
+    return not any(misplaced_variables(view, version))
+
+
+def misplaced_variables(view: MaxTextView, version: Version) -> Iterator[Path]:
+    """Variables among the parameters with their layers on another axis than a version has them: their paths
+    in the model."""
+    every = (each for other in VERSIONS.values() for each in stacked_variables(view, other))
+    for path in dict.fromkeys(path for path, axis, _ in every if axis):
+        home = view.homes[path]
+        is_first = home in view.on_first_axis
+        if home == view.flavour.wrapped(path) and is_first != is_variable(path, version):
+            yield path

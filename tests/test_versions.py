@@ -1,0 +1,206 @@
+"""What versions of MaxText store differently: written for each, and read from all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.golden_data import (
+    GOLDEN_VERSION,
+    SCAN_NAMES,
+    Leaves,
+    all_described,
+    arrays_by_tensorstore,
+    leaves_by_package,
+)
+from support.places import GOLDEN_0_2_5
+
+from ckpttools.api.conversion import Resources
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.array.nodes import window
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.moving import ForVersion
+from ckpttools.maxtext.scan import StackLayers, UnstackLayers
+from ckpttools.maxtext.stacking import StackAsModel
+from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.variables import versions_of
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
+from ckpttools.maxtext.view import view_of
+
+MODELS = ("qwen3-next", "deepseek3")
+SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
+EVERY_MODEL = pytest.mark.parametrize("model", MODELS)
+EVERY_VERSION = pytest.mark.parametrize("version", VERSIONS)
+# MaxText's converter puts these where one of its own ways of loading does not look; all take them from here.
+COLLECTIONS = ("params/MoEBiasVar/", "params/Tid2EidVar/")
+BIAS = "params/params/decoder/moe_layers/DeepSeekMoeBlock_0/MoeBlock_0/gate/bias"
+
+
+def among_parameters(path: str) -> str:
+    for collection in COLLECTIONS:
+        path = path.replace(collection, "params/params/")
+    return path
+
+
+def golden(model: str, scan: bool) -> Leaves:
+    leaves = json.loads((GOLDEN_0_2_5 / model / f"leaves_{SCAN_NAMES[scan]}.json").read_bytes())
+    return {among_parameters(path): leaf for path, leaf in leaves.items()}
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """The run directory that a model becomes for a version of MaxText; each is converted once."""
+
+    @cache
+    def run(model: str, scan: bool = True, version: str = NEWEST) -> Path:
+        place = tmp_path_factory.mktemp(model) / "out"
+        options = ToMaxText(scan=scan, maxtext=version)
+        plan_to_maxtext(GOLDEN_0_2_5 / model / "hf", options, Resources(jobs=2)).run(place)
+        return place
+
+    return run
+
+
+def same(a: Tree, b: Tree) -> bool:
+    return leaves_by_package(a) == leaves_by_package(b)
+
+
+class TestNewest:
+    @SCANS
+    @EVERY_MODEL
+    def test_every_leaf(self, converted, model, scan):
+        item, wanted = converted(model, scan) / "0" / "items", golden(model, scan)
+        assert leaves_by_package(open_tree(item)) == wanted
+        arrays = {path: leaf for path, leaf in wanted.items() if isinstance(leaf, dict)}
+        assert all_described(arrays_by_tensorstore(item)) == arrays
+
+
+class TestEveryVersion:
+    @EVERY_VERSION
+    @EVERY_MODEL
+    def test_comes_back(self, converted, tmp_path, model, version):
+        run = converted(model, True, version)
+        plan_to_huggingface(run, ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
+        wanted = load_file(GOLDEN_0_2_5 / model / "hf" / "model.safetensors")
+        assert all_described(load_file(tmp_path / "hf" / "model.safetensors")) == all_described(wanted)
+
+    @EVERY_VERSION
+    @EVERY_MODEL
+    def test_is_known(self, converted, model, version):
+        view = view_of(open_tree(converted(model, True, version)))
+        assert versions_of(view, ["qwen3-next"] if model == "qwen3-next" else ["deepseek"]) == (version,)
+
+    @EVERY_MODEL
+    def test_unstacked_is_the_same_in_all(self, converted, model):
+        trees = [open_tree(converted(model, False, version)) for version in VERSIONS]
+        assert all(same(trees[0], each) for each in trees)
+        assert versions_of(view_of(trees[0]), [model]) == tuple(VERSIONS)
+
+    @EVERY_VERSION
+    @EVERY_MODEL
+    def test_stacks_as_converted(self, converted, model, version):
+        single, stacked = (open_tree(converted(model, scan, version)) for scan in (False, True))
+        made = StackAsModel(maxtext=version)(single).tree
+        assert same(made, stacked)
+        assert made.metadata.custom == stacked.metadata.custom
+
+    @pytest.mark.parametrize("target", VERSIONS)
+    @EVERY_VERSION
+    @EVERY_MODEL
+    def test_stacks_for_another(self, converted, model, version, target):
+        """What was taken apart goes back as it was, or as a version wants it that is named."""
+        tree = open_tree(converted(model, True, version))
+        single = UnstackLayers()(tree).tree
+        assert same(StackAsModel()(single).tree, tree)
+        other = open_tree(converted(model, True, target))
+        assert same(StackAsModel(maxtext=target)(single).tree, other)
+
+    @pytest.mark.parametrize("target", VERSIONS)
+    @EVERY_VERSION
+    @EVERY_MODEL
+    def test_moves_to_another(self, converted, model, version, target):
+        tree, wanted = (open_tree(converted(model, True, each)) for each in (version, target))
+        if version == target:
+            with pytest.raises(UsageError, match=f"the layout of MaxText {target} already"):
+                ForVersion(target)(tree)
+        else:
+            made = ForVersion(target)(tree).tree
+            assert same(made, wanted)
+            assert made.metadata.custom == wanted.metadata.custom
+
+    def test_of_another_name(self):
+        with pytest.raises(UnknownNameError, match=r"one of 0\.2\.5, e591f30"):
+            ToMaxText(maxtext="0.2.6")
+
+
+class TestRouterBias:
+    def test_has_layers_first_in_the_newest(self, converted):
+        new, old = (open_tree(converted("deepseek3", True, each)) for each in (NEWEST, GOLDEN_VERSION))
+        path = tuple(BIAS.split("/"))
+        assert (new.arrays[path].shape, old.arrays[path].shape) == ((2, 4), (4, 2))
+        assert np.array_equal(new.arrays[path].read(), old.arrays[path].read().T)
+
+    @EVERY_VERSION
+    @pytest.mark.parametrize("axis", [0, 1])
+    def test_is_read_where_shapes_do_not_show_it(self, version, axis):
+        """As many layers as experts: the note in the metadata says which axis is which."""
+        source = with_experts(open_tree(GOLDEN_0_2_5 / "deepseek3" / "hf"), 2)
+        options = ToMaxText(maxtext=version, scan_axis=axis)
+        state = to_maxtext(source, options).state
+        assert state.arrays[tuple(BIAS.split("/"))].shape == (2, 2)
+        back = to_huggingface(state, ToHuggingFace(scan_axis=axis), ModelFiles(source.metadata.config)).tree
+        assert leaves_by_package(back) == leaves_by_package(source)
+        single = to_maxtext(source, ToMaxText(scan=False)).state
+        assert same(UnstackLayers(axis)(state).tree, single)
+
+    def test_of_a_collection_comes_among_the_parameters(self, converted):
+        """MaxText's own converter puts it where only one of its ways of loading looks."""
+        tree = open_tree(converted("deepseek3"))
+        bias = tuple(BIAS.split("/"))
+        there = ("params", "MoEBiasVar", *bias[2:])
+        collection = Tree({there if path == bias else path: leaf for path, leaf in tree.items()})
+        assert same(ForVersion()(collection).tree, tree)
+        old = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
+        assert same(ForVersion(GOLDEN_VERSION)(collection).tree, old)
+
+    def test_state_of_it_is_not_lost(self, converted):
+        """MaxText e591f30 trains it as any parameter."""
+        tree = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
+        moments = {
+            ("opt_state", "0", "mu", *path[1:]): each for path, each in tree.arrays.items() if path[1:]
+        }
+        training = Tree({**tree, **moments, ("opt_state", "0", "count"): tree[("step",)]}, tree.metadata)
+        with pytest.raises(FormatError, match=r"state of what MaxText 0\.2\.5 does not train"):
+            ForVersion()(training)
+
+
+def with_experts(tree: Tree, count: int) -> Tree:
+    """A DeepSeek model with fewer experts."""
+    config = {**(tree.metadata.config or {}), "n_routed_experts": count}
+    arrays = {path: each for path, each in tree.arrays.items() if not _is_beyond(path, count)}
+    gates = {path: each for path, each in arrays.items() if ".mlp.gate." in path[0]}
+    cut = {
+        path: window(each, (0,) * len(each.shape), (count, *each.shape[1:])) for path, each in gates.items()
+    }
+    return Tree({**arrays, **cut}, replace(tree.metadata, config=config))
+
+
+def _is_beyond(path: TreePath, count: int) -> bool:
+    return any(f".experts.{number}." in str(path[0]) for number in range(count, 4))
+
+
+def test_linear_attention_does_not_show_its_cycle(converted):
+    tree = open_tree(converted("qwen3-next", False))
+    with pytest.raises(FormatError, match="what MaxText calls their cycle"):
+        StackLayers(cycle=4)(tree)
