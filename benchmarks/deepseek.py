@@ -20,7 +20,7 @@ from pathlib import Path
 from pairs import against_copy, command, remove, seconds
 
 import ckpttools
-from ckpttools.api.parts import header_of
+from ckpttools.api.plans import header_of
 from ckpttools.plan.dealing import dealt
 from ckpttools.plan.plan_file import encoded, read_plan
 from ckpttools.stores import parse
@@ -105,7 +105,7 @@ def dealing(source: Path) -> None:
     """Writes the plan of a model to a file; prints how long a part reads it, and how even parts are."""
     prepared = ckpttools.hf_to_maxtext.plan(source, source.with_name("out"))
     file = source / "plan"
-    file.write_bytes(encoded(prepared.plan, header_of(prepared, ["convert", "hf-to-maxtext"])))
+    file.write_bytes(encoded(prepared.plan, header_of(prepared)))
     words = [sys.executable, "-c", _PART, file]
     taken = float(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
     sizes = read_plan(parse(file)).groups

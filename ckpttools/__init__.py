@@ -49,12 +49,16 @@ if TYPE_CHECKING:
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf as maxtext_to_hf
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
     from ckpttools.api.page import report as report
+    from ckpttools.api.parts import run_part as run_part
+    from ckpttools.api.plans import write_plan as write_plan
     from ckpttools.api.prepared import Prepared as Prepared
+    from ckpttools.api.publishing import publish_plan as publish_plan
     from ckpttools.api.reshard import reshard as reshard
     from ckpttools.api.resolve import resolve as resolve
     from ckpttools.api.save import plan_save as plan_save
     from ckpttools.api.save import save as save
     from ckpttools.api.save import save_async as save_async
+    from ckpttools.api.standing import plan_status as plan_status
     from ckpttools.api.stats_report import stats as stats
     from ckpttools.api.tree_report import inspect as inspect
     from ckpttools.api.verification import verify as verify
@@ -98,10 +102,14 @@ _MODULES = {
     "api.maxtext_to_hf": "maxtext_to_hf plan_to_huggingface",
     "api.maxtext_loading": "use_in_maxtext",
     "api.page": "report",
+    "api.parts": "run_part",
+    "api.plans": "write_plan",
     "api.prepared": "Prepared",
+    "api.publishing": "publish_plan",
     "api.reshard": "reshard",
     "api.resolve": "resolve",
     "api.save": "plan_save save save_async",
+    "api.standing": "plan_status",
     "api.stats_report": "stats",
     "api.tree_report": "inspect",
     "api.verification": "verify",

@@ -51,7 +51,14 @@ def test_what_is_no_part_is_refused(text):
         parse_part(text)
 
 
-SLURM = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1"}
+def array(number, first, last, step=1, count=None):
+    """The variables of a task of `sbatch --array=FIRST-LAST:STEP`, or of a list of so many numbers."""
+    said = {"ID": number, "MIN": first, "MAX": last, "STEP": step}
+    said["COUNT"] = len(range(first, last + 1, step)) if count is None else count
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in said.items()}
+
+
+SLURM = array(7, 1, 7, 2)
 STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
 
 
@@ -61,8 +68,11 @@ STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
         ({"JOB_COMPLETION_INDEX": "3"}, 8, Part(3, 8)),
         ({"CLOUD_RUN_TASK_INDEX": "2", "CLOUD_RUN_TASK_COUNT": "5"}, None, Part(2, 5)),
         ({"AWS_BATCH_JOB_ARRAY_INDEX": "0", "AWS_BATCH_JOB_ARRAY_SIZE": "2"}, None, Part(0, 2)),
-        ({**SLURM, "SLURM_ARRAY_TASK_STEP": "2"}, None, Part(3, 4)),
-        (SLURM, 64, Part(7, 64)),  # one of an array of 64 that is done again
+        (SLURM, None, Part(3, 4)),
+        (array(16, 1, 16), None, Part(15, 16)),
+        (array(15, 0, 15), 16, Part(15, 16)),
+        (array(11, 3, 11, count=2), 16, Part(11, 16)),  # --array=3,11: two of 16 that are done again
+        (array(7, 7, 7), 64, Part(7, 64)),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, None, Part(3, 8)),
         ({**SLURM, **STEP, "SLURM_STEP_NUM_TASKS": "1"}, 8, Part(7, 8)),
     ],
@@ -79,6 +89,11 @@ def test_the_engine_says_which_part(environment, count, part):
         ({"JOB_COMPLETION_INDEX": "8"}, 8, "there is no part 8 of 8"),
         ({"JOB_COMPLETION_INDEX": "x"}, 8, "is no number"),
         ({**SLURM, **STEP, "SLURM_STEP_NUM_TASKS": "8"}, None, "both number this process"),
+        (array(1, 1, 16), 16, "numbers its tasks in another way"),
+        (array(0, 0, 30, 2), 16, "numbers its tasks in another way"),
+        (array(11, 3, 11, count=2), None, "some are left out"),
+        (array(5, 0, 8, 4, count=3), None, "some are left out"),
+        (array(17, 3, 17, count=2), 16, "there is no part 17 of 16"),
         (STEP, None, "nothing says which part"),  # a batch script, not a step of srun
     ],
 )

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttools.api.standing import PartStanding, PlanStanding, _stragglers
+from ckpttools.api.standing import PartStatus, PlanStatus, _stragglers
 from ckpttools.cli.parts_text import part_line, status_lines, waiting_line
 from ckpttools.run.parts import PartReceipt
 from ckpttools.stores import parse
 
 GB = 10**9
-PART = PartStanding("0/3", "process 7 on a", "at work", 100, 50, 20 * GB, 10 * GB, 1e9, 10.0, 1.0, "a")
+PART = PartStatus(100, 50, 20 * GB, 10 * GB, 1e9, 10.0, "0/3", "process 7 on a", "at work", 1.0, "a")
 SLOW = replace(
     PART, part="1/3", process="process 7 on b", bytes_done=2 * GB, bytes_per_second=2e8, seconds_left=90.0
 )
 GONE = replace(
     PART, part="2/3", process="process 7 on c", state="gone", seconds_left=None, seen=130.0, tasks_done=4
 )
-ALL = PlanStanding(
-    parse("/data/out"),
-    "0123",
-    "at work",
-    "",
+ALL = PlanStatus(
     300,
     104,
     60 * GB,
     14 * GB,
     1.2e9,
     90.0,
+    parse("/data/out"),
+    "0123",
+    "at work",
+    "",
     tuple(_stragglers([PART, SLOW, GONE])),
     ((204, 300),),
 )
@@ -40,7 +40,7 @@ def test_each_process_has_a_line_and_stragglers_are_named():
         "0/3      at work, 50 of 100 tasks, 50 %, 1.00 GB/s, 0:00:10 left, process 7 on a",
         "1/3      at work, 50 of 100 tasks, 10 %, 200 MB/s, 0:01:30 left, process 7 on b",
         "2/3      gone, 4 of 100 tasks, 50 %, 1.00 GB/s, process 7 on c, last seen 0:02:10 ago",
-        "nobody   is at work on tasks 204 to 299",
+        "nobody   is at work on 96 tasks: 204 to 299",
     ]
 
 
@@ -50,6 +50,19 @@ def test_who_has_far_more_left_than_most_is_a_straggler():
     assert next(line for line in status_lines(replace(ALL, parts=tuple(parts))) if "wait" in line).startswith(
         "1/3"
     )
+
+
+def test_parts_that_nobody_has_begun_are_named():
+    parts = (replace(PART, part="0/8"),)
+    lines = list(status_lines(replace(ALL, count=8, parts=parts, not_begun=(4, 6, 7))))
+    assert lines[2] == "parts    of 8: 4 done, 1 at work, 3 not begun (4/8, 6/8 to 7/8)"
+
+
+def test_many_that_are_done_are_only_counted():
+    done = [replace(PART, part=f"{number}/40", state="done") for number in range(39)]
+    lines = list(status_lines(replace(ALL, count=40, parts=(*done, replace(SLOW, part="39/40")))))
+    assert lines[2] == "parts    of 40: 39 done, 1 at work"
+    assert [line.split()[0] for line in lines[3:]] == ["39/40", "nobody"]
 
 
 def test_who_is_waited_for_is_said_in_a_line():

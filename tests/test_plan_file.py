@@ -14,7 +14,7 @@ from support.command_line import ckpt, succeed
 from support.places import GOLDEN, HF, TRAINED
 
 import ckpttools
-from ckpttools.api.parts import header_of
+from ckpttools.api.plans import header_of
 from ckpttools.array.nodes import elementwise
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
@@ -117,8 +117,8 @@ def test_nothing_is_made_but_what_plans_name(name):
 @pytest.mark.parametrize("scan", [True, False])
 def test_the_tasks_of_all_parts_are_those_of_the_plan(tmp_path, count, scan):
     prepared = ckpttools.hf_to_maxtext.plan(HF, tmp_path / "out", scan=scan)
-    file = decoded(encoded(prepared.plan, header_of(prepared, ["convert"])), "here")
-    assert file.header.has_tasks and file.header.command == ("convert",)
+    file = decoded(encoded(prepared.plan, header_of(prepared)), "here")
+    assert file.header.has_tasks and file.header.call["arguments"]["scan"] == scan
     cuts = dealt(file.groups, count)
     found = []
     for first, stop in pairwise(cuts):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ckpttools.stores.relocation import Relocation
 
-HERE = Relocation.parse(["/data=/mnt/x"])
+HERE = Relocation.of(["/data=/mnt/x"])
 
 
 @pytest.mark.parametrize(
@@ -24,4 +26,5 @@ def test_whole_beginnings_of_paths_go_back(said, meant):
 
 def test_paths_go_there_and_back():
     assert HERE.there("/data/a") == "/mnt/x/a" and HERE.there("/database") == "/database"
-    assert HERE.word("--like=/data/a") == "--like=/mnt/x/a"
+    assert Relocation.of({"/data": "x"}).there("/data/a") == f"{Path.cwd()}/x/a"
+    assert Relocation.of("/data=gs://b/x").there("/data/a") == "gs://b/x/a"

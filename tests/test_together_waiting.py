@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ckpttools.api.standing import PartStanding
-from ckpttools.api.together import Job, _are_done, _heeding
+from ckpttools.api.standing import PartStatus
+from ckpttools.api.together import _are_done, _heeding
 from ckpttools.core.errors import OtherProcessError
-from ckpttools.plan.dealing import Part
 from ckpttools.run.events import Publishing
+from ckpttools.sharding.service import Service
 
-ONE = PartStanding("1/3", "process 1 on pod-1", "done", 7, 7, 70, 70, 1.0, None, 3.0, "a")
+ONE = PartStatus(7, 7, 70, 70, 1.0, None, "1/3", "process 1 on pod-1", "done", 3.0, "a")
 TWO = replace(ONE, part="2/3", process="process 1 on pod-2", token="b")
 HERE = {1: ONE.process, 2: TWO.process}
 
@@ -32,11 +32,11 @@ class Notes:
 
 @pytest.fixture
 def job():
-    return Job(Part(0, 3), Notes())
+    return Service(0, 3, Notes())
 
 
 def other(job, number):
-    return Job(Part(number, 3), job.client)
+    return Service(number, 3, job.client)
 
 
 def test_a_process_that_has_done_all_is_not_gone_before_it_says_so(job):

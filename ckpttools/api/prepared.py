@@ -11,13 +11,14 @@ would be done and does nothing yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
-from inspect import signature
+from inspect import Signature, signature
 from shlex import quote
 from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, cast
 
 from ckpttools.api.arguments import Size
+from ckpttools.api.calls import Call
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
 from ckpttools.api.sources import Source, place_of
 from ckpttools.core.budget import allowing, parse_size, size_text
@@ -78,6 +79,7 @@ class Prepared:
         conversion: the plan and the writer that it was made for.
         destination: where the checkpoint will be.
         overwrite, manifest, observe, command, download: as `Writing`.
+        call: what another process calls to decide the same; None where it was not made by a call.
     """
 
     conversion: Conversion
@@ -87,6 +89,7 @@ class Prepared:
     observe: Observer = field(default=lambda event: None)
     command: str = ""
     download: bool = False
+    call: Call | None = None
 
     @property
     def plan(self) -> Plan:
@@ -255,7 +258,7 @@ def command(
         def planned(*args: P.args, **options: P.kwargs) -> Made:
             if unknown := options.keys() - known:
                 _check_names(plan.__name__, unknown, [*known, *(each.name for each in more())])
-            return _of_models(plan)(*args, **options)
+            return _remembering(plan, own)(*args, **options)
 
         @wraps(plan)
         def run(*args: P.args, **options: P.kwargs) -> Any:
@@ -268,14 +271,21 @@ def command(
     return make
 
 
-def _of_models(call: Callable[P, Made]) -> Callable[P, Made]:
-    """A call that takes what it reads by the names that models have on the hub, too."""
+def _remembering(plan: Callable[P, Made], own: Signature) -> Callable[P, Made]:
+    """A call that takes models of the hub by their names, too, and of which is noted how it was made."""
 
     def called(*args: Any, **options: Any) -> Any:
         for name in ("source", "like"):
             if name in options:
                 options[name] = _model(options[name])
-        return cast(Any, call)(*map(_model, args[:1]), *args[1:], **options)
+        args = (*map(_model, args[:1]), *args[1:])
+        made = cast(Any, plan)(*args, **options)
+        if not isinstance(made, Prepared):
+            return made
+        given = own.bind(*args, **options)
+        rest = next((each.name for each in own.parameters.values() if each.kind is each.VAR_KEYWORD), "")
+        more = given.arguments.pop(rest, {})
+        return replace(made, call=Call.of(plan.__name__, {**given.arguments, **more}))
 
     return cast("Callable[P, Made]", called)
 

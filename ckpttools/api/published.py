@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeAlias
 
@@ -26,7 +27,7 @@ _MOST_FILES = 16
 _Marks: TypeAlias = Mapping[str, Sequence[object]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Published:
     """A plan whose checkpoint has its name.
 
@@ -41,6 +42,10 @@ class Published:
     plan: str
     published: float
     state: str = "complete"
+
+    def __repr__(self) -> str:
+        when = datetime.fromtimestamp(self.published, UTC).isoformat(" ", "seconds")
+        return f"<Published {self.destination}: complete since {when}>"
 
 
 def published_at(file: PlanFile, destination: Place) -> Published | None:

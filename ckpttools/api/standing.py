@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
-from ckpttools.api.parts import destination_of, standing_of
+from ckpttools.api.parts import standing_of
+from ckpttools.api.plans import Planned, destination_of, opened_plan
 from ckpttools.api.published import Published, published_at
+from ckpttools.core.text import plural
+from ckpttools.plan.dealing import Part, dealt
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import stretches
 from ckpttools.run.parts import numbers_of
 from ckpttools.stores.place import Place
-from ckpttools.stores.relocation import AS_PLANNED, Relocation
+from ckpttools.stores.relocation import Relocation, Roots
 from ckpttools.stores.shares import Member, Share, Standing
 
 # A process that has more than so many times as much left to do as half of the others is waited for.
@@ -21,16 +26,31 @@ _STRAGGLES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class PartStanding:
-    """A process that does a part, or did.
+class Progress:
+    """How far some tasks have come.
+
+    Attributes:
+        tasks, nbytes: of all; bytes that are read and written. `tasks_done`, `bytes_done` of them are done.
+        bytes_per_second: of those that are at work; 0.0 where nothing is known yet.
+        seconds_left: until the last is done at this rate; None where that is not known, or all is done.
+    """
+
+    tasks: int
+    tasks_done: int
+    nbytes: int
+    bytes_done: int
+    bytes_per_second: float
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus(Progress):
+    """A process that does a part, or did; the tasks are those of the part, whoever does them.
 
     Attributes:
         part: which, such as "3/8".
         process: in words.
         state: "at work", "done", "gone" (it was cut off), or what has ended it.
-        tasks, nbytes: of the part, whoever does them; `tasks_done` and `bytes_done` of them are done.
-        bytes_per_second: read and written by this process; 0.0 where nothing is known yet.
-        seconds_left: until the part is done at this rate; None where that is not known, or it is done.
         seen: seconds since its last sign of life.
         token: what tells it from all others.
         is_straggler: whether the others will have to wait for it.
@@ -39,55 +59,62 @@ class PartStanding:
     part: str
     process: str
     state: str
-    tasks: int
-    tasks_done: int
-    nbytes: int
-    bytes_done: int
-    bytes_per_second: float
-    seconds_left: float | None
     seen: float
     token: str
     is_straggler: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStanding:
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanStatus(Progress):
     """How far a plan has come.
 
     Attributes:
+        tasks, tasks_done, nbytes, bytes_done, bytes_per_second, seconds_left: of all of it; see `Progress`.
         destination: of the conversion.
         plan: fingerprint.
         state: "not begun", "at work", "stopped" (tasks are missing, and nobody is at work), "done" (it can be
             published), "published" (but for what is left beside it), "complete" (published, with nothing left
             to do), "taken" (something else is there).
         other: what else is there, in words.
-        tasks, nbytes: of all; bytes that are read and written. `tasks_done`, `bytes_done` of them are done.
-        bytes_per_second: of all that are at work.
-        seconds_left: until the last part is done; None where that is not known.
         parts: the processes that are at work, were cut off or ended by an error, and those that are done.
         missing: stretches (first task, one after the last) that are not done and nobody is at work on.
+        count: in how many parts whoever began last has it dealt out; None where nobody has begun.
+        not_begun: numbers of these that nobody has begun, as far as tasks of them are missing.
     """
 
     destination: Place
     plan: str
     state: str
     other: str
-    tasks: int
-    tasks_done: int
-    nbytes: int
-    bytes_done: int
-    bytes_per_second: float
-    seconds_left: float | None
-    parts: tuple[PartStanding, ...]
-    missing: tuple[tuple[int, int], ...]
+    parts: tuple[PartStatus, ...] = ()
+    missing: tuple[tuple[int, int], ...] = ()
+    count: int | None = None
+    not_begun: tuple[int, ...] = ()
+
+    @property
+    def tasks_missing(self) -> int:
+        """How many are not done, and nobody is at work on."""
+        return sum(stop - first for first, stop in self.missing)
+
+    def __repr__(self) -> str:
+        states = Counter(each.state for each in self.parts)
+        parts = "".join(f", {count} {state}" for state, count in states.items())
+        done = f"{self.tasks_done} of {plural(self.tasks, 'task')}"
+        return f"<PlanStatus of {self.destination}: {self.state}, {done}{parts}>"
 
 
-def plan_standing(file: PlanFile, *, relocation: Relocation = AS_PLANNED) -> PlanStanding:
+def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
     """How far a plan has come, who is at work, and who is waited for. Takes no lock, and changes nothing.
+
+    Args:
+        plan: its file.
+        root: as of `run_part`.
 
     Raises:
         StorageError: the destination cannot be looked at.
+        CheckpointError: the plan cannot be read.
     """
+    file, relocation = opened_plan(plan), Relocation.of(root)
     header = file.header
     destination = destination_of(header, relocation)
     standing = standing_of(header, destination)
@@ -95,40 +122,57 @@ def plan_standing(file: PlanFile, *, relocation: Relocation = AS_PLANNED) -> Pla
         return _complete(file, found)
     done = numbers_of(standing.all_records, header.tasks)
     left = {*range(header.tasks)} - done
-    parts = _stragglers([_part_standing(file, each, done) for each in _latest(standing.members)])
+    parts = _stragglers([_part_status(file, each, done) for each in _latest(standing.members)])
     for each in standing.members:
         if each.is_alive:
             left -= {*file.tasks_of(each.share.first, each.share.stop)}
     working = [each for each in parts if each.state == "at work"]
     lasting = [each.seconds_left for each in working if each.seconds_left is not None]
-    return PlanStanding(
-        destination=destination,
-        plan=header.plan,
-        state=_state(standing, len(done) == header.tasks, bool(working), destination),
-        other=standing.other,
-        tasks=header.tasks,
-        tasks_done=len(done),
-        nbytes=sum(file.groups),
-        bytes_done=file.bytes_of_tasks(done),
-        bytes_per_second=sum(each.bytes_per_second for each in working),
-        seconds_left=max(lasting, default=None),
-        parts=tuple(parts),
-        missing=tuple(stretches(sorted(left))) if standing.is_begun else (),
+    count = _count(standing.members)
+    return PlanStatus(
+        header.tasks,
+        len(done),
+        sum(file.groups),
+        file.bytes_of_tasks(done),
+        sum(each.bytes_per_second for each in working),
+        max(lasting, default=None),
+        destination,
+        header.plan,
+        _state(standing, len(done) == header.tasks, bool(working), destination, header.overwrite),
+        standing.other,
+        tuple(parts),
+        tuple(stretches(sorted(left))) if standing.is_begun else (),
+        count,
+        () if count is None else tuple(_not_begun(file, count, parts, left)),
     )
 
 
-def _complete(file: PlanFile, found: Published) -> PlanStanding:
+def _complete(file: PlanFile, found: Published) -> PlanStatus:
     tasks, nbytes = file.header.tasks, sum(file.groups)
-    return PlanStanding(
-        found.destination, found.plan, found.state, "", tasks, tasks, nbytes, nbytes, 0.0, None, (), ()
-    )
+    return PlanStatus(tasks, tasks, nbytes, nbytes, 0.0, None, found.destination, found.plan, found.state, "")
 
 
-def _state(standing: Standing, is_done: bool, is_at_work: bool, destination: Place) -> str:
+def _count(members: Iterable[Member]) -> int | None:
+    """Of how many parts whoever began last does one."""
+    last = max(members, key=lambda each: each.began, default=None)
+    number, slash, count = last.share.name.partition("/") if last else ("", "", "")
+    return int(count) if slash and number.isdigit() and count.isdigit() else None
+
+
+def _not_begun(file: PlanFile, count: int, parts: Iterable[PartStatus], left: set[int]) -> Iterator[int]:
+    begun, ends = {each.part for each in parts}, dealt(file.groups, count)
+    for number, (first, stop) in enumerate(pairwise(ends)):
+        if str(Part(number, count)) not in begun and not left.isdisjoint(file.tasks_of(first, stop)):
+            yield number
+
+
+def _state(standing: Standing, is_done: bool, is_at_work: bool, destination: Place, overwrite: bool) -> str:
     if standing.is_published:
         return "published"
     if not standing.is_begun:
-        return "taken" if standing.other or destination.exists() else "not begun"
+        # What may be replaced is in nobody's way.
+        is_taken = not overwrite and (standing.other or destination.exists())
+        return "taken" if is_taken else "not begun"
     if is_at_work:
         return "at work"
     return "done" if is_done else "stopped"
@@ -140,7 +184,7 @@ def _latest(members: Sequence[Member]) -> list[Member]:
     return [each for each in members if each.is_alive or last[each.share] is each]
 
 
-def _part_standing(file: PlanFile, member: Member, done: set[int]) -> PartStanding:
+def _part_status(file: PlanFile, member: Member, done: set[int]) -> PartStatus:
     tasks = file.tasks_of(member.share.first, member.share.stop)
     ready = [number for number in tasks if number in done]
     nbytes, bytes_done = file.bytes_of_tasks(tasks), file.bytes_of_tasks(ready)
@@ -149,24 +193,22 @@ def _part_standing(file: PlanFile, member: Member, done: set[int]) -> PartStandi
     seconds = (now if member.is_alive else member.seen) - member.began
     rate = own / seconds if own and seconds > 0 else 0.0
     is_done = len(ready) == len(tasks)
-    state = "at work" if member.is_alive else "done" if is_done else member.outcome or "gone"
-    left = (nbytes - bytes_done) / rate if rate and member.is_alive else None
-    return PartStanding(
-        member.share.name,
-        member.process,
-        state,
+    return PartStatus(
         len(tasks),
         len(ready),
         nbytes,
         bytes_done,
         rate,
-        left,
+        (nbytes - bytes_done) / rate if rate and member.is_alive else None,
+        member.share.name,
+        member.process,
+        "at work" if member.is_alive else "done" if is_done else member.outcome or "gone",
         max(0.0, now - member.seen),
         member.token,
     )
 
 
-def _stragglers(parts: Sequence[PartStanding]) -> list[PartStanding]:
+def _stragglers(parts: Sequence[PartStatus]) -> list[PartStatus]:
     """Those that will be waited for are marked."""
     left = [each.seconds_left for each in parts if each.seconds_left is not None]
     if len(left) < 2:

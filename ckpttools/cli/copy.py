@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.options import json_option, limit_options, public_option
+from ckpttools.cli.options import count_option, json_option, limit_options, public_option
 from ckpttools.cli.output import labelled, print_json, prose_width, say, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.transforming import places
@@ -30,12 +30,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Of a run only this step; by default all finished ones. May be repeated.",
 )
-@click.option(
-    "--latest",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Of a run only the latest N finished steps.",
-)
+@count_option("--latest", "Of a run only the latest N finished steps.")
 @click.option(
     "--verify",
     is_flag=True,

@@ -107,6 +107,11 @@ def patterns_option(flag: str, help: str) -> Decorator:
     return click.option(flag, metavar="PATTERN", multiple=True, help=f"{help} May be repeated.")
 
 
+def count_option(flag: str, help: str) -> Decorator:
+    """Adds a flag that takes a number, 1 or more."""
+    return click.option(flag, type=click.IntRange(min=1), metavar="N", help=help)
+
+
 def filter_option(more: str = "") -> Decorator:
     """Adds which arrays are meant, as `filter`; `more` ends the sentence of its help."""
     what = f"Only arrays whose whole name matches, such as '*/mlp/*'{more}."
@@ -137,12 +142,10 @@ read_options = together(step_option, max_header_option, max_index_option)
 """Adds how a path is opened."""
 
 
-requests_option = click.option(
+requests_option = count_option(
     "--requests",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Requests under way at once to buckets, the hub and web servers; by default 4 to 32 reads, as many "
-    "as are found to bring more.",
+    "Requests under way at once to buckets, the hub and web servers; by default 4 to 32 reads, as many as "
+    "are found to bring more.",
 )
 
 
@@ -183,12 +186,9 @@ _limits = together(
         show_default=True,
         help="Most memory that may be resident, whatever the model's size: 512MiB, 2GB, …",
     ),
-    click.option(
+    count_option(
         "--jobs",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Parallel workers; by default one per core, two per core where something is written, at most "
-        "16.",
+        "Parallel workers; by default one per core, two per core where something is written, at most 16.",
     ),
     requests_option,
 )

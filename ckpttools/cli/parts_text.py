@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from ckpttools.api.standing import PartStanding, PlanStanding
+from ckpttools.api.standing import PartStatus, PlanStatus
 from ckpttools.cli.units import disk, duration
 from ckpttools.core.text import plural
+from ckpttools.run.entries import stretches
 from ckpttools.run.parts import PartReceipt
 
 _STATES = {
@@ -19,6 +21,9 @@ _STATES = {
     "taken": "nothing of this plan is in the making",
 }
 _MOST_STRETCHES = 10
+# More of them have no line each.
+_MOST_DONE = 16
+_ORDER = ("done", "at work", "gone", "failed")
 
 
 def part_line(receipt: PartReceipt) -> str:
@@ -34,7 +39,7 @@ def part_line(receipt: PartReceipt) -> str:
     return f"part {receipt.part} of {receipt.destination}: {done}{before}"
 
 
-def status_lines(found: PlanStanding) -> Iterator[str]:
+def status_lines(found: PlanStatus) -> Iterator[str]:
     """All that is known, a line for each process."""
     yield f"{found.destination}: {_STATES[found.state]}"
     if found.state == "taken":
@@ -46,15 +51,39 @@ def status_lines(found: PlanStanding) -> Iterator[str]:
     rate = f", {disk(found.bytes_per_second)}/s" if found.bytes_per_second else ""
     left = f", {duration(found.seconds_left)} left" if found.seconds_left is not None else ""
     yield f"all      {done}{rate}{left}"
+    if found.count is not None:
+        yield f"parts    {_parts(found, found.count)}"
+    is_folded = sum(each.state == "done" for each in found.parts) > _MOST_DONE
     for each in found.parts:
-        yield f"{each.part:<8} {_part(each)}"
-    spelled = [f"{first} to {stop - 1}" if stop > first + 1 else f"{first}" for first, stop in found.missing]
-    if spelled:
-        more = f" and {len(spelled) - _MOST_STRETCHES} more" if len(spelled) > _MOST_STRETCHES else ""
-        yield f"nobody   is at work on tasks {', '.join(spelled[:_MOST_STRETCHES])}{more}"
+        if not (is_folded and each.state == "done"):
+            yield f"{each.part:<8} {_part(each)}"
+    if found.missing:
+        which = f"{plural(found.tasks_missing, 'task')}: {_stretches(found.missing)}"
+        yield f"nobody   is at work on {which}"
 
 
-def _part(each: PartStanding) -> str:
+def _parts(found: PlanStatus, count: int) -> str:
+    """How many parts are in each state: `of 16: 9 done, 3 at work, 4 not begun (12/16 to 15/16)`."""
+    own = {each.part: each.state for each in found.parts if each.part.endswith(f"/{count}")}
+    states = Counter(state if state in _ORDER else "failed" for state in own.values())
+    # What is neither begun nor left has been done by others.
+    states["done"] += count - len(own) - len(found.not_begun)
+    said = [f"{states[state]} {state}" for state in _ORDER if states[state]]
+    if found.not_begun:
+        which = _stretches(stretches(found.not_begun), f"/{count}")
+        said.append(f"{len(found.not_begun)} not begun ({which})")
+    return f"of {count}: {', '.join(said)}"
+
+
+def _stretches(numbers: Sequence[tuple[int, int]], of: str = "") -> str:
+    spelled = [
+        f"{first}{of} to {stop - 1}{of}" if stop > first + 1 else f"{first}{of}" for first, stop in numbers
+    ]
+    more = f" and {len(spelled) - _MOST_STRETCHES} more" if len(spelled) > _MOST_STRETCHES else ""
+    return f"{', '.join(spelled[:_MOST_STRETCHES])}{more}"
+
+
+def _part(each: PartStatus) -> str:
     share = 100 * each.bytes_done // max(1, each.nbytes)
     words = [each.state, f"{each.tasks_done} of {plural(each.tasks, 'task')}, {share} %"]
     if each.bytes_per_second:
@@ -69,7 +98,7 @@ def _part(each: PartStanding) -> str:
     return ", ".join(words)
 
 
-def waiting_line(found: PlanStanding) -> str:
+def waiting_line(found: PlanStatus) -> str:
     """Who is waited for, in one line."""
     missing = found.tasks - found.tasks_done
     working = sorted((each for each in found.parts if each.state == "at work"), key=_left)
@@ -82,11 +111,11 @@ def waiting_line(found: PlanStanding) -> str:
         text += (
             f"; waiting for {plural(len(working), 'part')}, longest for {last.part} ({last.process}{left})"
         )
-    nobody = sum(stop - first for first, stop in found.missing)
+    nobody = found.tasks_missing
     if nobody or not working:
         text += f"; nobody is at work on {plural(nobody or missing, 'task')}"
     return text
 
 
-def _left(each: PartStanding) -> float:
+def _left(each: PartStatus) -> float:
     return float("inf") if each.seconds_left is None else each.seconds_left

@@ -6,7 +6,7 @@ import click
 
 from ckpttools.cli.options import ANY_PATH, json_option
 from ckpttools.cli.output import print_json, say, show
-from ckpttools.cli.planning import absolute_words, prepared_by
+from ckpttools.cli.planning import prepared_by
 from ckpttools.cli.units import disk
 from ckpttools.core.text import plural
 from ckpttools.stores.place import Place
@@ -34,10 +34,9 @@ def plan(words: tuple[str, ...], output: Place, as_json: bool) -> None:
     Example:
       ckpt plan convert hf-to-maxtext ~/Llama-3.1-405B /shared/llama -o llama.plan
     """
-    from ckpttools.api.parts import write_plan
+    from ckpttools.api.plans import write_plan
 
-    everywhere = absolute_words(words)
-    written = write_plan(prepared_by(everywhere), output, everywhere)
+    written = write_plan(prepared_by(words), output)
     if as_json:
         print_json(written)
         return

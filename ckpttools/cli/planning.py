@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.options import Location
-from ckpttools.cli.output import say
-from ckpttools.core.errors import CheckpointError, UsageError
-from ckpttools.stores.registry import parse
-from ckpttools.stores.web.hub_name import is_model_name
+from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
-    from ckpttools.plan.plan_file import Header
-    from ckpttools.stores.relocation import Relocation
 
 _TAKEN: ContextVar[list[Prepared] | None] = ContextVar("planned commands", default=None)
 
@@ -65,52 +58,6 @@ def prepared_by(words: Sequence[str]) -> Prepared:
     return found[0]
 
 
-def absolute_words(words: Sequence[str]) -> list[str]:
-    """The words of a command line with places as they are called from everywhere on this machine.
-
-    Left as they are: names of models of the hub, texts that may also name a file, such as --rules, and what
-    is the value of another option as well.
-    """
-    from ckpttools.cli.main import main
-
-    command, names = _command(main, click.Context(main), words)
-    if command is None or isinstance(command, click.Group):
-        return list(words)
-    # Names of commands come first, in order.
-    first = words.index(names[-1], len(names) - 1) + 1
-    parser = command.make_parser(click.Context(command, ignore_unknown_options=True))
-    try:
-        given, _, _ = parser.parse_args([*words[first:]])
-    except click.UsageError:
-        # Whoever carries it out says so.
-        return list(words)
-    places, others = set[str](), set[str]()
-    for each in command.params:
-        value = given.get(each.name or "")
-        texts = value if isinstance(value, list | tuple) else [value]
-        found = places if isinstance(each.type, Location) else others
-        found.update(text for text in texts if isinstance(text, str))
-    relative = {text: _absolute(text) for text in places - others}
-
-    def said(word: str) -> str:
-        flag, equals, value = word.partition("=")
-        is_flag = word.startswith("-") and equals
-        return f"{flag}={relative.get(value, value)}" if is_flag else relative.get(word, word)
-
-    return [*words[:first], *map(said, words[first:])]
-
-
-def _absolute(text: str) -> str:
-    place = parse(text)
-    if place.store.scheme != "file" or (is_model_name(text) and not place.parent.exists()):
-        return text
-    if ".." not in place.parts:
-        return str(place.absolute())
-    # What is above a link is not what `..` leads to; and the directory that is left may not be there later.
-    last = place.name
-    return str(place.resolve() if last == ".." else parse(place.parent.resolve()) / last)
-
-
 def _command(
     group: click.Group, context: click.Context, words: Sequence[str]
 ) -> tuple[click.Command | None, list[str]]:
@@ -146,24 +93,3 @@ def _taking() -> Iterator[list[Prepared]]:
         yield found
     finally:
         _TAKEN.reset(token)
-
-
-def replanned(header: Header, relocation: Relocation) -> Prepared:
-    """The plan of a file, made again: see `ckpttools.api.parts.Replan`."""
-    words = [relocation.word(word) for word in header.command]
-    # The number of workers decides how large tasks are, and must not be that of this machine.
-    return prepared_by([*words, "--jobs", str(header.jobs)])
-
-
-@contextmanager
-def where_planned(header: Header, relocation: Relocation) -> Iterator[None]:
-    """In the directory in which a command was given that is planned again, where that is here."""
-    directory = relocation.there(header.directory)
-    is_here = os.path.isdir(directory)  # noqa: PTH112
-    with chdir(directory if is_here else "."):
-        try:
-            yield
-        except CheckpointError:
-            if not is_here:
-                say(f"note     {directory}, where the plan was made, is not here; relative names mean others")
-            raise

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, SIZE, json_option
+from ckpttools.cli.options import ANY_PATH, SIZE, count_option, json_option
 from ckpttools.cli.output import print_json, say, show
-from ckpttools.cli.planning import replanned, where_planned
 from ckpttools.cli.progress import progress_option
 from ckpttools.core.errors import UsageError
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
+    from ckpttools.api.standing import PlanStatus
     from ckpttools.plan.plan_file import PlanFile
     from ckpttools.stores.relocation import Relocation
-
-_LOOK_SECONDS = 5.0
-_WAITED_FOR = ("done", "published", "complete", "taken")
 
 
 @click.command(
@@ -34,12 +29,7 @@ _WAITED_FOR = ("done", "published", "complete", "taken")
     help="Do part I of N, counted from 0. Without it the environment says which: JOB_COMPLETION_INDEX, "
     "SLURM_ARRAY_TASK_ID, SLURM_PROCID, CLOUD_RUN_TASK_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.",
 )
-@click.option(
-    "--parts",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="How many parts there are, where the environment says only which one this is.",
-)
+@count_option("--parts", "How many parts there are, where the environment says only which one this is.")
 @click.option(
     "--publish",
     is_flag=True,
@@ -58,7 +48,7 @@ _WAITED_FOR = ("done", "published", "complete", "taken")
 @click.option(
     "--memory", type=SIZE, help="Most memory that may be resident; by default what the plan was made for."
 )
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Parallel workers.")
+@count_option("--jobs", "Parallel workers.")
 @progress_option
 @json_option
 def run(
@@ -92,77 +82,57 @@ def run(
     does_part = part is not None or parts is not None or not (publish or status)
     if (status and (publish or part or parts)) or (wait and not publish):
         raise UsageError("these options do not go together", hint="see ckpt run --help")
-    file, relocation = read_plan(plan), Relocation.parse(roots)
+    file, root = read_plan(plan), Relocation.of(roots)
     if status:
-        _show_status(file, relocation, as_json)
+        _show_status(file, root, as_json)
         return
     if does_part:
-        _do_part(plan, file, relocation, part, parts, memory, jobs, progress, as_json)
-    if publish and wait:
-        _wait(file, relocation, progress)
-    if publish and (not does_part or wait or _is_last(file, relocation)):
-        _publish(file, relocation, beside=does_part and not wait, progress=progress, as_json=as_json)
+        _do_part(file, root, part, as_json, progress, parts=parts, memory=memory, jobs=jobs)
+    if publish and (not does_part or wait or _is_last(file, root)):
+        _publish(file, root, wait=wait, beside=does_part and not wait, progress=progress, as_json=as_json)
 
 
 def _do_part(
-    plan: Place,
-    file: PlanFile,
-    relocation: Relocation,
-    part: str | None,
-    parts: int | None,
-    memory: int | None,
-    jobs: int | None,
-    progress: bool,
-    as_json: bool,
+    file: PlanFile, root: Relocation, part: str | None, as_json: bool, progress: bool, **how: Any
 ) -> None:
     from ckpttools.api.parts import run_part
     from ckpttools.cli.parts_text import part_line
     from ckpttools.cli.progress import listening
-    from ckpttools.plan.dealing import parse_part
-    from ckpttools.plan.engines import part_here
 
-    which = parse_part(part) if part is not None else part_here(parts)
-    command = shlex.join(["ckpt", "run", str(plan.absolute()), "--part", "0/1"])
-    with listening(progress) as observe, where_planned(file.header, relocation):
-        receipt = run_part(
-            file,
-            which,
-            replan=replanned,
-            relocation=relocation,
-            memory=memory,
-            jobs=jobs,
-            command=command,
-            observe=observe,
-        )
+    with listening(progress) as observe:
+        receipt = run_part(file, part, root=root, observe=observe, **how)
     if as_json:
         print_json(receipt)
     else:
         show([part_line(receipt)])
 
 
-def _is_last(file: PlanFile, relocation: Relocation) -> bool:
+def _is_last(file: PlanFile, root: Relocation) -> bool:
     """Whether all parts are done; says what is missing otherwise."""
-    from ckpttools.api.standing import plan_standing
+    from ckpttools.api.standing import plan_status
     from ckpttools.cli.parts_text import waiting_line
 
-    found = plan_standing(file, relocation=relocation)
+    found = plan_status(file, root=root)
     if found.state in ("done", "published", "complete"):
         return True
     say(f"not published: {waiting_line(found)}")
     return False
 
 
-def _publish(file: PlanFile, relocation: Relocation, *, beside: bool, progress: bool, as_json: bool) -> None:
+def _publish(
+    file: PlanFile, root: Relocation, *, wait: bool, beside: bool, progress: bool, as_json: bool
+) -> None:
     """Publishes; `beside` others that may do so, too: then whoever is at work does it later."""
-    from ckpttools.api.parts import publish_plan
     from ckpttools.api.published import Published
+    from ckpttools.api.publishing import publish_plan
     from ckpttools.cli.plan_text import closing_line
     from ckpttools.cli.progress import listening
     from ckpttools.stores.publishing import LockedError
 
+    waiting = _Waiting(progress)
     try:
-        with listening(progress) as observe, where_planned(file.header, relocation):
-            receipt = publish_plan(file, replan=replanned, relocation=relocation, observe=observe, warn=say)
+        with listening(progress) as observe:
+            receipt = publish_plan(file, wait=wait, root=root, observe=observe, waiting=waiting, warn=say)
     except LockedError as error:
         if not beside:
             raise
@@ -176,26 +146,28 @@ def _publish(file: PlanFile, relocation: Relocation, *, beside: bool, progress: 
         show([closing_line(receipt)])
 
 
-def _wait(file: PlanFile, relocation: Relocation, progress: bool) -> None:
-    from ckpttools.api.standing import plan_standing
-    from ckpttools.cli.parts_text import waiting_line
+@dataclass
+class _Waiting:
+    """Says who is waited for, as often as that changes."""
 
-    said = ""
-    while (found := plan_standing(file, relocation=relocation)).state not in _WAITED_FOR:
+    wanted: bool
+    said: str = ""
+
+    def __call__(self, found: PlanStatus) -> None:
+        from ckpttools.cli.parts_text import waiting_line
+
         line = waiting_line(found)
-        if progress and line != said:
+        if self.wanted and line != self.said:
             say(line)
-            said = line
-        time.sleep(_LOOK_SECONDS)
+            self.said = line
 
 
-def _show_status(file: PlanFile, relocation: Relocation, as_json: bool) -> None:
-    from ckpttools.api.standing import plan_standing
+def _show_status(file: PlanFile, root: Relocation, as_json: bool) -> None:
+    from ckpttools.api.standing import plan_status
     from ckpttools.cli.parts_text import status_lines
 
-    found = plan_standing(file, relocation=relocation)
+    found = plan_status(file, root=root)
     if as_json:
         print_json(found)
     else:
-        lines: Sequence[str] = list(status_lines(found))
-        show(lines)
+        show(list(status_lines(found)))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ckpttools.cli.command_line import command_line
 from ckpttools.cli.output import print_json, say, show
-from ckpttools.cli.planning import replanned
 
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
@@ -28,24 +25,18 @@ def carry_out_together(
         plan: decides the conversion.
         coordinator, process, progress, as_json: as `ckpttools.cli.options.output_options` says.
     """
-    from ckpttools.api.together import abandoned_job, convert_together, joined_job, left_job
+    from ckpttools.api.together import Told, convert_together
     from ckpttools.cli.parts_text import part_line, waiting_line
     from ckpttools.cli.plan_text import closing_line
     from ckpttools.cli.progress import listening
     from ckpttools.plan.dealing import parse_part
+    from ckpttools.sharding.service import abandoned_job, joined_job, left_job
 
     job = joined_job(coordinator, None if process is None else parse_part(process))
     try:
-        with listening(progress and job.part.number == 0) as observe:
-            receipt = convert_together(
-                job,
-                plan,
-                shlex.split(command_line())[1:],
-                replan=replanned,
-                observe=observe,
-                done=lambda made: say(part_line(made)),
-                waiting=lambda found: say(waiting_line(found)),
-            )
+        with listening(progress and job.number == 0) as observe:
+            told = Told(observe, lambda made: say(part_line(made)), lambda found: say(waiting_line(found)))
+            receipt = convert_together(job, plan, told)
     except BaseException:
         abandoned_job(job)
         raise

@@ -37,8 +37,16 @@ def write(
             `ckpttools.cli.options.output_options` says.
         options: of the call.
     """
+    is_dealt_out = (distributed and not dry_run) or is_only_planned()
+    if is_dealt_out:
+        from ckpttools.api.calls import absolute
+
+        source, destination = absolute(source), absolute(destination)
+        options = {
+            name: absolute(each) if isinstance(each, Place) else each for name, each in options.items()
+        }
     plan = partial(call, source, destination, command=command_line(), **options)
-    if distributed and not (dry_run or is_only_planned()):
+    if is_dealt_out and not is_only_planned():
         from ckpttools.cli.together import carry_out_together
 
         carry_out_together(plan, coordinator, process, progress=progress, as_json=as_json)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 # Switches of which one side has a name of its own.
 _FLAGS = {("zarr3", False): "--zarr2", ("reference", False): "--copy", ("per_layer", False): "--whole"}
@@ -18,6 +19,9 @@ _NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
 _PLACES = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"}
 _NAMED = re.compile(r"\{([a-z][a-z_]*)\}")
 _as_flags = False
+# What only whoever makes a plan can say, and whether somebody carries one out.
+_OF_PLANS = ("overwrite",)
+_is_planned: ContextVar[bool] = ContextVar("carries out a plan", default=False)
 
 
 @contextmanager
@@ -31,6 +35,16 @@ def as_flags() -> Iterator[None]:
         _as_flags = before
 
 
+@contextmanager
+def as_planned() -> Iterator[None]:
+    """Within it messages say of options that a plan has settled that another plan can have them."""
+    token = _is_planned.set(True)
+    try:
+        yield
+    finally:
+        _is_planned.reset(token)
+
+
 def option(name: str, value: object = None) -> str:
     """An option as the user writes it.
 
@@ -42,7 +56,8 @@ def option(name: str, value: object = None) -> str:
         `scan_axis`, scan=False, scan_axis=0, tied="drop"; as flags --scan-axis, --no-scan, --scan-axis 0,
         --tied drop.
     """
-    return flag(name, value) if _as_flags else _argument(name, value)
+    said = flag(name, value) if _as_flags else _argument(name, value)
+    return f"a plan made with {said}" if name in _OF_PLANS and _is_planned.get() else said
 
 
 def place(name: str) -> str:

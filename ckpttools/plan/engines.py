@@ -18,13 +18,14 @@ class Engine:
     Attributes:
         number: says which process this is.
         count: says how many there are; "" where the engine does not tell.
-        first: says the number of the first one; "" where that is 0.
+        first, last: say the numbers of the first and of the last one; "" where they begin with 0.
         step: says how far apart numbers are; "" where that is 1.
     """
 
     number: str
     count: str = ""
     first: str = ""
+    last: str = ""
     step: str = ""
 
 
@@ -33,7 +34,7 @@ ENGINES = (
     Engine("JOB_COMPLETION_INDEX"),
     Engine("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
     Engine("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
-    Engine("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP"),
+    Engine("SLURM_ARRAY_TASK_ID", *(f"SLURM_ARRAY_TASK_{each}" for each in ("COUNT", "MIN", "MAX", "STEP"))),
     Engine("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
@@ -77,8 +78,11 @@ def _check_one_of(environment: Mapping[str, str]) -> None:
 
 def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> Part:
     number = _whole(engine.number, environment)
+    numbers = _numbers(engine, environment)
     if count is not None:
         # A job array that does a few parts again has their numbers, and its own first one and count.
+        if len(numbers) == count and numbers != range(count):
+            raise _not_from_0(engine, number, numbers, count)
         return Part(number, count)
     if not engine.count:
         raise UsageError(
@@ -86,9 +90,37 @@ def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> 
             got=f"{engine.number}={number}",
             hint=f"say it: {option('parts', 'N')}, the completions of the job",
         )
-    first = _whole(engine.first, environment) if engine.first in environment else 0
+    started = _whole(engine.count, environment)
+    if numbers and (number not in numbers or len(numbers) != started):
+        raise UsageError(
+            "the numbers of the job array are not those of parts: some are left out",
+            got=f"{started} tasks, {_spelled(numbers)}, of which this is {number}",
+            wanted=f"{option('parts', 'N')}, as in the array of which these are some",
+        )
+    return Part(numbers.index(number) if numbers else number, started)
+
+
+def _numbers(engine: Engine, environment: Mapping[str, str]) -> range:
+    """All numbers that an engine has given, were none left out; empty where it does not tell."""
+    if not {engine.first, engine.last} <= environment.keys():
+        return range(0)
     step = _whole(engine.step, environment) if engine.step in environment else 1
-    return Part((number - first) // max(1, step), _whole(engine.count, environment))
+    return range(_whole(engine.first, environment), _whole(engine.last, environment) + 1, max(1, step))
+
+
+def _not_from_0(engine: Engine, number: int, numbers: range, count: int) -> UsageError:
+    """The error of an array that has as many tasks as there are parts, under other numbers."""
+    return UsageError(
+        "the job array numbers its tasks in another way than parts are",
+        got=f"{_spelled(numbers)}: {engine.number}={number}",
+        wanted=f"0 to {count - 1}, as by --array=0-{count - 1}",
+        hint=f"submit it so; or leave {option('parts')} out: then the array itself says how many there are",
+    )
+
+
+def _spelled(numbers: range) -> str:
+    step = f" by steps of {numbers.step}" if numbers.step != 1 else ""
+    return f"{numbers[0]} to {numbers[-1]}{step}"
 
 
 def _whole(name: str, environment: Mapping[str, str]) -> int:

@@ -21,8 +21,9 @@ from typing import Any
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.array.tree import Path, Tree
-from ckpttools.core.errors import FormatError, SourceChangedError
+from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError
 from ckpttools.core.region import Region
+from ckpttools.core.wording import option
 from ckpttools.formats.base import Layout
 from ckpttools.plan.node_lines import (
     NodeLines,
@@ -39,7 +40,7 @@ from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
-_KIND = "ckpttools-plan-1"
+_KIND = "ckpttools-plan-2"
 # Of a local file, whose time of change a copy need not have: a few blocks tell it from another model.
 _SAMPLE, _SAMPLES, _MOST_SAMPLES = 4096, 8, 20_000
 # What is in a file of this size is not worth a file of its own.
@@ -52,8 +53,8 @@ class Header:
 
     Attributes:
         version: of this package.
-        command: the words after `ckpt`.
-        directory: where they were given.
+        call: name and arguments of the call of `ckpttools` that plans it again; None where text says neither.
+        directory: where it was made.
         jobs: workers at a time that it was planned for, at most.
         source, destination: what is read, for messages, and what is written, wherever the process is.
         plan: fingerprint.
@@ -68,7 +69,7 @@ class Header:
     """
 
     version: str
-    command: tuple[str, ...]
+    call: Mapping[str, Any] | None
     directory: str
     jobs: int
     source: str
@@ -118,7 +119,13 @@ class PlannedSource:
             CheckpointError: it cannot be opened.
         """
         path = there(self.path)
-        file = parse(path).open()
+        try:
+            file = parse(path).open()
+        except CheckpointError as error:
+            if parse(path).exists():
+                raise
+            hint = f"where paths are others here, say so with {option('root', 'OLD=NEW')}"
+            raise error.at(hint=hint) from error
         is_same = file.size == self.size and (
             file.version == self.version or (path != self.path and self._is_sampled(file))
         )
@@ -365,6 +372,7 @@ def read_plan(place: Place) -> PlanFile:
         FormatError: it is none, or damaged.
         StorageError: it cannot be read.
     """
+    place = place.absolute()
     return decoded(place.read_bytes(), place)
 
 
@@ -419,11 +427,16 @@ def _made(lines: Sequence[bytes], size: int, checksum: str, place: Place | None)
 def _header(said: Mapping[str, Any]) -> Header:
     """Raises TypeError where words of it are missing, unknown or of another type."""
     for each in fields(Header):
-        kinds: Any = {"tuple[str, ...]": list, "int | None": (int, type(None)), "float": (int, float)}
+        none = type(None)
+        kinds: Any = {
+            "Mapping[str, Any] | None": (dict, none),
+            "int | None": (int, none),
+            "float": (int, float),
+        }
         kind = kinds.get(each.type, {"str": str, "int": int, "bool": bool}.get(str(each.type)))
         if kind is not None and not isinstance(said[each.name], kind):
             raise TypeError(f"{each.name} is {said[each.name]!r}")
-    return Header(**{**said, "command": tuple(said["command"])})
+    return Header(**said)
 
 
 def _list(line: bytes) -> Any:

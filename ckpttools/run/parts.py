@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from ckpttools.core.errors import SourceChangedError
+from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.run.entries import kept
 from ckpttools.run.events import Observer, Started
@@ -21,7 +22,7 @@ from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PartReceipt:
     """What a process did of a plan.
 
@@ -46,6 +47,12 @@ class PartReceipt:
     peak_bytes: int | None = None
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     is_published: bool = False
+
+    def __repr__(self) -> str:
+        before = f", {self.tasks_resumed} of them done before" if self.tasks_resumed else ""
+        done = f"{plural(self.tasks, 'task')}, {self.bytes_out:,} bytes in {self.seconds:.2f} s{before}"
+        what = "published before" if self.is_published else done
+        return f"<PartReceipt {self.part} of {self.destination}: {what}>"
 
 
 def execute_part(

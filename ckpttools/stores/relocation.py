@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ckpttools.core.errors import UsageError
+from ckpttools.stores.registry import parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +22,27 @@ class Relocation:
     roots: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def parse(cls, texts: Iterable[str]) -> Relocation:
-        """What a user means by texts such as "/data=/mnt/data".
+    def of(cls, said: Roots) -> Relocation:
+        """What a user means by texts such as "/data=/mnt/data", or by a mapping of them.
 
         Raises:
             UsageError: not of this form.
         """
+        if isinstance(said, Relocation):
+            return said
+        if isinstance(said, Mapping):
+            said = [f"{old}={new}" for old, new in said.items()]
         roots = []
-        for text in texts:
+        for text in [said] if isinstance(said, str) else said:
             old, equals, new = text.partition("=")
             if not (old and equals and new):
                 raise UsageError(f"{text!r} says no new root", wanted="OLD=NEW, such as /data=/mnt/data")
-            roots.append((_bare(old), _bare(new)))
+            roots.append((_bare(old), _bare(new if "://" in new else str(parse(new).absolute()))))
         return cls(tuple(roots))
 
     def there(self, path: str) -> str:
         """Where something is here."""
         return _moved(path, self.roots)
-
-    def word(self, word: str) -> str:
-        """A word of a command line with the places that it names here."""
-        flag, equals, value = word.partition("=")
-        return f"{flag}={self.there(value)}" if word.startswith("-") and equals else self.there(word)
 
     def back(self, text: str) -> str:
         """A text that names places as it would name them there."""
@@ -54,6 +55,8 @@ class Relocation:
 
 AS_PLANNED = Relocation()
 """Where everything is where it was."""
+Roots: TypeAlias = str | Iterable[str] | Mapping[str, str] | Relocation
+"""What a user says of it: "OLD=NEW", several of these, or new beginnings by old ones."""
 
 
 def _bare(root: str) -> str:

@@ -1,0 +1,121 @@
+"""Calls that another process makes again: the name of the function, and its arguments as JSON has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ckpttools.core.dtypes import DType
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
+
+# What these get is a place, even where it is text.
+_PLACES = ("source", "destination", "like", "model")
+# What matters to the process alone that makes the call.
+_OWN = ("observe", "command", "resume", "jobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that plans a conversion.
+
+    Attributes:
+        name: of the function in `ckpttools`.
+        arguments: with places as they are called from everywhere on this machine.
+        is_relative: whether they were called otherwise.
+        unsaid: what text cannot say of it, such as a function; "" if nothing is.
+    """
+
+    name: str
+    arguments: Mapping[str, object]
+    is_relative: bool = False
+    unsaid: str = ""
+
+    @classmethod
+    def of(cls, name: str, arguments: Mapping[str, object]) -> Call:
+        """A call of `ckpttools.name(**arguments)`."""
+        said: dict[str, object] = {}
+        is_relative = False
+        for each, value in arguments.items():
+            if each in _OWN:
+                continue
+            try:
+                said[each] = _said(parse(value) if each in _PLACES and isinstance(value, str) else value)
+            except TypeError:
+                return cls(name, {}, unsaid=f"{each}, of type {type(value).__name__}")
+            is_relative |= (each in _PLACES or _is_path(value)) and said[each] != str(value)
+        return cls(name, said, is_relative)
+
+    def made_again(self, jobs: int, there: Callable[[str], str] = str) -> Prepared:
+        """What it decides now.
+
+        Args:
+            jobs: workers at a time: their number decides how large tasks are.
+            there: where what had a path has it here.
+
+        Raises:
+            ValueError: there is no such call, or it writes no checkpoint by tasks.
+            CheckpointError: it cannot be planned.
+        """
+        from ckpttools.api.prepared import Prepared
+
+        package = import_module("ckpttools")
+        found = getattr(package, self.name, None) if self.name in package.__all__ else None
+        plan: Any = getattr(found, "plan", None)
+        if plan is None:
+            raise ValueError(f"no call that plans: {self.name}")
+        made = plan(**_moved(self.arguments, there), jobs=jobs)
+        if not isinstance(made, Prepared):
+            raise ValueError(f"no call that writes by tasks: {self.name}")
+        return made
+
+
+def absolute(place: Place) -> Place:
+    """A place as it is called from everywhere on this machine."""
+    if place.store.scheme != "file" or ".." not in place.parts:
+        return place.absolute()
+    # What is above a link is not what `..` leads to; and the directory that is left may not be there later.
+    last = place.name
+    return place.resolve() if last == ".." else place.parent.resolve() / last
+
+
+def _said(value: object) -> object:
+    """Raises TypeError for what JSON has no word for."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Place():
+            return str(absolute(value))
+        case _ if _is_path(value):
+            return str(absolute(parse(str(value))))
+        case DType():
+            return value.name
+        case Mapping():
+            return {_text(key): _said(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_said(each) for each in value]
+    raise TypeError(type(value).__name__)
+
+
+def _is_path(value: object) -> bool:
+    return hasattr(value, "__fspath__")
+
+
+def _text(key: object) -> str:
+    if not isinstance(key, str):
+        raise TypeError(type(key).__name__)
+    return key
+
+
+def _moved(value: Any, there: Callable[[str], str]) -> Any:
+    """The same with places as they are here."""
+    if isinstance(value, str):
+        return there(value)
+    if isinstance(value, Mapping):
+        return {key: _moved(each, there) for key, each in value.items()}
+    return [_moved(each, there) for each in value] if isinstance(value, list) else value

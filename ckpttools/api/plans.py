@@ -1,0 +1,211 @@
+"""Plans in files: one conversion, written down for many processes to carry out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ckpttools.api.beside import check_beside
+from ckpttools.api.prepared import Prepared
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.text import plural
+from ckpttools.core.version import __version__
+from ckpttools.core.wording import option
+from ckpttools.plan.plan_file import Header, PlanFile, decoded, encoded, read_plan
+from ckpttools.run.executor import fingerprint, source_of
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import staging_of
+from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.relocation import AS_PLANNED, Relocation
+from ckpttools.stores.shares import shared_staging
+
+Planned = Where | PlanFile
+"""A plan: the place of its file, or what `read_plan` has made of that."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanWritten:
+    """A plan that was written.
+
+    Attributes:
+        file: where; `nbytes` long.
+        destination: of the conversion.
+        plan: its fingerprint.
+        tasks, bytes_in, bytes_out: of all of it.
+        groups: what it can be dealt out in: so many parts have something to do.
+        has_tasks: whether parts are done without planning again.
+        has_call: whether any process can plan it again, which publishing takes; else it is given the
+            prepared conversion.
+    """
+
+    file: Place
+    nbytes: int
+    destination: Place
+    plan: str
+    tasks: int
+    groups: int
+    bytes_in: int
+    bytes_out: int
+    has_tasks: bool
+    has_call: bool
+
+    def __repr__(self) -> str:
+        moved = f"{self.bytes_in:,} bytes to read, {self.bytes_out:,} to write"
+        return (
+            f"<PlanWritten {self.file} of {self.destination}: {plural(self.tasks, 'task')}, {moved}, "
+            f"at most {plural(self.groups, 'part')}>"
+        )
+
+
+def write_plan(prepared: Prepared, file: Where) -> PlanWritten:
+    """Writes what has been decided to a file, from which many processes carry it out.
+
+    Nothing else is written. The file names the sources as they are now, and says what every task does; places
+    in it are absolute.
+
+    Args:
+        prepared: the conversion: what `.plan` of a call that writes returns.
+        file: where; a plan that is there is replaced.
+
+    Raises:
+        UsageError: one process has to do it, or something else is at `file`.
+        CheckpointError: what would stop the conversion before it writes anything.
+    """
+    place = parse(file, is_written=True)
+    _check_file(place)
+    check_beside(place, prepared.plan.tree.metadata.place, prepared.destination)
+    content = content_of(prepared)
+    place.put(content)
+    made = decoded(content, place)
+    said = made.header
+    return PlanWritten(
+        place,
+        len(content),
+        prepared.destination,
+        said.plan,
+        said.tasks,
+        len(made.groups),
+        said.bytes_in,
+        said.bytes_out,
+        said.has_tasks,
+        said.call is not None,
+    )
+
+
+def content_of(prepared: Prepared) -> bytes:
+    """The content of a plan's file; arguments and errors as of `write_plan`."""
+    _check_shareable(prepared)
+    call = prepared.call
+    if call is not None and call.is_relative:
+        # What is planned again, of places that are not relative any more, must come to the same.
+        prepared = replace(call.made_again(prepared.conversion.jobs), call=replace(call, is_relative=False))
+    header = header_of(prepared)
+    prepared.conversion.check(prepared.destination, overwrite=prepared.overwrite, planned=header.plan)
+    content = encoded(prepared.plan, header)
+    if header.call is None and not decoded(content, "the plan").header.has_tasks:
+        raise UsageError(
+            "each part has to plan this anew, and another process cannot",
+            got=call.unsaid if call else "a conversion that no call has prepared",
+            wanted="arguments that text can say: places, names, a function as file.py:function",
+        )
+    return content
+
+
+def header_of(prepared: Prepared) -> Header:
+    """What the first line of a plan's file says."""
+    plan, conversion = prepared.plan, prepared.conversion
+    return Header(
+        version=__version__,
+        call=_call_of(prepared),
+        directory=str(parse(".").absolute()),
+        jobs=conversion.jobs,
+        source=source_of(plan),
+        destination=str(prepared.destination.absolute()),
+        plan=fingerprint(plan, conversion.writer),
+        overwrite=prepared.overwrite,
+        memory=plan.memory,
+        requests=conversion.requests,
+        nbytes=plan.layout.nbytes,
+        arrays=len(plan.tree.arrays),
+        tasks=len(plan.tasks),
+        bytes_in=plan.bytes_in,
+        bytes_out=plan.bytes_out,
+        buffer_bytes=plan.buffer_bytes,
+        scratch_bytes=plan.scratch_bytes,
+        made=time.time(),
+    )
+
+
+def _call_of(prepared: Prepared) -> Mapping[str, object] | None:
+    call = prepared.call
+    if call is None or call.unsaid:
+        return None
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def opened_plan(plan: Planned) -> PlanFile:
+    """A plan, of its file.
+
+    Raises:
+        FormatError: it is none, or damaged.
+        StorageError: it cannot be read.
+    """
+    return plan if isinstance(plan, PlanFile) else read_plan(parse(plan))
+
+
+def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Place:
+    """Where the checkpoint of a plan is here.
+
+    Raises:
+        UsageError: in another kind of store, for which another plan would have been made.
+    """
+    planned, here = parse(header.destination, is_written=True), relocation.there(header.destination)
+    destination = parse(here, is_written=True)
+    if destination.store.scheme != planned.store.scheme:
+        raise UsageError(
+            f"the plan was made for {planned.store.scheme}://, where files are written in another way",
+            place=destination,
+            wanted=f"a destination as {planned} is",
+            hint=f"leave {option('root')} for it out, or make the plan for this destination",
+        )
+    return destination
+
+
+def check_version(header: Header) -> None:
+    """Raises UsageError where what a task means may have changed since the plan was made."""
+    if header.version != __version__:
+        raise UsageError(
+            "the plan was made by another version of ckpttools",
+            got=header.version,
+            wanted=__version__,
+            hint="use that version for all parts, or make the plan again",
+        )
+
+
+def _check_shareable(prepared: Prepared) -> None:
+    """Raises UsageError where one process has to see all of it."""
+    shared_staging(staging_of(prepared.destination), prepared.destination)
+    if prepared.manifest is not None:
+        raise UsageError(
+            f"{option('manifest')} takes one process, through which everything passes",
+            wanted="the plan without it",
+            hint=f"hash what was written: ckpt hash {prepared.destination} --manifest {prepared.manifest}",
+        )
+    if prepared.download:
+        raise UsageError(
+            f"{option('download', True)} copies to one machine",
+            wanted="the plan without it: each part reads what it needs from the hub",
+        )
+
+
+def _check_file(place: Place) -> None:
+    place.check_takes_files()
+    if not place.exists():
+        return
+    try:
+        read_plan(place)
+    except FormatError as error:
+        raise UsageError(
+            f"{place} is there, and is no plan", hint="choose another name for the plan"
+        ) from error

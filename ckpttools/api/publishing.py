@@ -1,0 +1,154 @@
+"""The last steps of a plan: index and metadata of what its parts have made, and its name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from ckpttools.api.parts import standing_of
+from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
+from ckpttools.api.prepared import Prepared
+from ckpttools.api.published import Published, check_unpublished, note_published, published_at
+from ckpttools.api.replanning import replanned
+from ckpttools.api.standing import PlanStatus, plan_status
+from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError
+from ckpttools.core.wording import as_planned, option
+from ckpttools.plan.plan_file import PlanFile
+from ckpttools.run.entries import unfinished
+from ckpttools.run.events import Observer, Receipt
+from ckpttools.run.parts import numbers_of
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import LockedError
+from ckpttools.stores.relocation import Relocation, Roots
+from ckpttools.stores.shares import Standing, named
+
+# Of whoever waits for another process that publishes, and for parts.
+_LOOK_SECONDS = 1.0
+_WAIT_SECONDS = 5.0
+
+
+def publish_plan(
+    plan: Planned,
+    *,
+    wait: bool = False,
+    root: Roots = (),
+    observe: Observer = lambda event: None,
+    waiting: Callable[[PlanStatus], None] = lambda status: None,
+    warn: Callable[[str], None] = lambda text: None,
+    prepared: Prepared | None = None,
+) -> Receipt | Published:
+    """Writes index and metadata of what the parts of a plan have made, and gives it its name.
+
+    Whoever comes while another process does that waits for it.
+
+    Args:
+        plan: its file, beside which it is noted that all is done.
+        wait: until all parts are done.
+        root, observe: as of `run_part`.
+        waiting: called now and then, as long as parts are waited for.
+        warn: called with what the user should know.
+        prepared: the same conversion, prepared in this process; None to have it planned again as the file
+            says; meanwhile the process is in the directory in which the plan was made.
+
+    Returns:
+        What was done; or since when nothing is left to do.
+
+    Raises:
+        UnfinishedError: tasks are missing.
+        LockedError: somebody is still at work.
+        SourceChangedError: a source is not what it was when the plan was made; nothing is lost by that.
+        CheckpointError: as `ckpttools.api.conversion.Conversion.run`.
+    """
+    file, relocation = opened_plan(plan), Relocation.of(root)
+    check_version(file.header)
+    with as_planned():
+        was_done = wait and _waited(file, relocation, waiting)
+        return _published(file, relocation, observe, warn, prepared, was_done=was_done)
+
+
+def _waited(file: PlanFile, relocation: Relocation, waiting: Callable[[PlanStatus], None]) -> bool:
+    """Waits until nothing is left to wait for; whether all tasks were seen done."""
+    was_begun = False
+    while True:
+        found = plan_status(file, root=relocation)
+        if found.state in ("done", "published", "complete", "taken"):
+            return found.tasks_done == found.tasks
+        if found.state == "not begun" and was_begun:
+            # Somebody has published it, and could note nothing beside the plan; or has given it up.
+            return False
+        was_begun = was_begun or found.state != "not begun"
+        waiting(found)
+        time.sleep(_WAIT_SECONDS)
+
+
+def _published(
+    file: PlanFile,
+    relocation: Relocation,
+    observe: Observer,
+    warn: Callable[[str], None],
+    prepared: Prepared | None,
+    *,
+    was_done: bool,
+) -> Receipt | Published:
+    header = file.header
+    destination = destination_of(header, relocation)
+    again = None
+    while True:
+        standing = standing_of(header, destination)
+        if not standing.is_begun:
+            found = published_at(file, destination)
+            if found is None and was_done and not standing.other and destination.exists():
+                # Nothing could be noted beside the plan.
+                found = Published(destination, header.plan, time.time())
+            if found is not None:
+                return found
+        if not standing.is_published:
+            _check_done(file, standing, destination)
+        was_done = True
+        again = again or replanned(file, relocation, prepared)
+        try:
+            return again.conversion.run(
+                destination,
+                overwrite=header.overwrite,
+                observe=observe,
+                planned=header.plan,
+                check_replaced=partial(check_unpublished, file, destination),
+                conclude=partial(_conclude, file, destination, warn),
+            )
+        except LockedError:
+            # Whoever has it publishes this plan, or what has happened is said when it is looked at again.
+            time.sleep(_LOOK_SECONDS)
+        except DestinationExistsError:
+            if standing_of(header, destination).is_begun:
+                raise
+            # Another process was quicker.
+
+
+def _conclude(file: PlanFile, destination: Place, warn: Callable[[str], None]) -> None:
+    try:
+        note_published(file, destination)
+    except CheckpointError as error:
+        why = error.got or error.message
+        warn(f"note     parts run again will be refused: nothing can be put beside {file.place}: {why}")
+
+
+def _check_done(file: PlanFile, standing: Standing, destination: Place) -> None:
+    """Raises UnfinishedError, or UsageError where nothing was begun."""
+    count, at_work = file.header.tasks, named(standing.members)
+    if not standing.is_begun and (standing.other or destination.exists()):
+        raise UsageError(
+            f"nothing of this plan is at {destination}",
+            got=f"the beginning of another conversion: {standing.other}"
+            if standing.other
+            else "a checkpoint or something else, complete: this plan's, if all was published before",
+            wanted=f"the parts of plan {file.header.plan[:12]}",
+            hint="ckpt doctor tells what is there",
+        )
+    missing = sorted({*range(count)} - numbers_of(standing.all_records, count))
+    waits = f"publish with {option('wait', True)}, which waits for parts that are at work"
+    if missing:
+        error = unfinished(missing, count, destination, at_work or None)
+        raise error.at(hint=f"{waits}; {error.hint}") if at_work else error
+    if at_work:
+        raise LockedError("a part is still at work", place=destination, got=at_work, hint=waits)

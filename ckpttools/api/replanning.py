@@ -1,0 +1,86 @@
+"""A plan of a file, made again: for publishing, and for parts whose tasks no text can describe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+
+from ckpttools.api.calls import Call
+from ckpttools.api.prepared import Prepared
+from ckpttools.array.fingerprint import identity
+from ckpttools.array.lazy import ByteSource
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools.plan.plan_file import PlanFile
+from ckpttools.run.executor import fingerprint
+from ckpttools.stores.memory import Bytes
+from ckpttools.stores.registry import parse
+from ckpttools.stores.relocation import Relocation
+
+
+def replanned(file: PlanFile, relocation: Relocation, prepared: Prepared | None = None) -> Prepared:
+    """The plan, made again.
+
+    Args:
+        file: the plan.
+        relocation: where its places are here.
+        prepared: the same conversion, prepared in this process; None to have the call made again that is in
+            the file, in the directory in which it was made, where that is here.
+
+    Raises:
+        SourceChangedError: sources are not what they were.
+        UsageError: another plan comes of it, or the file does not say how it is made.
+    """
+    there = {relocation.there(each.path): each for each in file.sources}
+    for each in file.sources:
+        if not each.is_inline:
+            each.opened(relocation.there).close()
+    made = prepared or _made_again(file, relocation)
+
+    def identify(source: ByteSource) -> tuple[str, str]:
+        known = None if isinstance(source, Bytes) else there.get(str(parse(source.path).absolute()))
+        return (known.real, known.version) if known else identity(source)
+
+    conversion = made.conversion
+    if fingerprint(conversion.plan, conversion.writer, identify, relocation.back) != file.header.plan:
+        raise UsageError(
+            "the same conversion makes another plan now",
+            wanted=f"plan {file.header.plan[:12]}",
+            hint="see to it that the files beside the arrays, such as config.json and rules, are what they "
+            "were; or make the plan again",
+        )
+    return made
+
+
+def _made_again(file: PlanFile, relocation: Relocation) -> Prepared:
+    header = file.header
+    match header.call:
+        case {"name": str(name), "arguments": dict(arguments)}:
+            call = Call(name, arguments)
+        case None:
+            raise UsageError(
+                "the plan was made of what text cannot say, such as a tree in memory",
+                wanted="the same conversion, prepared in this process",
+                hint="in Python: ckpttools.publish_plan(plan, prepared=…)",
+            )
+        case other:
+            raise FormatError("the plan does not say what a plan says", place=file.place, got=repr(other))
+    try:
+        with _where_planned(relocation.there(header.directory)):
+            return call.made_again(header.jobs, relocation.there)
+    except (ValueError, TypeError) as error:
+        raise FormatError("the plan names a call that is none", place=file.place, got=error) from error
+
+
+@contextmanager
+def _where_planned(directory: str) -> Iterator[None]:
+    """In the directory in which a plan was made, if that is here: texts that may name files mean the same."""
+    is_here = os.path.isdir(directory)  # noqa: PTH112
+    with chdir(directory if is_here else "."):
+        try:
+            yield
+        except CheckpointError as error:
+            if is_here:
+                raise
+            more = f"{directory}, where the plan was made, is not here: relative names mean others"
+            raise error.at(hint=f"{error.hint}; {more}" if error.hint else more) from error

@@ -1,0 +1,153 @@
+"""JAX's coordination service: by it the processes of a job talk to each other, never by their devices.
+
+Nothing here looks for a device. What a save waits for in a thread of its own must not come between what the
+job computes on them; and a conversion has no use for them at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ckpttools.core.errors import OtherProcessError, UsageError
+from ckpttools.plan.dealing import Part
+
+T = TypeVar("T")
+# How long one question waits; it is asked again until it is answered: an interruption is noticed meanwhile.
+# Of a process that has died JAX's own heartbeats tell, and end the others.
+_PATIENCE_MS = 5_000
+# gRPC takes 4 MiB at once.
+_MOST_AT_ONCE = 2 << 20
+# Of processes that are not there any more the others need not take leave for long.
+_LEAVE_SECONDS = 10
+_GRACE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The service, as one process has it.
+
+    Attributes:
+        number: of this process.
+        count: how many there are.
+        client: of JAX.
+        name: what all topics begin with.
+    """
+
+    number: int
+    count: int
+    client: Any
+    name: str = "ckpttools"
+
+    def put(self, topic: str, text: str) -> None:
+        """Says something, once."""
+        # A value must not be empty.
+        self.client.key_value_set(f"{self.name}/{topic}", f"={text}")
+
+    def get(self, topic: str) -> str:
+        """What a process has said, once it has.
+
+        Raises:
+            OtherProcessError: nobody answers any more.
+        """
+        text: str = self._asked(self.client.blocking_key_value_get, topic)
+        return text[1:]
+
+    def put_bytes(self, topic: str, content: bytes) -> None:
+        """The same of any number of bytes."""
+        pieces = [content[i : i + _MOST_AT_ONCE] for i in range(0, len(content), _MOST_AT_ONCE)]
+        for number, piece in enumerate(pieces):
+            self.client.key_value_set_bytes(f"{self.name}/{topic}/{number}", piece)
+        self.put(topic, str(len(pieces)))
+
+    def get_bytes(self, topic: str) -> bytes:
+        """The same of bytes; errors as `get`."""
+        asked = self.client.blocking_key_value_get_bytes
+        return b"".join(self._asked(asked, f"{topic}/{number}") for number in range(int(self.get(topic))))
+
+    def note(self, topic: str, text: str) -> None:
+        """Says something of this process."""
+        self.put(f"{topic}/{self.number}", text)
+
+    def noted(self, topic: str) -> dict[int, str]:
+        """What processes have said of themselves so far, by number."""
+        found = self.client.key_value_dir_get(f"{self.name}/{topic}/")
+        return {int(key.rpartition("/")[2]): str(value)[1:] for key, value in found}
+
+    def _asked(self, get: Callable[[str, int], T], topic: str) -> T:
+        while True:
+            try:
+                return get(f"{self.name}/{topic}", _PATIENCE_MS)
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise OtherProcessError(
+                        "the processes of the job do not hear each other any more",
+                        got=str(error).partition("\n")[0],
+                        hint="see which process has ended, and what it says; what it was to do is not done",
+                    ) from error
+
+
+def client_here() -> Any:
+    """JAX's client, None outside of a job."""
+    from jax._src import distributed  # which Orbax uses for the same
+
+    return distributed.global_state.client
+
+
+def joined_job(coordinator: str | None = None, process: Part | None = None) -> Service:
+    """This process as one of a job.
+
+    Args:
+        coordinator: host and port where process 0 listens; None for as the environment says.
+        process: which of how many; None for as the environment says.
+
+    Raises:
+        UsageError: the environment does not say, or the others do not come.
+    """
+    import jax
+    from jax._src import distributed
+
+    if client_here() is None:
+        try:
+            jax.distributed.initialize(
+                coordinator,
+                num_processes=process.count if process else None,
+                process_id=process.number if process else None,
+                shutdown_timeout_seconds=_LEAVE_SECONDS,
+            )
+        except (ValueError, RuntimeError) as error:
+            raise UsageError(
+                "this is no process of a job of jax.distributed",
+                got=str(error).partition("\n")[0],
+                wanted="an environment that says so: GKE, TPU, SLURM or MPI",
+                hint="say it: --coordinator HOST:PORT --process I/N; or use ckpt plan and ckpt run",
+            ) from error
+    state = distributed.global_state
+    return Service(state.process_id, state.num_processes, state.client)
+
+
+def left_job() -> None:
+    """Takes leave of the others, who do the same."""
+    import jax
+
+    shutdown: Callable[[], None] = jax.distributed.shutdown
+    shutdown()
+
+
+def abandoned_job(job: Service) -> None:
+    """Ends without taking leave: of a job that has failed nobody waits for the others, who may be gone."""
+    import ctypes
+
+    from jax._src import distributed
+
+    if job.number == 0:
+        # With this process its service ends, and the others by a signal, who are about to say what happened.
+        time.sleep(_GRACE_SECONDS)
+    state = distributed.global_state
+    for each in (state.client, state.service):
+        if each is not None:
+            # What is destroyed takes leave, too, and ends the process by a signal if nobody answers.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+    state.client = state.service = None

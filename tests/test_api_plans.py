@@ -1,0 +1,219 @@
+"""Plans in files, from Python: written, done in parts, looked at and published; the same as by `ckpt`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from support.command_line import ckpt, run
+from support.object_stores import files_in
+from support.places import GOLDEN, HF
+
+import ckpttools
+from ckpttools.api import publishing
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools.plan.plan_file import read_plan
+from ckpttools.stores import parse
+from ckpttools.stores.publishing import Purpose, staging_of
+from ckpttools.stores.shares import Share
+
+SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
+
+
+def digest(place):
+    return ckpttools.hash(place).digest
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A plan of four parts or more, made by a call."""
+    prepared = ckpttools.hf_to_maxtext.plan(SHARDED, tmp_path / "out", dtype="float16")
+    return ckpttools.write_plan(prepared, tmp_path / "plan")
+
+
+class TestBothWays:
+    def test_a_plan_of_a_call_is_done_by_the_command_line(self, written, tmp_path):
+        assert written.has_call and written.has_tasks
+        for number in range(3):
+            run("run", written.file, "--part", f"{number}/3")
+        assert "13 arrays" in run("run", written.file, "--publish")
+        ckpttools.hf_to_maxtext(SHARDED, tmp_path / "alone", dtype="float16")
+        assert digest(tmp_path / "out") == digest(tmp_path / "alone")
+
+    def test_a_plan_of_the_command_line_is_done_by_calls(self, tmp_path):
+        words = ("maxtext-to-hf", GOLDEN / "llama3.1" / "maxtext_scanned", tmp_path / "out", "--like", HF)
+        assert ckpt("plan", "convert", *words, "-o", tmp_path / "plan").exit_code == 0
+        plan = tmp_path / "plan"
+        assert ckpttools.plan_status(plan).state == "not begun"
+        receipts = [ckpttools.run_part(plan, f"{number}/2", memory="512MiB") for number in range(2)]
+        assert [each.tasks_resumed for each in receipts] == [0, 0]
+        status = ckpttools.plan_status(plan)
+        assert status.state == "done" and status.tasks_done == status.tasks == sum(r.tasks for r in receipts)
+        assert ckpttools.publish_plan(plan).destination == parse(tmp_path / "out")
+        assert ckpttools.publish_plan(plan).state == "complete"
+        assert ckpttools.run_part(plan, "0/1").is_published
+        run("convert", *words[:2], tmp_path / "alone", *words[3:])
+        assert files_in(tmp_path / "out") == files_in(tmp_path / "alone")
+
+    def test_the_environment_says_which_part(self, written, monkeypatch):
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+        assert ckpttools.run_part(written.file, parts=3).part == "1/3"
+
+    def test_reports_are_short(self, written, tmp_path):
+        out = tmp_path / "out"
+        assert repr(written).startswith(f"<PlanWritten {tmp_path / 'plan'} of {out}: 13 tasks, ")
+        assert repr(ckpttools.run_part(written.file, "0/2")).startswith(f"<PartReceipt 0/2 of {out}: ")
+        status = ckpttools.plan_status(written.file)
+        assert repr(status).startswith(f"<PlanStatus of {out}: stopped, ") and "1 done" in repr(status)
+        assert (status.count, status.not_begun) == (2, (1,))
+        ckpttools.run_part(written.file, "1/2")
+        ckpttools.publish_plan(written.file)
+        assert repr(ckpttools.publish_plan(written.file)).startswith(f"<Published {out}: complete since ")
+        assert "published before" in repr(ckpttools.run_part(written.file, "1/2"))
+
+
+class TestPlaces:
+    def test_a_plan_with_relative_paths_may_be_moved(self, tmp_path, monkeypatch):
+        shutil.copytree(SHARDED, tmp_path / "made" / "model")
+        (tmp_path / "made" / "rules.toml").write_text('[[rules]]\nfrom = "model.{...}"\nto = "base.{...}"\n')
+        monkeypatch.chdir(tmp_path / "made")
+        prepared = ckpttools.remap.plan("model", "../out", map="rules.toml")
+        ckpttools.write_plan(prepared, "llama.plan")
+        (tmp_path / "moved").mkdir()
+        monkeypatch.chdir(tmp_path / "moved")
+        shutil.move(tmp_path / "made" / "llama.plan", "llama.plan")
+        run("run", "llama.plan", "--part", "0/1")
+        run("run", "llama.plan", "--publish")
+        assert sorted(each.name for each in (tmp_path / "moved").iterdir()) == [
+            "llama.plan",
+            "llama.plan.published",
+        ]
+        assert sorted(each.name for each in (tmp_path / "made").iterdir()) == ["model", "rules.toml"]
+        assert "nothing to do" in run("run", tmp_path / "moved" / "llama.plan", "--part", "0/2")
+
+    def test_other_roots(self, tmp_path, monkeypatch):
+        shutil.copytree(SHARDED, tmp_path / "disk" / "model")
+        prepared = ckpttools.cast.plan(
+            tmp_path / "disk" / "model", tmp_path / "disk" / "out", dtype="float16"
+        )
+        plan = ckpttools.write_plan(prepared, tmp_path / "plan").file
+        shutil.move(tmp_path / "disk", tmp_path / "mnt")
+        with pytest.raises(CheckpointError, match=r'root="OLD=NEW"'):
+            ckpttools.run_part(plan, "0/1")
+        result = ckpt("run", plan, "--part", "0/1")
+        assert "say so with --root OLD=NEW" in " ".join(result.output.split()), result.output
+        monkeypatch.chdir(tmp_path)
+        root = {str(tmp_path / "disk"): "mnt"}
+        ckpttools.run_part(plan, "0/1", root=root)
+        ckpttools.publish_plan(plan, root=root)
+        assert list((tmp_path / "mnt" / "out").glob("*.safetensors"))
+
+
+class TestWhatTextCannotSay:
+    def test_a_tree_is_published_by_whoever_prepares_it_again(self, tmp_path):
+        def prepared():
+            tree = ckpttools.open(SHARDED).pipe(ckpttools.CastTo("float16"))
+            return ckpttools.save.plan(tree, tmp_path / "out", "safetensors")
+
+        written = ckpttools.write_plan(prepared(), tmp_path / "plan")
+        assert written.has_tasks and not written.has_call
+        run("run", written.file, "--part", "0/1")
+        result = ckpt("run", written.file, "--publish")
+        assert result.exit_code == 2 and "made of what text cannot say" in result.output
+        with pytest.raises(UsageError, match="another plan"):
+            other = ckpttools.save.plan(ckpttools.open(SHARDED), tmp_path / "out", "safetensors")
+            ckpttools.publish_plan(written.file, prepared=other)
+        ckpttools.publish_plan(written.file, prepared=prepared())
+        ckpttools.cast(SHARDED, tmp_path / "alone", dtype="float16")
+        assert digest(tmp_path / "out") == digest(tmp_path / "alone")
+
+    @pytest.mark.parametrize(
+        "prepared",
+        [
+            lambda out: ckpttools.save.plan({"a": np.ones((64, 1024), np.float32)}, out),
+            lambda out: ckpttools.hf_to_maxtext.plan(HF, out, manifest=out.parent / "m"),
+            lambda out: ckpttools.hf_to_maxtext.plan(HF, "memory://plans/out"),
+        ],
+    )
+    def test_what_one_process_must_do_is_refused(self, prepared, tmp_path):
+        with pytest.raises(UsageError):
+            ckpttools.write_plan(prepared(tmp_path / "out"), tmp_path / "plan")
+        assert not (tmp_path / "plan").exists()
+
+    def test_a_plan_names_no_other_calls(self, written):
+        file = read_plan(written.file)
+        for name in ("open", "write_plan", "nothing", "copy"):
+            call = {"name": name, "arguments": {"source": str(SHARDED), "destination": "x"}}
+            object.__setattr__(file.header, "call", call)
+            with pytest.raises((FormatError, UsageError)):
+                publishing.replanned(file, publishing.Relocation())
+
+
+class TestPublishing:
+    def test_waiting_for_parts_that_replace_what_is_there(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(publishing, "_WAIT_SECONDS", 0.05)
+        out = tmp_path / "out"
+        ckpttools.hf_to_maxtext(SHARDED, out)
+        prepared = ckpttools.hf_to_maxtext.plan(SHARDED, out, dtype="float16", overwrite=True)
+        plan = ckpttools.write_plan(prepared, tmp_path / "plan").file
+        assert ckpttools.plan_status(plan).state == "not begun"
+        seen, waited = [], threading.Event()
+
+        def waiting(status):
+            seen.append(status.state)
+            waited.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            publishes = pool.submit(ckpttools.publish_plan, plan, wait=True, waiting=waiting)
+            assert waited.wait(30) and digest(out) == digest(SHARDED.parent / "maxtext_scanned")
+            ckpttools.run_part(plan, "1/2")
+            ckpttools.run_part(plan, "0/2")
+            assert publishes.result(60).arrays == 13
+        assert seen[0] == "not begun" and ckpttools.plan_status(plan).state == "complete"
+        again = json.loads(ckpt("run", plan, "--publish", "--wait", "--json").stdout)
+        assert again["state"] == "complete"
+
+    def test_nobody_waits_for_what_was_published_without_a_note(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(publishing, "_WAIT_SECONDS", 0.0)
+        out = tmp_path / "out"
+        prepared = ckpttools.hf_to_maxtext.plan(SHARDED, out, overwrite=True)
+        plan = ckpttools.write_plan(prepared, tmp_path / "plan").file
+        (tmp_path / "plan.published").mkdir()
+
+        def waiting(status):
+            ckpttools.run_part(plan, "0/2")
+            if status.state == "stopped":
+                ckpttools.run_part(plan, "1/2")
+                ckpttools.publish_plan(plan)
+
+        with pytest.raises(UsageError, match="nothing of this plan"):
+            ckpttools.publish_plan(plan, wait=True, waiting=waiting)
+        assert digest(out) == digest(SHARDED.parent / "maxtext_scanned")
+
+
+class TestHints:
+    """What to do next is what `ckpt run` can do."""
+
+    def test_replacing_takes_another_plan(self, written, tmp_path):
+        ckpttools.cast(SHARDED, tmp_path / "out", dtype="float16")
+        result = ckpt("run", written.file, "--part", "0/1")
+        said = " ".join(result.output.split())
+        assert result.exit_code == 2 and "a plan made with --overwrite" in said, said
+        with pytest.raises(CheckpointError, match="a plan made with overwrite=True"):
+            ckpttools.run_part(written.file, "0/1")
+
+    def test_publishing_waits_for_parts_at_work(self, written):
+        header = read_plan(written.file).header
+        ckpttools.run_part(written.file, "1/2")
+        share = Share("0/2", 0, 2)
+        with staging_of(parse(header.destination)).joined(Purpose(header.plan), 0, share):
+            for _ in range(2):
+                result = ckpt("run", written.file, "--publish")
+                said = " ".join(result.output.split())
+                assert result.exit_code == 2 and "publish with --wait" in said, said
+                with pytest.raises(CheckpointError, match="publish with wait=True"):
+                    ckpttools.publish_plan(written.file)
