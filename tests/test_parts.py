@@ -460,7 +460,7 @@ class TestSources:
         shard.write_bytes(data)
         os.utime(shard, ns=(time + 1, time + 1))
         assert "is not the file that the plan was made of" in refused(plan, "--part", "1/2", code=3)
-        assert "1/2" not in run("run", plan, "--status")
+        assert "\n1/2 " not in run("run", plan, "--status")
         data[-1] ^= 1
         shard.write_bytes(data)
         os.utime(shard, ns=(time, time))
