@@ -31,10 +31,19 @@ class Deviation:
     tokens: int = 32
 
 
+TIES = (
+    "16 heads score tokens here: scores are 0 where all heads reject a token, as often happens with 2, and "
+    "of equal scores torch and MaxText choose others (once transformers takes the first, as MaxText does, "
+    "logits are 1e-5 apart with 2 heads, too)"
+)
 CHUNKED = "linear attention is computed in chunks"
 DEVIATIONS = {
     "llama3.2-tied": Deviation(
         "MaxText's rope factor is 8 whatever the model says (here 32)", {"rope_parameters.factor": 8.0}
+    ),
+    "qwen3-moe": Deviation(
+        "norm_topk_prob is true here: MaxText's weights of the chosen experts always sum up to 1",
+        {"norm_topk_prob": True},
     ),
     "qwen3-next": Deviation(CHUNKED, limit=1e-2),
 }

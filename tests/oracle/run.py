@@ -63,11 +63,15 @@ def run(asked: argparse.Namespace, directory: Path) -> int:
         versions = {**maxtext("versions"), **torch("versions")}
         for layers, family in product(asked.layers, asked.families):
             print(family, layers, flush=True)
-            model = made(family, directory, torch)
             work = directory / family / layers
-            work.mkdir()
-            bench = steps.Bench(family, layers == "scanned", model, work, torch, maxtext)
-            row = Row(family, layers, today, versions, found(bench, asked.steps))
+            try:
+                model = made(family, directory, torch)
+                work.mkdir()
+                bench = steps.Bench(family, layers == "scanned", model, work, torch, maxtext)
+                findings = found(bench, asked.steps)
+            except StepError as refusal:
+                findings = {"convert": Finding(FAILED, f"transformers: {refusal}")}
+            row = Row(family, layers, today, versions, findings)
             failed += not row.passed
             results.put(row, asked.results)
             if not asked.keep:

@@ -185,7 +185,8 @@ def llama4(config: Config) -> Sizes:
     every = config["interleave_moe_layer_step"] == 1
     mlp = {"base_mlp_dim": config["intermediate_size" if every else "intermediate_size_mlp"]}
     name = "llama4-17b-16e" if every else "llama4-17b-128e"
-    return {**_dense(config), **experts, **mlp, "model_name": name}
+    scaled = _rope(config).get("rope_type") == "llama3"
+    return {**_dense(config), **experts, **mlp, "rope_use_scale": scaled, "model_name": name}
 
 
 BY_TYPE: Mapping[str, Callable[[Config], Sizes]] = {

@@ -5,25 +5,21 @@ A step is a function of a `Bench`; what it returns is the figure that the table 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.places import ROOT
 
 from oracle import settings
 from oracle.cases import DEVIATIONS, NONE
+from oracle.commands import ckpt
 from oracle.worker import StepError, Worker
 
 STEPS = 4
 MORE_STEPS = 6
 LARGEST_KL = 1e-5
-_MOST_WORDS = 600
 
 
 @dataclass(frozen=True)
@@ -58,20 +54,6 @@ class Bench:
     def settings(self, scanned: bool | None = None, directory: str = "runs", **more: Any) -> list[str]:
         form = self.scanned if scanned is None else scanned
         return settings.of(self.model, form, self.directory / directory, **more)
-
-
-def ckpt(*words: str | Path) -> None:
-    """Runs a command as a user would.
-
-    Raises:
-        StepError: it did not end with 0.
-    """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "ckpttools", *words, "--no-progress"]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if ended.returncode:
-        said = " ".join(ended.stderr.split())[:_MOST_WORDS]
-        raise StepError(f"ckpt {words[0]} ended with {ended.returncode}: {said}")
 
 
 def convert(bench: Bench) -> str:
