@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
+from ckpttools.api.load_conversion import Converting, converted, next_step
 from ckpttools.api.prepared import command
 from ckpttools.api.sources import DEFAULT_MEMORY, Opening, Source, opened, part_of, read_options
 from ckpttools.array.fingerprint import sources
-from ckpttools.array.tree import Tree
 from ckpttools.core.budget import allowing, parse_size
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import ConfigError, FormatError, UsageError
-from ckpttools.core.notes import Notes
+from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.wording import option
-from ckpttools.maxtext.direction import refuse_hugging_face, refuse_maxtext
-from ckpttools.maxtext.layout import EMBEDDING
-from ckpttools.maxtext.model import ModelOptions
-from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
-from ckpttools.maxtext.vocabulary import refuse_learned
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.stores.fetching import fetch
@@ -37,7 +27,6 @@ if TYPE_CHECKING:
 
     from ckpttools.sharding.load_plan import LoadPlan
     from ckpttools.sharding.request import Request
-    from ckpttools.sharding.templates import Template
 
 Observe = Callable[[int, int], None]
 
@@ -171,32 +160,19 @@ def load(
     from ckpttools.sharding.request import request
     from ckpttools.sharding.templates import template_of
 
+    said = Converting(scan, scan_axis, pad_vocab, text_of(family), model, rope_layout, tied, padding_rows)
+    said.check(to)
     memory = parse_size(loading.get("memory", DEFAULT_MEMORY))
     wanted = like if like is not None else _tree_of(shardings)
     template = None if wanted is None else template_of(wanted)
     leaves = () if template is None else template.leaves
     is_cut = any(leaf.axes or is_abstract(leaf.sharding) for leaf in leaves)
     where = _where(shardings, rules, mesh, memory_kind, is_cut=is_cut)
-    names = tuple(leaf.name for leaf in leaves)
     with allowing(memory), requesting(loading.get("requests")):
         tree = opened(source, read_options(part_of(loading, Opening)))
         place = tree.metadata.place
-        conversion = ModelOptions(text_of(family), rope_layout, tied)
-        if to == "maxtext":
-            axis = 1 if scan_axis is None else scan_axis
-            scanned = _is_scanned(names) if scan is None else scan
-            rows = _rows(tree, template) if pad_vocab is None else pad_vocab
-            options = ToMaxText(scan=scanned, scan_axis=axis, pad_vocab=rows, model=conversion)
-            tree, notes = _as_maxtext(tree, options)
-        elif to == "hf":
-            way_back = ToHuggingFace(
-                like=model, scan_axis=scan_axis, model=conversion, padding_rows=padding_rows
-            )
-            tree, notes = _as_hugging_face(tree, way_back, memory)
-        elif to is None:
-            notes = tree.metadata.notes
-        else:
-            raise UsageError(f"unknown {option('to', to)}", wanted='"maxtext", "hf" or None')
+        source_tree = tree
+        tree, notes = converted(tree, to, template, said, memory)
         if where.rules is not None:
             where.rules.check_patterns(
                 [*tree.arrays, *(leaf.path for leaf in (template.leaves if template else ()))]
@@ -204,7 +180,12 @@ def load(
         if keep or drop:
             tree = tree.pipe(Select(patterns_of(keep), patterns_of(drop)))
         chosen = dtype if dtype == "like" else dtype_of(dtype)
-        found = request(tree, template, where, chosen, place)
+        try:
+            found = request(tree, template, where, chosen, place)
+        except CoverageError as error:
+            if template is None or error.hint is not None:
+                raise
+            raise error.at(hint=next_step(source_tree, to, template)) from error
         plan = plan_load(found, Sharing(max_over_read, single_replica), memory=memory, notes=notes)
     return PreparedLoad(
         plan,
@@ -265,54 +246,3 @@ def _tree_of(shardings: Any) -> Any:
     import jax
 
     return None if isinstance(shardings, jax.sharding.Sharding) else shardings
-
-
-def _is_scanned(names: tuple[str, ...]) -> bool:
-    """Whether layers of a template are stacked: none has a number of its own right below the decoder."""
-    return not any(re.search(r"(^|/)decoder/(\w+_)?layers_\d+/", name) for name in names)
-
-
-def _rows(tree: Tree, template: Template | None) -> int | None:
-    """Rows of the embedding that a template wants, where they are more than the vocabulary has."""
-    config = tree.metadata.config or {}
-    vocab = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    wanted = [leaf.shape for leaf in template.leaves if leaf.path[-2:] == EMBEDDING] if template else []
-    rows = wanted[0][0] if wanted and wanted[0] else None
-    return rows if rows and isinstance(vocab, int) and rows > vocab else None
-
-
-def _as_maxtext(tree: Tree, options: ToMaxText) -> tuple[Tree, Notes]:
-    """The parameters of a Hugging Face model as MaxText's Linen trees nest them."""
-    with _worded("maxtext"):
-        refuse_maxtext(tree)
-    made = to_maxtext(tree, options)
-    kept = {path: leaf for path, leaf in made.state.items() if path[0] == "params"}
-    return Tree(kept, made.state.metadata), made.notes
-
-
-@contextmanager
-def _worded(what: str) -> Iterator[None]:
-    """Within it, what the converting commands would say next is said for loading."""
-    try:
-        yield
-    except FormatError as error:
-        if what == "model":
-            raise
-        raise error.at(hint=f"leave out {option('to', what)}: its arrays have these names already") from error
-    except ConfigError as error:
-        # Those calls name the model `like`.
-        said = (error.hint or "").replace("like=", "model=")
-        raise error.at(hint=said or None) from error
-
-
-def _as_hugging_face(tree: Tree, options: ToHuggingFace, memory: int) -> tuple[Tree, Notes]:
-    """The arrays of a MaxText checkpoint under Hugging Face's names; what would be lost is refused."""
-    with _worded("hf"):
-        refuse_hugging_face(tree)
-    with _worded("model"):
-        files = ModelFiles.of(tree, options.like)
-        made = to_huggingface(tree, options, files)
-    if options.padding_rows is None:
-        refuse_learned(made.surplus, tree.metadata.place, memory=memory, reserved=0)
-    config: Mapping[str, Any] | None = None if made.config is None else made.config.config
-    return made.tree.with_metadata(config=config), made.notes

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from typing import ClassVar, Self
 
 from ckpttools.core.text import folded
@@ -60,7 +59,9 @@ class CheckpointError(Exception):
 
     def at(self, place: object = None, *, hint: str | None = None) -> Self:
         """The same error, with another place or next step where these are given."""
-        made = copy(self)
+        # Not copied: that calls the constructor, and those of some take more than the message.
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
         made.place = self.place if place is None else str(place)
         made.hint = self.hint if hint is None else hint
         return made
@@ -152,6 +153,10 @@ class StorageError(CheckpointError):
 
 class LostValuesWarning(Warning):
     """Values became others in a dtype that cannot hold them."""
+
+
+class PaddedVocabularyWarning(Warning):
+    """The caller wants more rows of a vocabulary than a model has: the others are zeros."""
 
 
 class StepWarning(Warning):

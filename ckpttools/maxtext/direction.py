@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from shlex import quote
+from typing import Literal
 
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
 from ckpttools.core.wording import option
 from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import COMPANIONS
-from ckpttools.maxtext.layout import EMBEDDING
+from ckpttools.maxtext.layout import DECODER, EMBEDDING
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
@@ -48,6 +49,17 @@ def refuse_hugging_face(tree: Tree) -> None:
         )
     if config is not None or _has(tree, _HUGGING_FACE):
         raise _other_way(tree, "Hugging Face", None, "hf-to-maxtext {} DST", "MaxText", "to-safetensors")
+
+
+def named_as(paths: Iterable[Path]) -> Literal["maxtext", "hf"] | None:
+    """Whose names these look like, whole trees or parts; None for those of neither."""
+    for path in paths:
+        keys = list(map(str, path))
+        if {DECODER, EMBEDDING[0]} & set(keys):
+            return "maxtext"
+        if len(keys) == 1 and "." in keys[0] and keys[0].endswith((".weight", ".bias")):
+            return "hf"
+    return None
 
 
 def _has(tree: Tree, embedding: str) -> bool:

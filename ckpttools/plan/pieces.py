@@ -88,7 +88,7 @@ def fitted(
         peak = base + count * (most + pages + rounded_up(scratch) + _WAITING_BYTES)
         if peak <= memory:
             return ScanMemory(count, most, most + pages, scratch, peak)
-    raise does_not_fit("looking at these arrays does not fit into the memory allowed", memory, peak)
+    raise does_not_fit("reading these arrays does not fit into the memory allowed", memory, peak)
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:

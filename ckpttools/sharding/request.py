@@ -96,7 +96,7 @@ def _pairs(tree: Tree, template: Template | None) -> tuple[list[tuple[Path, Want
         remarks.append(f"what is asked for is found below {spelled(found.below)} of the checkpoint")
     if found.unread:
         names = some(map(spelled, found.unread))
-        remarks.append(f"{array_count(found.unread)} of the checkpoint are not asked for: {names}")
+        remarks.append(f"not asked for: {array_count(found.unread)} of the checkpoint, {names}")
     problems = list(_missing(found.missing, tree))
     if found.others:
         places = " and ".join(map(spelled, found.others))

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 HERE = Path(__file__).parent
-# As MaxText's own stand-ins for its cloud clients want it, and one device as in all of the oracle.
+# As MaxText's own stand-ins for its cloud clients want it.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "DECOUPLE_GCLOUD": "TRUE",
     "TF_CPP_MIN_LOG_LEVEL": "2",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
     "HF_HUB_OFFLINE": "1",
 }
 
@@ -26,11 +25,12 @@ class StepError(Exception):
 class Worker:
     """One script of this directory, run by another Python."""
 
-    def __init__(self, python: Path, script: str, directory: Path) -> None:
-        """Starts it; what it logs is in `directory`."""
+    def __init__(self, python: Path, script: str, directory: Path, *, devices: int = 1) -> None:
+        """Starts it, with so many devices of JAX; what it logs is in `directory`."""
         self._script = script
         self.log = directory / f"{script}.log"
-        environment = {**os.environ, **_ENVIRONMENT}
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        environment = {**os.environ, **_ENVIRONMENT, **flags}
         environment.pop("PYTHONPATH", None)
         with self.log.open("a") as log:
             self._process = subprocess.Popen(

@@ -34,6 +34,8 @@ from ckpttools.core.errors import (
     CoverageError,
     LostValuesWarning,
     MemoryBudgetError,
+    PaddedVocabularyWarning,
+    StorageError,
     UsageError,
 )
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
@@ -428,7 +430,66 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
     assert "leave out to=" in refused(CheckpointError, GOLDEN / "llama3.1" / "maxtext_scanned", to="maxtext")
     assert "model=" in refused(CheckpointError, GOLDEN / "llama3.1" / "maxtext_scanned", to="hf")
     assert "pinned_host" in refused(UsageError, HF, memory_kind="pined_host")
+    assert 'leave it out, or say to="maxtext"' in refused(UsageError, HF, scan=False)
+    assert "about conversions with" in refused(UsageError, HF, model=HF)
+    assert "about conversions with" in refused(UsageError, HF, to="maxtext", padding_rows="drop")
     assert "at least" in refused(MemoryBudgetError, HF, memory="10MiB")
+
+
+@check
+def another_model_than_was_asked_for_is_said_to_be_one() -> None:
+    maxtext, other = GOLDEN / "llama3.1" / "maxtext_scanned", GOLDEN / "qwen3" / "hf"
+    of_maxtext, of_hf, of_other = (shapes_of(each) for each in (maxtext, HF, other))
+    assert 'into which to="maxtext" converts' in refused(CoverageError, HF, like=of_maxtext["params"])
+    assert 'into which to="hf" and model="HF_DIR"' in refused(CoverageError, maxtext, like=of_hf)
+    error = refused(CoverageError, HF, like=of_other)
+    assert "it is a model of type llama: `ckpt inspect tree" in error and "q_norm" in error, error
+    error = refused(CoverageError, maxtext, to="hf", model=other)
+    assert "is of model_type 'qwen3', the arrays have the names of llama and mistral" in error, error
+    assert 'leave out family="qwen3"' in refused(CoverageError, maxtext, to="hf", model=HF, family="qwen3")
+    assert "`model` names a model's directory" in refused(StorageError, maxtext, to="hf", model="/no/such")
+
+
+def shapes_of(source: Path) -> Any:
+    """What `like` is of all arrays of a checkpoint."""
+    import jax
+
+    arrays = ckpttools.open(source).arrays
+    return nest({path: jax.ShapeDtypeStruct(a.shape, a.dtype.numpy) for path, a in arrays.items()})
+
+
+@check
+def more_rows_of_the_vocabulary_are_zeros_and_told() -> None:
+    import jax
+
+    shapes = shapes_of(GOLDEN / "llama3.1" / "maxtext_scanned")
+    weights = shapes["params"]["params"]
+
+    def with_rows(rows: int) -> None:
+        for keys, axis in ((("token_embedder", "embedding"), 0), (("decoder", "logits_dense", "kernel"), 1)):
+            *above, last = keys
+            node = weights
+            for key in above:
+                node = node[key]
+            shape = list(node[last].shape)
+            shape[axis] = rows
+            node[last] = jax.ShapeDtypeStruct(shape, node[last].dtype)
+
+    like = {"params": shapes["params"]}
+    with_rows(320)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        prepared = ckpttools.load.plan(HF, like=like, to="maxtext", dtype="like")
+    assert [each.category for each in told] == [PaddedVocabularyWarning]
+    assert "320 rows of token embeddings, the model 256: the other 64 are zeros" in str(told[0].message)
+    assert any("padded with zeros" in each.text for each in prepared.plan.notes.values), prepared.plan.notes
+    rows = np.asarray(prepared.run()["params"]["params"]["token_embedder"]["embedding"])
+    assert not rows[256:].any() and rows[:256].any(axis=1).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ckpttools.load.plan(HF, like=like, to="maxtext", dtype="like", pad_vocab=320)
+    with_rows(200)
+    assert "wanted [200, 64]" in refused(CoverageError, HF, like=like, to="maxtext", dtype="like")
 
 
 def refused(kind: type[Exception], source: Any, **how: Any) -> str:

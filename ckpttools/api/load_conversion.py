@@ -1,0 +1,216 @@
+"""What is made of a checkpoint before it is loaded: arrays with the names and the layout that are wanted."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from shlex import quote
+from typing import TYPE_CHECKING, Any, Literal
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import (
+    ConfigError,
+    CoverageError,
+    FormatError,
+    PaddedVocabularyWarning,
+    StorageError,
+    UsageError,
+)
+from ckpttools.core.notes import Notes
+from ckpttools.core.wording import option
+from ckpttools.maxtext.direction import named_as, refuse_hugging_face, refuse_maxtext
+from ckpttools.maxtext.layout import EMBEDDING
+from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.recognition import families_with_names_of
+from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.vocabulary import refuse_learned
+from ckpttools.stores.registry import Where
+
+if TYPE_CHECKING:
+    from ckpttools.sharding.templates import Template
+
+Side = Literal["maxtext", "hf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Converting:
+    """What a caller of `ckpttools.load` says of a conversion; None where nothing is said.
+
+    Attributes:
+        scan, scan_axis, pad_vocab, family, model, rope_layout, tied, padding_rows: as of `ckpttools.load`.
+    """
+
+    scan: bool | None = None
+    scan_axis: int | None = None
+    pad_vocab: int | None = None
+    family: str | None = None
+    model: Where | None = None
+    rope_layout: str | None = None
+    tied: str | None = None
+    padding_rows: Literal["keep", "drop"] | None = None
+
+    def check(self, to: str | None) -> None:
+        """Refuses what would do nothing.
+
+        Raises:
+            UsageError: an option that is about a conversion, or about the other one.
+        """
+        if to not in (None, "maxtext", "hf"):
+            raise UsageError(f"unknown {option('to', to)}", wanted='"maxtext", "hf" or None')
+        for each in fields(self):
+            value = getattr(self, each.name)
+            sides = _ABOUT.get(each.name, ("maxtext", "hf"))
+            if value is None or to in sides:
+                continue
+            way = " or ".join(option("to", side) for side in sides)
+            raise UsageError(
+                f"{option(each.name, value)} is about conversions with {way}",
+                hint=f"leave it out, or say {way}",
+            )
+
+    @property
+    def options(self) -> ModelOptions:
+        return ModelOptions(self.family, self.rope_layout, self.tied)
+
+
+# What is about one way only.
+_ABOUT: Mapping[str, tuple[Side, ...]] = {
+    "scan": ("maxtext",),
+    "pad_vocab": ("maxtext",),
+    "padding_rows": ("hf",),
+}
+
+
+def converted(
+    tree: Tree, to: str | None, template: Template | None, said: Converting, memory: int
+) -> tuple[Tree, Notes]:
+    """A tree as it is to be loaded, and what the user should know of that.
+
+    Args:
+        tree: as it was opened.
+        to: whose names it gets; None leaves it as it is.
+        template: what the caller wants to have: says of layers and vocabulary what the caller does not.
+        said: by the caller, checked.
+        memory: bytes that may be resident at most.
+
+    Raises:
+        CheckpointError: it cannot be converted, or something in it would be lost.
+    """
+    if to == "maxtext":
+        return _as_maxtext(tree, template, said)
+    if to == "hf":
+        return _as_hugging_face(tree, said, memory)
+    return tree, tree.metadata.notes
+
+
+def next_step(tree: Tree, to: str | None, template: Template) -> str:
+    """What to do where a template wants what a checkpoint has not: say `to`, or look at the names.
+
+    Args:
+        tree: as it was opened, before it was converted.
+        to, template: as of `converted`.
+    """
+    own = named_as(tree.arrays)
+    wanted = named_as([leaf.path for leaf in template.leaves])
+    if to is None and own and wanted and own != wanted:
+        whose = "MaxText's" if wanted == "maxtext" else "Hugging Face's"
+        model = f" and {option('model', 'HF_DIR')}" if wanted == "hf" else ""
+        return f"{option('like')} has {whose} names, into which {option('to', wanted)}{model} converts"
+    kind = (tree.metadata.config or {}).get("model_type")
+    what = f"it is a model of type {kind}" if kind else "it may be another model"
+    shown = (
+        f": `ckpt inspect tree {quote(tree.metadata.place)}` lists its arrays" if tree.metadata.place else ""
+    )
+    return f"see whether {option('like')} describes this checkpoint; {what}{shown}"
+
+
+def _as_maxtext(tree: Tree, template: Template | None, said: Converting) -> tuple[Tree, Notes]:
+    """The parameters of a Hugging Face model as MaxText's Linen trees nest them."""
+    with _worded("maxtext"):
+        refuse_maxtext(tree)
+    if said.model is not None:
+        with _worded("model"):
+            files = ModelFiles.of(tree, said.model)
+        tree = tree.with_metadata(config=files.config)
+    scan = _is_scanned(template) if said.scan is None else said.scan
+    rows = _more_rows(tree, template) if said.pad_vocab is None else said.pad_vocab
+    axis = 1 if said.scan_axis is None else said.scan_axis
+    made = to_maxtext(tree, ToMaxText(scan=scan, scan_axis=axis, pad_vocab=rows, model=said.options))
+    kept = {path: leaf for path, leaf in made.state.items() if path[0] == "params"}
+    return Tree(kept, made.state.metadata), made.notes
+
+
+def _as_hugging_face(tree: Tree, said: Converting, memory: int) -> tuple[Tree, Notes]:
+    """The arrays of a MaxText checkpoint under Hugging Face's names; what would be lost is refused."""
+    with _worded("hf"):
+        refuse_hugging_face(tree)
+    way = ToHuggingFace(
+        like=said.model, scan_axis=said.scan_axis, model=said.options, padding_rows=said.padding_rows
+    )
+    with _worded("model"):
+        files = ModelFiles.of(tree, said.model)
+        with _of_the_same_model(tree, files, said.family):
+            made = to_huggingface(tree, way, files)
+    if said.padding_rows is None:
+        refuse_learned(made.surplus, tree.metadata.place, memory=memory, reserved=0)
+    config: Mapping[str, Any] | None = None if made.config is None else made.config.config
+    return made.tree.with_metadata(config=config), made.notes
+
+
+@contextmanager
+def _worded(what: str) -> Iterator[None]:
+    """Within it, what the converting commands would say next is said for loading."""
+    try:
+        yield
+    except FormatError as error:
+        if what == "model":
+            raise
+        raise error.at(hint=f"leave out {option('to', what)}: its arrays have these names already") from error
+    except (ConfigError, StorageError) as error:
+        # Those calls name the model `like`.
+        said = (error.hint or "").replace("like=", "model=").replace(option("like"), "`model`")
+        raise error.at(hint=said or None) from error
+
+
+@contextmanager
+def _of_the_same_model(tree: Tree, files: ModelFiles, family: str | None) -> Iterator[None]:
+    """Within it, arrays that are of another family than was said are told to be."""
+    try:
+        yield
+    except CoverageError as error:
+        fitting = families_with_names_of(tree)
+        if not fitting:
+            raise
+        names = f"the arrays have the names of {' and '.join(fitting)}"
+        if family is not None:
+            raise error.at(hint=f"{names}: leave out {option('family', family)}") from error
+        kind = f"{files.place} is of model_type {(files.config or {}).get('model_type')!r}"
+        hint = f"{kind}, {names}: name the model they came from with {option('model')}"
+        raise error.at(hint=hint) from error
+
+
+def _is_scanned(template: Template | None) -> bool:
+    """Whether layers of a template are stacked: none has a number of its own right below the decoder."""
+    names = [leaf.name for leaf in template.leaves] if template else []
+    return not any(re.search(r"(^|/)decoder/(\w+_)?layers_\d+/", name) for name in names)
+
+
+def _more_rows(tree: Tree, template: Template | None) -> int | None:
+    """Rows of the embedding that a template wants, where they are more than the vocabulary has; warns."""
+    config = tree.metadata.config or {}
+    vocab = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    wanted = [leaf.shape for leaf in template.leaves if leaf.path[-2:] == EMBEDDING] if template else []
+    rows = wanted[0][0] if wanted and wanted[0] else None
+    if not rows or not isinstance(vocab, int) or rows <= vocab:
+        return None
+    text = (
+        f"{option('like')} has {rows} rows of token embeddings, the model {vocab}: the other {rows - vocab} "
+        f"are zeros, as {option('pad_vocab', rows)} says"
+    )
+    warnings.warn(text, PaddedVocabularyWarning, stacklevel=2)
+    return rows
