@@ -61,12 +61,18 @@ def deepseek(draw):
     layers = draw(st.integers(1, 5))
     sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "moe_intermediate_size")
     return {
-        "model_type": draw(st.sampled_from(("deepseek_v2", "deepseek_v3"))),
+        "model_type": draw(st.sampled_from(("deepseek_v2", "deepseek_v3", "kimi_k2"))),
         **text(draw, layers),
         **{name: draw(LENGTHS) for name in (*sizes, "n_routed_experts", "n_shared_experts")},
         "first_k_dense_replace": draw(st.integers(0, layers)),
         "q_lora_rank": draw(st.none() | LENGTHS),
     }
+
+
+@st.composite
+def with_indexer(draw):
+    config = {**draw(deepseek()), "model_type": "deepseek_v32", "q_lora_rank": draw(LENGTHS)}
+    return {**config, "index_n_heads": draw(LENGTHS), "index_head_dim": draw(LENGTHS)}
 
 
 @st.composite
@@ -184,6 +190,8 @@ CONFIGS = {
     "gemma4": gemma4(),
     "gpt-oss": cycles("gpt_oss", 2, num_local_experts=LENGTHS),
     "deepseek": deepseek(),
+    "deepseek-v3.2": with_indexer(),
+    "kimi-k2.5": multimodal("kimi_k25", deepseek()),
     "olmo3": olmo3(),
     "llama4": llama4(),
 }

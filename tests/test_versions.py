@@ -38,7 +38,7 @@ from ckpttools.maxtext.variables import versions_of
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.maxtext.view import view_of
 
-MODELS = ("qwen3-next", "deepseek3")
+MODELS = ("qwen3-next", "deepseek3", "deepseek3.2", "kimi-k2")
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 EVERY_MODEL = pytest.mark.parametrize("model", MODELS)
 EVERY_VERSION = pytest.mark.parametrize("version", VERSIONS)

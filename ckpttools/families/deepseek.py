@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention, dense layers first, then layers with routed and shared experts."""
+"""DeepSeek V2, V3 and V3.2, and Kimi K2: latent attention, dense layers first, then layers with experts."""
 
 from ckpttools.families.decoder import EMBEDDINGS, MLP, NORMS, TIED
 from ckpttools.families.family import Family, FlagRule
@@ -22,6 +22,15 @@ ATTENTION = rows("""
     wq_a.kernel:   embed q_latent         <-> q_a_proj.weight:           q_latent embed
     wq_b.kernel:   q_latent heads query   <-> q_b_proj.weight:           (heads query) q_latent
 """)
+# V3.2 chooses what each token attends to.
+INDEXER = rows("""
+    below self_attention.indexer <-> self_attn.indexer, when indexer
+    wq_b.kernel:         q_latent ix_heads ix_dim <-> wq_b.weight:         (ix_heads ix_dim) q_latent
+    wk.kernel:           embed ix_dim             <-> wk.weight:           ix_dim embed
+    weights_proj.kernel: embed ix_heads           <-> weights_proj.weight: ix_heads embed
+    k_norm.scale:        ix_dim                   <-> k_norm.weight:       ix_dim
+    k_norm.bias:         ix_dim                   <-> k_norm.bias:         ix_dim
+""")
 EXPERTS = rows("""
     below DeepSeekMoeBlock_0.shared_experts <-> mlp.shared_experts
     wi_0.kernel: embed shared_mlp        <-> gate_proj.weight:             shared_mlp embed
@@ -36,10 +45,13 @@ EXPERTS = rows("""
     wo:          expert expert_mlp embed <-> experts.{expert}.down_proj.weight: embed expert_mlp
 """)
 
+# Ways of choosing experts that a learned bias corrects, and the models that have it where none is named.
+CORRECTED = ("noaux_tc", "deepseek_v3", "deepseek_v32", "kimi_k2")
+
 FAMILY = Family(
     name="deepseek",
-    model_types=("deepseek_v2", "deepseek_v3"),
-    models=("DeepSeek-V2", "DeepSeek-V2-Lite", "DeepSeek-V3", "DeepSeek-R1"),
+    model_types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"),
+    models=("DeepSeek-V2", "DeepSeek-V2-Lite", "DeepSeek-V3", "DeepSeek-R1", "DeepSeek-V3.2", "Kimi-K2"),
     rows=EMBEDDINGS,
     layers=(
         Layers(
@@ -47,14 +59,14 @@ FAMILY = Family(
             "decoder.dense_layers_{dense}",
             "decoder.dense_layers",
             ("dense",),
-            (*NORMS, *ATTENTION, *MLP),
+            (*NORMS, *ATTENTION, *INDEXER, *MLP),
         ),
         Layers(
             "model.layers.{moe+#dense}",
             "decoder.moe_layers_{moe}",
             "decoder.moe_layers",
             ("moe",),
-            (*NORMS, *ATTENTION, *EXPERTS),
+            (*NORMS, *ATTENTION, *INDEXER, *EXPERTS),
         ),
     ),
     sizes={
@@ -68,6 +80,8 @@ FAMILY = Family(
         "kv_latent": ("kv_lora_rank",),
         "q_latent": ("q_lora_rank",),
         "v_head_dim": ("v_head_dim",),
+        "ix_heads": ("index_n_heads",),
+        "ix_dim": ("index_head_dim",),
         "nope": ("qk_nope_head_dim",),
         "rope": ("qk_rope_head_dim",),
         "expert": ("n_routed_experts",),
@@ -84,7 +98,8 @@ FAMILY = Family(
     flags={
         "tied": TIED,
         "query_latent": FlagRule(("q_lora_rank",)),
-        "score_correction": FlagRule(("topk_method", "model_type"), ("noaux_tc", "deepseek_v3")),
+        "indexer": FlagRule(("index_n_heads",)),
+        "score_correction": FlagRule(("topk_method", "model_type"), CORRECTED),
     },
     # Layers after the last one predict further tokens.
     left_out=("model.layers.{prediction+#layers}.*",),

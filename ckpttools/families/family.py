@@ -98,7 +98,12 @@ def decoder_layers(
 
 def within(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alternatives]:
     """Sizes of which the fields stand below one of several prefixes; the first that has one counts."""
-    return {axis: tuple(prefix + str(name) for prefix in prefixes for name in sizes[axis]) for axis in sizes}
+    named = {axis: [each for each in fields if isinstance(each, str)] for axis, fields in sizes.items()}
+    defaults = {axis: fields[len(named[axis]) :] for axis, fields in sizes.items()}
+    return {
+        axis: (*(prefix + name for prefix in prefixes for name in names), *defaults[axis])
+        for axis, names in named.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,24 @@
+"""Kimi K2.5: the text part is Kimi K2 under another name; MaxText has no place for its tower."""
+
+from dataclasses import replace
+
+from ckpttools.families.decoder import TIED
+from ckpttools.families.deepseek import CORRECTED
+from ckpttools.families.deepseek import FAMILY as DEEPSEEK
+from ckpttools.families.family import FlagRule, Spelling, within
+
+FAMILY = replace(
+    DEEPSEEK,
+    name="kimi-k2.5",
+    model_types=("kimi_k25",),
+    models=("Kimi-K2.5",),
+    sizes=within(DEEPSEEK.sizes, "text_config."),
+    flags={
+        "tied": TIED,
+        "query_latent": FlagRule(("text_config.q_lora_rank",)),
+        "indexer": FlagRule(("text_config.index_n_heads",)),
+        "score_correction": FlagRule(("text_config.topk_method", "text_config.model_type"), CORRECTED),
+    },
+    left_out=("vision_tower.*", "mm_projector.*", "language_model.model.layers.{prediction+#layers}.*"),
+    spellings=(Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}),),
+)
