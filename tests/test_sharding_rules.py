@@ -165,6 +165,20 @@ def test_processes_are_predicted_without_devices():
     columns = chunks(source, mesh="8", spec="axis-1", processes=8).processes
     assert columns.over_read > 2 and columns.exchanged > 0
     assert columns.fetched_exchanging < 1.5 * columns.needed
+    assert (columns.broadcast, columns.fetched_single_replica) == (0, columns.fetched_exchanging)
+
+
+def test_one_that_reads_for_all_is_predicted():
+    source = GOLDEN / "llama3.1" / "hf"
+    found = chunks(source, mesh="data=4,fsdp=2", rules={"*": "P('fsdp')"}, processes=4)
+    loading = found.processes
+    # Each of four processes has a whole replica: the first reads it for all.
+    assert loading.broadcast == found.num_arrays
+    assert loading.fetched_single_replica == loading.fetched == loading.needed == found.stored_nbytes
+    # Four processes have a replica together, and four others the same one.
+    eight = chunks(source, mesh="data=2,fsdp=8", rules={"*": "P('fsdp')"}, processes=8).processes
+    assert eight.broadcast == found.num_arrays and eight.fetched_single_replica == eight.needed
+    assert chunks(source, mesh="8", spec="axis0", processes=8).processes.broadcast == 0
 
 
 @pytest.mark.parametrize(

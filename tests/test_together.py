@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+import pytest
 from support.command_line import ckpt, run
 from support.object_stores import files_in
 from support.places import GOLDEN, TESTS
@@ -48,16 +49,22 @@ def job(words, count=2, dying=None):
     return [each.returncode for each in started], said
 
 
-def test_a_killed_process_ends_the_job_by_its_name_and_the_next_job_goes_on(tmp_path):
+# Four take about 40 CPU seconds.
+MANY = pytest.mark.skipif("CKPTTOOLS_PROCESSES" not in os.environ, reason="CKPTTOOLS_PROCESSES=all")
+
+
+@pytest.mark.parametrize(("count", "later"), [(2, 2), pytest.param(4, 3, marks=MANY)])
+def test_a_killed_process_ends_the_job_by_its_name_and_the_next_job_goes_on(tmp_path, count, later):
     words = ["convert", "hf-to-maxtext", SHARDED, tmp_path / "out", "--jobs", "1"]
-    codes, said = job(words, dying=1)
-    assert codes == [5, -9], (codes, said)
-    assert "process 1 of 2 is gone" in said[0], said[0]
+    codes, said = job(words, count, dying=count - 1)
+    assert codes == [*[5] * (count - 1), -9], (codes, said)
+    assert f"process {count - 1} of {count} is gone" in said[0], said[0]
     assert not (tmp_path / "out").exists()
 
-    codes, said = job(words)
-    assert codes == [0, 0], said
-    assert "13 arrays" in said[0] and "part 1/2" in said[1] and "done before" in said[1], said
+    codes, said = job(words, later)
+    assert codes == [0] * later, said
+    assert "13 arrays" in said[0] and f"part 1/{later}" in said[1], said
+    assert any("done before" in each for each in said), said
     run("convert", "hf-to-maxtext", SHARDED, tmp_path / "alone")
     alone, together = (
         {name: each for name, each in files_in(tmp_path / place).items() if not STAMPED.search(name)}

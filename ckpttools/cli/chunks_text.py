@@ -225,6 +225,11 @@ def _process_totals(loading: ProcessLoading) -> Iterator[str]:
             f"it fetches {disk(loading.fetched_exchanging)} where processes exchange what they have read, of "
             f"{plural(loading.exchanged, 'array')}"
         )
+    if loading.broadcast:
+        yield (
+            f"with single_replica=True one fetches {disk(loading.fetched_single_replica)}, and reads "
+            f"{plural(loading.broadcast, 'array')} for all that need the same"
+        )
 
 
 def _advised(advice: Advice) -> Iterator[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache, partial
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, Shape, grid_index
 from ckpttools.core.wording import option
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.routes import Homes, Reads, some_of, way_of
+from ckpttools.sharding.routes import Homes, Reads, Way, some_of, way_of
 from ckpttools.sharding.specs import Spec, cuts, shard_shape
 
 # As of `ckpttools.load`.
@@ -30,6 +31,8 @@ class ProcessLoading:
         max_over_read: of an array, from which on processes exchange what they have read.
         exchanged: arrays of which they do.
         fetched_exchanging: bytes that a process then reads.
+        broadcast: arrays that several processes need, of which with `single_replica=True` one reads for all.
+        fetched_single_replica: bytes that one that reads for others then reads.
     """
 
     processes: int
@@ -40,6 +43,8 @@ class ProcessLoading:
     max_over_read: float
     exchanged: int
     fetched_exchanging: int
+    broadcast: int = 0
+    fetched_single_replica: int = 0
 
 
 def process_loading(
@@ -68,49 +73,76 @@ def process_loading(
             wanted=f"a divisor of {mesh.size}",
         )
     devices = mesh.size // processes
-    alone, together, exchanged = Reads(), Reads(), 0
+    found = _Found(mesh, processes, max_over_read)
     for path, array in arrays.items():
-        homes = homes_on(array.shape, specs.get(path, ()), mesh, processes)
-        way, _, found = way_of(
-            array,
-            homes,
-            processes=processes,
-            devices=devices,
-            max_over_read=float("inf"),
-            single_replica=False,
-        )
-        alone += found
-        if found.over_read > max_over_read:
-            way, _, found = way_of(
-                array,
-                homes,
-                processes=processes,
-                devices=devices,
-                max_over_read=max_over_read,
-                single_replica=False,
-            )
-        together += found
-        exchanged += way == "exchange"
+        found.add(array, specs.get(path, ()))
     return ProcessLoading(
         processes=processes,
         devices=devices,
-        needed=alone.needed,
-        fetched=alone.fetched,
-        over_read=alone.over_read,
+        needed=found.alone.needed,
+        fetched=found.alone.fetched,
+        over_read=found.alone.over_read,
         max_over_read=max_over_read,
-        exchanged=exchanged,
-        fetched_exchanging=together.fetched,
+        exchanged=found.exchanged,
+        fetched_exchanging=found.together.fetched,
+        broadcast=found.broadcast,
+        fetched_single_replica=found.single.fetched,
     )
 
 
+@dataclass
+class _Found:
+    """What has been found out of some arrays, by the ways in which they may be read."""
+
+    mesh: MeshShape
+    processes: int
+    max_over_read: float
+    alone: Reads = field(default_factory=Reads)
+    together: Reads = field(default_factory=Reads)
+    single: Reads = field(default_factory=Reads)
+    exchanged: int = 0
+    broadcast: int = 0
+
+    def __post_init__(self) -> None:
+        # Of a model few shapes are different, and each takes a box for every device of the mesh.
+        self._homes = cache(partial(homes_on, mesh=self.mesh, processes=self.processes))
+
+    def add(self, array: LazyArray, spec: Spec) -> None:
+        """Adds what is read of an array."""
+        homes = self._homes(array.shape, spec)
+        some = {process: homes[process] for process in some_of(range(self.processes))}
+        way, found = self._way(array, some, float("inf"))
+        self.alone += found
+        if found.over_read > self.max_over_read:
+            way, found = self._way(array, some, self.max_over_read)
+        self.together += found
+        self.exchanged += way == "exchange"
+        way, found = self._way(array, homes, self.max_over_read, single_replica=True)
+        self.single += found
+        self.broadcast += way == "broadcast"
+
+    def _way(
+        self, array: LazyArray, homes: Homes, most: float, *, single_replica: bool = False
+    ) -> tuple[Way, Reads]:
+        way, _, found = way_of(
+            array,
+            homes,
+            processes=self.processes,
+            devices=self.mesh.size // self.processes,
+            max_over_read=most,
+            single_replica=single_replica,
+        )
+        return way, found
+
+
 def homes_on(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes:
-    """What the devices of some processes hold of an array."""
+    """What the devices of each process hold of an array."""
     whole = even(shape, spec, mesh)
     part = shard_shape(shape, whole, mesh)
     devices = mesh.size // processes
     return {
         process: [_box(part, whole, mesh, process * devices + device) for device in range(devices)]
-        for process in some_of(range(processes))
+        for process in range(processes)
     }
 
 
