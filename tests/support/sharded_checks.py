@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ckpttools
 from ckpttools.array.nodes import Stored
@@ -104,20 +105,17 @@ def by_path(node: Any, path: tuple[Any, ...] = ()) -> dict[Any, Any]:
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """The bytes that are read from files meanwhile."""
-    read, check, count = LocalFile.read_into, LocalFile.check_unchanged, [0]
+    read, count = LocalFile.read_into, [0]
 
     def counting(self: LocalFile, offset: int, out: Any) -> None:
         count[0] += memoryview(out).nbytes
         read(self, offset, out)
 
-    LocalFile.read_into = counting  # type: ignore[method-assign]
-    # It reads the header once more.
-    LocalFile.check_unchanged = lambda self: None  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalFile, "read_into", counting)
+        # It reads the header once more.
+        patch.setattr(LocalFile, "check_unchanged", lambda self: None)
         yield count
-    finally:
-        LocalFile.read_into = read  # type: ignore[method-assign]
-        LocalFile.check_unchanged = check  # type: ignore[method-assign]
 
 
 @check

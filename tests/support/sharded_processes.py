@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ckpttools
 from ckpttools.array.tree import Tree
@@ -84,16 +85,14 @@ def failing(source: Path, rules: dict[str, str]) -> str:
     import jax
 
     prepared = ckpttools.load.plan(source, rules=rules, mesh="tensor=8")
-    reader = LocalFile.read_into
 
     def broken(file: Any, offset: int, out: Any) -> None:
         raise StorageError("the disk is gone")
 
-    LocalFile.read_into = broken if jax.process_index() == 1 else reader  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if jax.process_index() == 1:
+            patch.setattr(LocalFile, "read_into", broken)
         return said_by(prepared.run)
-    finally:
-        LocalFile.read_into = reader  # type: ignore[method-assign]
 
 
 def differing(source: Path, rules: dict[str, str]) -> str:
