@@ -16,28 +16,41 @@ sys.dont_write_bytecode = False
 HERE = Path(__file__).parent
 # What is synced, when, and what a crash leaves is the subject of these, and of those in sub-directories.
 WAITING = ("test_durability.py", "test_run.py")
-# Each takes 15 s or more on its own: what is begun first does not end last, alone on one of two cores.
+# By CPU seconds, 8 and more: what is begun first does not end last, alone on one of two cores.
 LONG = (
     "test_crash_states.py",
+    "test_object_writing.py",
     "test_failing_calls.py",
-    "test_explain.py",
-    "test_family_check.py",
-    "test_golden.py",
-    "test_maxtext_to_hf.py",
-    "test_memory.py",
     "test_memory_matrix.py",
-    "test_nodes.py",
-    "test_orbax_loads.py",
+    "test_sharded_save.py",
+    "test_store_matrix.py",
+    "test_parts.py",
+    "test_object_stores.py",
     "test_orbax_write.py",
+    "test_copy_command.py",
+    "test_docs.py",
+    "test_object_hardening.py",
+    "test_round_trips.py",
     "test_references.py",
     "test_stats.py",
-    "test_zarr3.py",
+    "test_memory.py",
+    "test_diff.py",
+    "test_stores_web.py",
+    "test_conversion_pairs.py",
+    "test_golden.py",
+    "test_sharding_load.py",
+    "test_staging.py",
+    "test_scanning.py",
+    "test_family_check.py",
+    "test_roles.py",
+    "test_maxtext_to_hf.py",
 )
 
 
 def pytest_collection_modifyitems(items):
     """Long modules first: `--dist loadfile --no-loadscope-reorder` hands them out in this order."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,15 +77,10 @@ def gcs_server():
 @pytest.fixture(scope="session")
 def s3_server():
     """Amazon S3 on loopback, by moto: its address."""
-    from moto.server import ThreadedMotoServer
+    from support.s3_server import running
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
+    with running() as url:
+        yield url
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,11 +13,14 @@ from typing import Any
 from support.places import TESTS
 
 
-def answers(script: str, jobs: Sequence[Any], directory: Path) -> Any:
+def answers(script: str, jobs: Sequence[Any], directory: Path, **environment: str) -> Any:
     """What a script of this package says of a list of jobs, both as JSON in a directory that is there."""
     asked, said = directory / "jobs.json", directory / "results.json"
     asked.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", f"support.{script}", str(asked), str(said)]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=TESTS, timeout=500, check=False)
+    variables = {**os.environ, **environment}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, cwd=TESTS, env=variables, timeout=500, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return json.loads(said.read_bytes())

@@ -1,0 +1,31 @@
+"""Amazon S3 on loopback: moto's application for S3 alone.
+
+Which of its 190 services a request is for took moto as long as the answer, and each has its line in a log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from moto.moto_server.werkzeug_app import create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_request(self, code: object = "-", size: object = "-") -> None:
+        pass
+
+
+@contextmanager
+def running() -> Iterator[str]:
+    """The server's address."""
+    server = make_server("127.0.0.1", 0, create_backend_app("s3"), threaded=True, request_handler=_Quiet)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
