@@ -20,6 +20,7 @@ from support.golden_data import (
 )
 from support.places import GOLDEN_0_2_5
 
+import ckpttools
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
@@ -32,6 +33,7 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.moving import ForVersion
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
+from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.maxtext.variables import versions_of
@@ -44,6 +46,7 @@ EVERY_MODEL = pytest.mark.parametrize("model", MODELS)
 EVERY_VERSION = pytest.mark.parametrize("version", VERSIONS)
 # MaxText's converter puts these where one of its own ways of loading does not look; all take them from here.
 COLLECTIONS = ("params/MoEBiasVar/", "params/Tid2EidVar/")
+NORM = ("decoder_norm", "scale")
 BIAS = "params/params/decoder/moe_layers/DeepSeekMoeBlock_0/MoeBlock_0/gate/bias"
 
 
@@ -173,6 +176,19 @@ class TestRouterBias:
         assert same(ForVersion()(collection).tree, tree)
         old = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
         assert same(ForVersion(GOLDEN_VERSION)(collection).tree, old)
+
+    def test_strip_optimizer_puts_it_there_too(self, converted):
+        """In training it lies in `nnx_aux`, or in a collection of its own, with its layers on axis 0."""
+        tree = open_tree(converted("deepseek3"))
+        bias = tuple(BIAS.split("/"))
+        moments = {("opt_state", "0", "mu", *bias[1:3], "decoder_norm", "scale"): tree[(*bias[:3], *NORM)]}
+        for there in (("params", "MoEBiasVar", *bias[2:]), ("nnx_aux", "model", *bias[2:])):
+            training = Tree({there if path == bias else path: leaf for path, leaf in tree.items()} | moments)
+            made = StripOptimizer()(training).tree
+            assert same(made, tree)
+            assert view_of(made).notes.first_axis == {BIAS}
+            report = ckpttools.inspect(training)
+            assert report.maxtext == (NEWEST,)
 
     def test_state_of_it_is_not_lost(self, converted):
         """MaxText e591f30 trains it as any parameter."""

@@ -43,6 +43,9 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
         yield "kind", kind
     if report.layers:
         yield "layers", ", ".join(map(_layers, report.layers))
+    if report.maxtext:
+        others = "ckpt remap --maxtext VERSION writes it for another"
+        yield "MaxText", f"as version {' and '.join(report.maxtext)} stores it; {others}"
     if report.families:
         yield "family", _families(report.families)
     yield "holds", _joined(plural(report.num_arrays, "array"), disk(report.nbytes))

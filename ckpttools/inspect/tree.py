@@ -20,6 +20,8 @@ from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.layout import FlavourName, Kind
 from ckpttools.maxtext.optimizer import Optimizer
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
+from ckpttools.maxtext.variables import versions_of
+from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role
 from ckpttools.stores.base import Traffic
@@ -70,6 +72,7 @@ class TreeReport:
         arrays: in the checkpoint's order.
         layers, optimizer, random_states: as in `ckpttools.maxtext.view.MaxTextView`.
         families: the model families that fit best, of those that were given.
+        maxtext: the versions of MaxText that store such a model so, newest first; () where all do, or none.
         roles: role -> total of the arrays of that role; roles without arrays are left out.
         parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
         warnings: what to know before loading; of all arrays, whatever the pattern.
@@ -98,6 +101,7 @@ class TreeReport:
     roles: Mapping[str, Total]
     parameter_dtypes: Mapping[str, Total]
     warnings: tuple[TreeWarning, ...]
+    maxtext: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     quantization: Quantization | None = None
     comparison: Comparison | None = None
@@ -145,6 +149,8 @@ def inspect_tree(
     arrays = filtered(_reports(tree, shardings), attrgetter("path"), pattern, or_none=or_none)
     parameters = [each for each in arrays if each.role == "parameter"]
     view, metadata = view_of(tree), tree.metadata
+    guesses = guess_families(tree, families)
+    written = versions_of(view, [each.name for each in guesses])
     return TreeReport(
         path=metadata.place,
         format=metadata.format,
@@ -160,7 +166,8 @@ def inspect_tree(
         layers=view.layers,
         optimizer=view.optimizer if view.is_maxtext else None,
         random_states=view.random_states if view.is_maxtext else 0,
-        families=guess_families(tree, families),
+        families=guesses,
+        maxtext=written if len(written) < len(VERSIONS) else (),
         roles=_totals((each.role, each) for each in arrays),
         parameter_dtypes=_totals((each.dtype, each) for each in parameters),
         warnings=warnings_of(tree, unfinished, damaged),

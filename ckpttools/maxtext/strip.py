@@ -17,6 +17,7 @@ from ckpttools.core.wording import option, quoted
 from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, linen_state
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layout import NNX_AUX, OPTIMIZER, STEP, STEPS
+from ckpttools.maxtext.variables import collected
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.roles.names import is_random
 from ckpttools.transforms.base import Transformed
@@ -143,9 +144,12 @@ def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
     learned = view.of_role("parameter")
     empty = {path for path in learned if path not in view.arrays}
     if target == own:
-        # In a collection of its own it is where MaxText looks for it.
+        # In a collection of its own MaxText's training looks for it, but not its post-training.
         moved = {
-            path: own.wrapped(model[path]) for path in learned if path in model and path[:1] == _AUXILIARY
+            **{
+                path: own.wrapped(model[path]) for path in learned if path in model and path[:1] == _AUXILIARY
+            },
+            **collected(view),
         }
         placed = {p: moved.get(p, p) for p in learned if p not in empty or p[:1] != _AUXILIARY}
     else:

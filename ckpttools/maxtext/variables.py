@@ -93,7 +93,8 @@ def _fits(view: MaxTextView, families: Collection[str], version: Version) -> boo
     wanted = {name in version.stacked_by_kind for name in families}
     if (by_kind or by_position) and wanted and by_kind not in wanted:
         return False
-    return not any(misplaced_variables(view, version))
+    beside = any(home != view.flavour.wrapped(inner) for inner, home in view.homes.items())
+    return (version.learned_variables or not beside) and not any(misplaced_variables(view, version))
 
 
 def misplaced_variables(view: MaxTextView, version: Version) -> Iterator[Path]:
