@@ -24,10 +24,13 @@ CASES = [
     *(("qwen3-vl", scan) for scan in (True, False)),
     ("qwen3-vl-moe", False),
     *(("qwen3-omni", scan) for scan in (True, False)),
+    ("gemma4-e2b", False),
 ]
 EVERY_CASE = pytest.mark.parametrize(
     ("model", "scan"), CASES, ids=[f"{model}-{SCAN_NAMES[scan]}" for model, scan in CASES]
 )
+# Embeddings are multiplied by the root of 32, which does not come back in 16 bits.
+ROUNDED = ("gemma4-e2b",)
 # Their towers are of no interest here.
 TOWERS = ("params/params/vision_encoder/", "params/params/audio_encoder/")
 
@@ -46,9 +49,10 @@ def converted(tmp_path_factory):
     """The run directory that a model becomes, with what MaxText has no place for beside it."""
 
     @cache
-    def run(model: str, scan: bool) -> Path:
+    def run(model: str, scan: bool, exact: bool = False) -> Path:
         place = tmp_path_factory.mktemp(model) / "out"
-        plan_to_maxtext(hugging_face(model), ToMaxText(scan=scan, carry=True), Resources(jobs=2)).run(place)
+        options = ToMaxText(scan=scan, carry=True, exact=exact)
+        plan_to_maxtext(hugging_face(model), options, Resources(jobs=2)).run(place)
         return place
 
     return run
@@ -68,6 +72,7 @@ def test_every_leaf(converted, model, scan):
 
 @EVERY_CASE
 def test_every_tensor_comes_back(converted, tmp_path, model, scan):
-    plan_to_huggingface(converted(model, scan), ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
+    source = converted(model, scan, exact=model in ROUNDED)
+    plan_to_huggingface(source, ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
     made = load_file(tmp_path / "hf" / "model.safetensors")
     assert all_described(made) == all_described(load_file(hugging_face(model) / "model.safetensors"))

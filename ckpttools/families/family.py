@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import with_options
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.joining import with_parts
@@ -127,6 +128,8 @@ class Family:
         spellings: how files write the rows' Hugging Face keys; the first is written where none is asked for.
         maxtext_vocab: vocabulary of released models -> rows that MaxText's own configuration has.
         hints: pattern of Hugging Face keys -> what to do where a file has such.
+        never_scanned: why MaxText cannot scan the layers; empty where it can.
+        others: families that models of these types are of where a rule is met, by name.
     """
 
     name: str
@@ -143,6 +146,19 @@ class Family:
     spellings: tuple[Spelling, ...] = (PLAIN,)
     maxtext_vocab: Mapping[int, int] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
+    never_scanned: str = ""
+    others: Mapping[str, FlagRule] = field(default_factory=dict)
+
+    def refuse_scanned(self, hint: str) -> None:
+        """Refuses a layout that MaxText does not have.
+
+        Raises:
+            UsageError: no model of this family can be scanned; with the hint.
+        """
+        if self.never_scanned:
+            raise UsageError(
+                f"MaxText does not scan the layers of family {self.name}: {self.never_scanned}", hint=hint
+            )
 
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""

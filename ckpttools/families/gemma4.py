@@ -54,6 +54,9 @@ GLOBAL_ATTENTION = rows("""
 """)
 GLOBAL = (*GLOBAL_ATTENTION, *NORMS, *MLPS)
 
+# E2B and E4B say the same model type.
+PER_LAYER_INPUT = FlagRule(("text_config.hidden_size_per_layer_input", "hidden_size_per_layer_input"))
+
 FAMILY = Family(
     name="gemma4",
     model_types=("gemma4", "gemma4_text"),
@@ -94,4 +97,5 @@ FAMILY = Family(
         Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}, name="nested"),
         Spelling(model_types=("gemma4_text",), name="text"),
     ),
+    others={"gemma4-small": PER_LAYER_INPUT},
 )

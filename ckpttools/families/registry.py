@@ -83,10 +83,10 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
         )
     # All built-in families take 50 ms and looking for plug-ins 30, which most models do not need.
     family = _namesake(model_type) or _of_types(_built_in()).get(model_type)
+    family = family or _by_model_type().get(model_type)
     if family is not None:
-        return family
-    if model_type in _by_model_type():
-        return _by_model_type()[model_type]
+        other = (name for name, rule in family.others.items() if rule.read(config, place).value)
+        return next(map(family_named, other), family)
     raise ConfigError(
         f"no family has model_type {model_type!r}",
         place=place,
@@ -107,4 +107,7 @@ def _by_model_type() -> dict[str, Family]:
 
 
 def _of_types(known: Mapping[str, Family]) -> dict[str, Family]:
-    return {name: family for family in known.values() for name in family.model_types}
+    # A family that another one hands such models on to comes after it.
+    handed_on = {name for family in known.values() for name in family.others}
+    ordered = sorted(known.values(), key=lambda family: family.name not in handed_on)
+    return {name: family for family in ordered for name in family.model_types}

@@ -68,6 +68,8 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
         "derived": mapping(_formula),
         "constants": mapping(length),
         "flags": mapping(_flag),
+        "others": mapping(_flag),
+        "never_scanned": text,
         "dropped": list_of(text),
         "left_out": list_of(_key),
         "spellings": list_of(_spelling),

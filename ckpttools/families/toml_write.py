@@ -32,13 +32,15 @@ def family_to_toml(family: Family) -> str:
                 "models": family.models,
                 "dropped": family.dropped,
                 "left_out": family.left_out,
+                "never_scanned": family.never_scanned,
             }
         ),
         *_rows("rows", family.rows),
         *_table("sizes", family.sizes),
         *_table("derived", family.derived),
         *_table("constants", family.constants),
-        *(line for name, rule in family.flags.items() for line in _flag(name, rule)),
+        *(line for name, rule in family.flags.items() for line in _flag("flags", name, rule)),
+        *(line for name, rule in family.others.items() for line in _flag("others", name, rule)),
         *_table("maxtext_vocab", {str(rows): wanted for rows, wanted in family.maxtext_vocab.items()}),
         *_table("hints", family.hints),
         *(line for each in family.spellings for line in _spelling(each) if family.spellings != (PLAIN,)),
@@ -100,8 +102,8 @@ def _rows(name: str, rows: Rows) -> Iterator[str]:
     yield "\n".join([f'{name} = """', *(_value(line)[1:-1] for line in lines), '"""'])
 
 
-def _flag(name: str, rule: FlagRule) -> Iterator[str]:
-    yield from ("", f"[flags.{_key(name)}]")
+def _flag(table: str, name: str, rule: FlagRule) -> Iterator[str]:
+    yield from ("", f"[{table}.{_key(name)}]")
     yield from _entries({each.name: getattr(rule, each.name) for each in fields(rule)})
 
 

@@ -37,10 +37,13 @@ A number at the end is the length where none is there, and a 0 there lets a fiel
 
 
 def nested(config: Mapping[str, Any], name: str) -> Any:
-    """The field of a configuration at a dotted name, None where there is none."""
+    """The field of a configuration at a dotted name, with numbers for items of lists; None without one."""
     value: Any = config
     for key in name.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, list) and key.isdecimal():
+            value = value[int(key)] if int(key) < len(value) else None
+        else:
+            value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 

@@ -66,14 +66,21 @@ class StackAsModel:
             return cycle_of(family_for(None, ModelOptions(self.family), place), version)
         if tree.metadata.config is not None:
             try:
-                return cycle_of(family_of(tree.metadata.config, CONFIG), version)
+                family = family_of(tree.metadata.config, CONFIG)
             except CheckpointError:
                 pass  # of a model that is not known: its names must tell
+            else:
+                return cycle_of(family, version)
         return _only(_layouts(tree, version), place, self.names)
 
 
 def cycle_of(family: Family, version: Version) -> Cycle:
-    """The cycle in which a family's layers repeat; of length 1 where they do not, or are of several names."""
+    """The cycle in which a family's layers repeat; of length 1 where they do not, or are of several names.
+
+    Raises:
+        UsageError: MaxText does not scan such layers.
+    """
+    family.refuse_scanned("leave them as they are: MaxText runs them with scan_layers=false")
     groups = [group for group in family_in(family, version).layers if group.left.startswith(_LAYERS)]
     fields = [field for group in groups for field in parse_key(group.left).fields]
     length = max((max(field.strides, default=1) for field in fields), default=1)

@@ -137,6 +137,9 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
     place = tree.metadata.place
     config = required(tree.metadata.config, place)
     family = family_in(_family(tree, config, options.model), version_called(options.maxtext))
+    if options.scan:
+        apart = option("scan", False)
+        family.refuse_scanned(f"{apart} keeps them apart, and MaxText runs them with scan_layers=false")
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
     tied = tying.tied_flags(options.model.tied, head.head if head else None, arrays)

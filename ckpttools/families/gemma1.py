@@ -1,0 +1,23 @@
+"""Gemma 1: like Gemma 2, but every layer is the same, and nothing is normed after attention and MLP."""
+
+from ckpttools.families.decoder import MLP, SCALED_ATTENTION, SIZES
+from ckpttools.families.family import Family, decoder_layers
+from ckpttools.families.gemma import FINAL_NORM, HEAD, TIED_BY_DEFAULT
+from ckpttools.families.gemma2 import EMBEDDING
+from ckpttools.mapping.row import rows
+
+NORMS = rows("""
+    pre_self_attention_norm.scale: embed <-> input_layernorm.weight:          embed, shift 1
+    pre_ffw_norm.scale:            embed <-> post_attention_layernorm.weight: embed, shift 1
+""")
+
+FAMILY = Family(
+    name="gemma",
+    model_types=("gemma",),
+    models=("Gemma 2B", "Gemma 7B", "CodeGemma"),
+    rows=(EMBEDDING, FINAL_NORM, HEAD),
+    layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *SCALED_ATTENTION, *MLP)),),
+    sizes=SIZES,
+    flags={"tied": TIED_BY_DEFAULT},
+    maxtext_vocab={256000: 256128},
+)
