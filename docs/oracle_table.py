@@ -33,6 +33,17 @@ Tied embeddings are multiplied in float32 here, where MaxText casts them to bflo
 `dtype` says: what is compared is where numbers end up, not how they are rounded. What was not run is
 said to be so.
 
+Two differences that were found elsewhere, and whose they are:
+
+- Gemma of bfloat16 weights: MaxText stores embeddings times sqrt(hidden size), which its converter, and
+  `ckpt` as it does, rounds to bfloat16. That alone moves the logits of a tiny Gemma 3 by 4e-2 and of a
+  Gemma 4 by 2e-1 (what was stored, put back into transformers), as much as MaxText's are away. With
+  `--exact` they move by nothing.
+- DeepSeek V3.2: with more tokens than `index_topk` logits of a tiny model are 7 apart. The scores that
+  choose tokens are 0 where all index heads reject a token, which is frequent with 2 heads, and of equal
+  scores torch and MaxText choose others. Once transformers takes the first of them, as MaxText does,
+  logits are 1e-5 apart.
+
 ```
 make oracle                        # everything: hours; makes its environments in .venv-oracle
 make oracle FAMILY=llama,qwen3     # some: a name, or how several begin

@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oracle.worker import StepError
+
 Config = Mapping[str, Any]
 Sizes = dict[str, Any]
 
 
 def sizes(config: Config) -> Sizes:
-    """What MaxText must be told, `model_name` among it."""
+    """What MaxText must be told, `model_name` among it.
+
+    Raises:
+        StepError: nothing here knows this model.
+    """
+    if config["model_type"] not in BY_TYPE:
+        raise StepError(f"MaxText's settings for model_type {config['model_type']!r} are not known here")
     text = config.get("text_config", config)
     return {"use_multimodal": False, **BY_TYPE[config["model_type"]](text)}
 
