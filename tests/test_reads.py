@@ -25,7 +25,7 @@ from ckpttools.plan.reading import Prices, prices
 from ckpttools.stores import blocks, pace, parse, reads
 from ckpttools.stores.objects import gs
 from ckpttools.stores.pace import Pace, requesting
-from ckpttools.stores.reads import Reads
+from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.web import attempts as attempting
 from ckpttools.stores.web import http as plain
 from ckpttools.stores.web.client import Client
@@ -37,7 +37,7 @@ SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 @pytest.fixture
 def gcs(gcs_server, monkeypatch):
     with google(gcs_server) as cloud:
-        monkeypatch.setattr(gs.STORE, "_reads", Reads())
+        monkeypatch.setattr(gs.STORE, "_reads", ReadPool())
         yield cloud
 
 
@@ -74,7 +74,7 @@ class TestParts:
         assert bytes(out) == kept and kept[10:] == bytes(20)
 
 
-READS = Reads()
+READS = ReadPool()
 
 
 class TestLate:
@@ -85,7 +85,7 @@ class TestLate:
         monkeypatch.setattr(reads, "_LATE_SECONDS", 0.1)
 
     def test_the_first_answer_counts_and_the_late_one_is_written_nowhere(self):
-        mine, slow, number = Reads(), threading.Event(), count()
+        mine, slow, number = ReadPool(), threading.Event(), count()
 
         def fetch(at, length):
             if next(number) == 30:
@@ -104,7 +104,7 @@ class TestLate:
         assert out == b"next"
 
     def test_an_error_of_one_attempt_is_none_of_the_other(self):
-        mine, slow, number = Reads(), threading.Event(), count()
+        mine, slow, number = ReadPool(), threading.Event(), count()
 
         def fetch(at, length):
             mine_is = next(number)
@@ -121,7 +121,7 @@ class TestLate:
         assert out == b"good"
 
     def test_few_are_asked_for_again(self):
-        mine, asked = Reads(), count()
+        mine, asked = ReadPool(), count()
 
         def fetch(at, length):
             next(asked)

@@ -15,7 +15,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, grid_cells
 from ckpttools.sharding.save_makers import Makers
-from ckpttools.sharding.save_shards import Shard, Shards
+from ckpttools.sharding.save_shards import Shard, ShardHolder
 from ckpttools.transforms.cast import cast
 
 FLOAT = DTYPES["float32"]
@@ -27,7 +27,7 @@ def held(shape, cell):
     boxes = [*grid_cells(shape, cell)]
     owners = [(number % 3, box) for number, box in enumerate(boxes)]
     shards = [Shard(box, values[box.slices]) for box in boxes]
-    return Held(shape, FLOAT, Shards("w", FLOAT, shards, "v", owners))
+    return Held(shape, FLOAT, ShardHolder("w", FLOAT, shards, "v", owners))
 
 
 def as_process(array, number):
@@ -40,7 +40,7 @@ def as_process(array, number):
             for shard, (process, _) in zip(holder._shards, holder.owners, strict=True)
             if process == number
         ]
-        return replace(leaf, holder=Shards("w", FLOAT, shards, "v", holder.owners))
+        return replace(leaf, holder=ShardHolder("w", FLOAT, shards, "v", holder.owners))
 
     return renewed({"": array}, own)[""]
 

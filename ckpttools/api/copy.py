@@ -27,7 +27,7 @@ from ckpttools.stores.traffic import counted
 
 if TYPE_CHECKING:
     from ckpttools.copying.comparison import Comparison
-    from ckpttools.copying.part import Part
+    from ckpttools.copying.part import FileGroup
     from ckpttools.copying.selection import Selection
 
 Outcome = Literal["copied", "there already", "to be copied"]
@@ -119,12 +119,12 @@ class PreparedCopy:
         return self._report(parts, 0.0)
 
     @property
-    def todo(self) -> tuple[Part, ...]:
+    def todo(self) -> tuple[FileGroup, ...]:
         """The parts that are not there yet."""
         return tuple(part for part in self._parts if part.name not in self.there)
 
     @property
-    def _parts(self) -> tuple[Part, ...]:
+    def _parts(self) -> tuple[FileGroup, ...]:
         return tuple(self.selection.parts)
 
     @property
@@ -185,10 +185,10 @@ class PreparedCopy:
             room_of(part, place, self.resources.memory, self._jobs(part))
             check_part(part, place, self.overwrite, partial(_check_replaced, part, place))
 
-    def _place(self, part: Part) -> Place:
+    def _place(self, part: FileGroup) -> Place:
         return self.destination / part.name if part.name else self.destination
 
-    def _jobs(self, part: Part) -> int:
+    def _jobs(self, part: FileGroup) -> int:
         streams, requests = self.destination.store.streams, part.source.store.costs.requests
         return self.resources.jobs or max(
             self.resources.workers, requests or 0, streams.files if streams else 0
@@ -201,7 +201,7 @@ class PreparedCopy:
             if not place.exists() or place.read_bytes() != content:
                 place.put(content)
 
-    def _there(self, part: Part) -> CopiedPart | None:
+    def _there(self, part: FileGroup) -> CopiedPart | None:
         found = self.there.get(part.name)
         if found is None:
             return None
@@ -209,7 +209,7 @@ class PreparedCopy:
 
     def _copied(
         self,
-        part: Part,
+        part: FileGroup,
         outcome: Outcome,
         bytes_resumed: int = 0,
         bytes_by_store: int = 0,
@@ -306,7 +306,7 @@ def _found(prepared: PreparedCopy) -> Mapping[str, Comparison]:
 
     _check_run(prepared)
 
-    def look(part: Part) -> Comparison | None:
+    def look(part: FileGroup) -> Comparison | None:
         place = prepared._place(part)
         # What was begun is gone on with, or refused by who looks into its journal.
         return None if begun_at(place) else compared(part, place, verify=prepared.verify)
@@ -374,7 +374,7 @@ def _other_content(place: Place, difference: str) -> DestinationExistsError:
     )
 
 
-def _check_replaced(part: Part, place: Place) -> None:
+def _check_replaced(part: FileGroup, place: Place) -> None:
     """Refuses to replace what holds something that would be lost.
 
     Raises:

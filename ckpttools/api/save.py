@@ -25,7 +25,7 @@ from ckpttools.sharding.save_background import Saving, start
 from ckpttools.sharding.save_grid import keeping_shardings
 from ckpttools.sharding.save_layout import OwnedWriter
 from ckpttools.sharding.save_leaves import holders, is_shared, tree_of, with_own_holders
-from ckpttools.sharding.save_shards import Shards
+from ckpttools.sharding.save_shards import ShardHolder
 from ckpttools.sharding.save_together import Together, check_dealt
 from ckpttools.stores.registry import Where, parse
 
@@ -221,7 +221,7 @@ class PreparedSave(Prepared):
         """
         processes = _processes_of(self.plan.tree)
         for holder in holders(self.plan.tree):
-            if isinstance(holder, Shards):
+            if isinstance(holder, ShardHolder):
                 holder.look_again()
         if processes is None:
             self._check_held()

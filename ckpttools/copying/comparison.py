@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpttools.copying.files import files_below
-from ckpttools.copying.part import Part
+from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import Status
@@ -31,7 +31,7 @@ class Comparison:
     bytes_compared: int = 0
 
 
-def compared(part: Part, place: Place, *, verify: bool) -> Comparison | None:
+def compared(part: FileGroup, place: Place, *, verify: bool) -> Comparison | None:
     """Compares a part with what is at its place.
 
     Args:
@@ -63,7 +63,7 @@ def compared(part: Part, place: Place, *, verify: bool) -> Comparison | None:
     return Comparison(None, sum(part.files[name].size for name in names))
 
 
-def _by_size(part: Part, there: Mapping[str, Status]) -> str | None:
+def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:
     extra = sorted(there.keys() - part.files.keys() - set(part.commits))
     if extra:
         return f"{extra[0]} is there, and not in what is copied"
@@ -76,14 +76,14 @@ def _by_size(part: Part, there: Mapping[str, Status]) -> str | None:
     return f"{missing[0]} is missing" if missing else None
 
 
-def _telling(part: Part) -> list[str]:
+def _telling(part: FileGroup) -> list[str]:
     """Names of files that tell one checkpoint from another, small ones."""
     small = [name for name, found in part.files.items() if found.size <= _LARGEST]
     telling = set(part.last)
     return sorted(small, key=lambda name: (name not in telling, -part.files[name].size, name))[:_MOST]
 
 
-def equal_files(part: Part, place: Place, name: str) -> bool:
+def equal_files(part: FileGroup, place: Place, name: str) -> bool:
     """Whether a file at a place has the bytes of the part's; errors as of reading."""
     with (part.source / name).open(part.files[name]) as ours, (place / name).open() as theirs:
         return all(ours.read(*block) == theirs.read(*block) for block in _blocks(ours.size))

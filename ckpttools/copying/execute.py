@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckpttools.copying.comparison import equal_files
 from ckpttools.copying.files import files_below
-from ckpttools.copying.part import Part
+from ckpttools.copying.part import FileGroup
 from ckpttools.copying.room import Room, room_for
 from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_sizes, transfer
 from ckpttools.core.errors import SourceChangedError, UsageError
@@ -19,18 +19,18 @@ from ckpttools.stores.publishing import Purpose, Staging, TellsPublished, Work, 
 from ckpttools.stores.registry import parse
 
 
-def room_of(part: Part, place: Place, memory: int, jobs: int) -> Room:
+def room_of(part: FileGroup, place: Place, memory: int, jobs: int) -> Room:
     """What copying a part to a place may take; arguments and errors as of `room_for`."""
     held = sum(part.files[name].size for name in part.last)
     return room_for(list(part.files), 2 * held, part.source.store, place.store, memory, jobs)
 
 
-def check_part(part: Part, place: Place, overwrite: bool, check_replaced: Callable[[], None]) -> None:
+def check_part(part: FileGroup, place: Place, overwrite: bool, check_replaced: Callable[[], None]) -> None:
     """Raises what stops `copy_part` before it writes anything; arguments as there."""
     _checked(part, place, staging_of(place, overwrite, check_replaced))
 
 
-def _checked(part: Part, place: Place, staging: Staging) -> str:
+def _checked(part: FileGroup, place: Place, staging: Staging) -> str:
     sources = [(part.source / name).open(found) for name, found in part.files.items()]
     check_unread(sources, staging.taken)
     _check_names(part, place)
@@ -39,7 +39,7 @@ def _checked(part: Part, place: Place, staging: Staging) -> str:
     return plan
 
 
-def _check_names(part: Part, place: Place) -> None:
+def _check_names(part: FileGroup, place: Place) -> None:
     """Raises UsageError where a file has a name that nothing can have at the destination."""
     name = next((name for name in part.files if not place.store.takes((place / name).key)), None)
     if name is not None:
@@ -52,7 +52,7 @@ def _check_names(part: Part, place: Place) -> None:
 
 
 def copy_part(
-    part: Part,
+    part: FileGroup,
     place: Place,
     room: Room,
     *,
@@ -110,7 +110,7 @@ def _sizes(place: Place) -> Mapping[str, int]:
     return {name: found.size for name, found in files_below(place).items()}
 
 
-def verified(part: Part, place: Place, name: str) -> int:
+def verified(part: FileGroup, place: Place, name: str) -> int:
     """Bytes of a file that is read again.
 
     Raises:
@@ -122,7 +122,7 @@ def verified(part: Part, place: Place, name: str) -> int:
 
 
 def _made(
-    part: Part,
+    part: FileGroup,
     place: Place,
     work: Work,
     room: Room,
@@ -149,13 +149,13 @@ def _made(
     return done
 
 
-def _write_last(part: Part, work: Work, name: str, observe: Callable[[int], None]) -> None:
+def _write_last(part: FileGroup, work: Work, name: str, observe: Callable[[int], None]) -> None:
     with (part.source / name).open(part.files[name]) as source:
         (work.content / name).write_bytes(source.read(0, source.size))
         observe(source.size)
 
 
-def check_source(part: Part) -> None:
+def check_source(part: FileGroup) -> None:
     """Compares all files of a part with what they were at first.
 
     Raises:

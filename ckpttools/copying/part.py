@@ -34,7 +34,7 @@ _MOST_TELLING = 32 << 20
 
 
 @dataclass(frozen=True)
-class Part:
+class FileGroup:
     """Files that are there together, or not at all.
 
     Attributes:

@@ -8,7 +8,7 @@ from functools import cached_property
 from shlex import quote
 
 from ckpttools.array.gaps import refuse_incomplete
-from ckpttools.copying.part import Part, commits_of
+from ckpttools.copying.part import FileGroup, commits_of
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.text import ranges
 from ckpttools.core.wording import option
@@ -35,7 +35,7 @@ class Selection:
         steps_at: below the destination, where steps come to lie that are added to a run; None for no run.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[FileGroup]
     small: Mapping[str, Place] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     steps_at: str | None = None
@@ -74,12 +74,12 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
     match found:
         case OrbaxItem():
             reason = ", ".join(found.step.faults([found])) or None
-            part = Part(source, commits=commits_of([""]))
+            part = FileGroup(source, commits=commits_of([""]))
         case Step():
             reason, part = _why_unfinished(found), _part_of(found, "")
         case _:
             refuse_incomplete(open_tree(source).arrays.values(), str(source))
-            return Selection([Part(source)])
+            return Selection([FileGroup(source)])
     if reason:
         raise _unfinished(source, reason)
     return Selection([part])
@@ -104,14 +104,14 @@ def _why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
     return step.why_unfinished
 
 
-def _part_of(step: Step, name: str) -> Part:
+def _part_of(step: Step, name: str) -> FileGroup:
     """A step as it is copied to a name."""
     below = {item.directory.relative_to(step.path) for item in step.items}
     handlers = step.said.handlers
     if isinstance(handlers, dict):
         there = {entry.name for entry in step.path.entries() if entry.is_dir}
         below |= there & handlers.keys()
-    return Part(step.path, name, step.number, commits_of(sorted(below)))
+    return FileGroup(step.path, name, step.number, commits_of(sorted(below)))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class _Run:
             )
         chosen = [_part_of(self.run.steps[number], self._name(number)) for number in wanted]
         beside = list(self._beside())
-        parts = [Part(place, self._below(place)) for place, reason in beside if reason is None]
+        parts = [FileGroup(place, self._below(place)) for place, reason in beside if reason is None]
         directories = [part for part in parts if part.source.is_dir()]
         small = {part.name: part.source for part in parts if part.source.is_file()}
         left_out = {self._below(place): reason for place, reason in beside if reason is not None}

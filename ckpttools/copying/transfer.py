@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ckpttools.array.scratch import Scratch
-from ckpttools.copying.part import Part
+from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import PIECE_BYTES, Digester, Piece, digest_of, parts_of, pieces_of
 from ckpttools.copying.room import Room
 from ckpttools.core.errors import StorageError
@@ -44,7 +44,13 @@ class Transferred:
 
 
 def transfer(
-    part: Part, work: Work, destination: Store, room: Room, *, verify: bool, observe: Callable[[int], None]
+    part: FileGroup,
+    work: Work,
+    destination: Store,
+    room: Room,
+    *,
+    verify: bool,
+    observe: Callable[[int], None],
 ) -> Transferred:
     """Copies all files of a part but those that come last.
 
@@ -73,7 +79,7 @@ def transfer(
 class _Run:
     """The moving state of one transfer."""
 
-    part: Part
+    part: FileGroup
     work: Work
     files: DataFiles
     destination: Store
@@ -287,7 +293,7 @@ class WrittenWrongError(StorageError):
     """What is read where it was written is not what was written."""
 
 
-def check_sizes(part: Part, sizes: Mapping[str, int], place: object) -> None:
+def check_sizes(part: FileGroup, sizes: Mapping[str, int], place: object) -> None:
     """Compares what is listed at a destination with what was copied there.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.array.gaps import refuse_incomplete
-from ckpttools.copying.part import Part
+from ckpttools.copying.part import FileGroup
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.entries import entries_of
@@ -14,7 +14,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.stores.place import Place
 
 
-def check_whole(part: Part) -> None:
+def check_whole(part: FileGroup) -> None:
     """Looks into metadata and indexes of items, and for chunks that are missing.
 
     Raises:

@@ -25,7 +25,7 @@ _WORTH_SPLITTING = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StackedPart:
     """An array within another.
 
     Attributes:
@@ -47,7 +47,7 @@ class Whole:
     """
 
     array: LazyArray
-    parts: tuple[Part, ...]
+    parts: tuple[StackedPart, ...]
 
     @property
     def name(self) -> str:
@@ -78,10 +78,10 @@ class Whole:
 
 def wholes(arrays: Mapping[str, LazyArray]) -> list[Whole]:
     """`arrays` as parts of the arrays they were taken from, in the order of first parts."""
-    found: dict[tuple[int, frozenset[int]], tuple[LazyArray, list[Part]]] = {}
+    found: dict[tuple[int, frozenset[int]], tuple[LazyArray, list[StackedPart]]] = {}
     for name, array in arrays.items():
         root, fixed = _rooted(array)
-        found.setdefault((id(root), frozenset(fixed)), (root, []))[1].append(Part(name, fixed))
+        found.setdefault((id(root), frozenset(fixed)), (root, []))[1].append(StackedPart(name, fixed))
     made: list[Whole] = []
     for root, parts in found.values():
         distinct = len({_place(part.fixed) for part in parts}) == len(parts)
@@ -103,7 +103,7 @@ def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[Whole]:
 
 def alone(name: str, arrays: Mapping[str, LazyArray]) -> Whole:
     """An array that is read by itself."""
-    return Whole(arrays[name], (Part(name, {}),))
+    return Whole(arrays[name], (StackedPart(name, {}),))
 
 
 def _cost(array: LazyArray) -> int:

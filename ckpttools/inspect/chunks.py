@@ -12,7 +12,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import listing
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.meshes import PartitionSpec, Specs
-from ckpttools.inspect.reads import Reads, predict, together
+from ckpttools.inspect.reads import PredictedReads, predict, together
 from ckpttools.maxtext.view import view_of
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.predict import ProcessLoading
@@ -67,7 +67,7 @@ class ArrayChunks:
     transposed: bool
     num_chunks: int
     missing_chunks: int
-    reads: Reads | None = None
+    reads: PredictedReads | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Loading:
         mesh: axis name -> devices.
         spec: as the user wrote it.
         reads, needed, fetched: of the device that has most; numbers of reads, and bytes.
-        total_needed, total_fetched, over_read: as in `ckpttools.inspect.reads.Reads`.
+        total_needed, total_fetched, over_read: as in `ckpttools.inspect.reads.PredictedReads`.
         cuts_nothing: the spec partitions axes, and no array has such an axis.
     """
 

@@ -19,7 +19,7 @@ from ckpttools.sharding.mesh import MeshShape
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class PredictedReads:
     """Of one array, or of several together.
 
     Attributes:
@@ -46,7 +46,9 @@ class Reads:
         return self.total_fetched / self.total_needed if self.total_needed else 1.0
 
 
-def predict(array: StoredArray, mesh: MeshShape, spec: PartitionSpec, layer_axis: int | None) -> Reads:
+def predict(
+    array: StoredArray, mesh: MeshShape, spec: PartitionSpec, layer_axis: int | None
+) -> PredictedReads:
     """What loading one array takes.
 
     Args:
@@ -62,13 +64,13 @@ def predict(array: StoredArray, mesh: MeshShape, spec: PartitionSpec, layer_axis
         region = Region((0,) * len(shard), shard)
         runs, total = count_runs(array.shape, region), needed * mesh.size
         fetched = array.nbytes * prod(shard) // max(1, prod(array.shape))
-        return Reads(cut, cut != wanted, runs, needed, fetched, total, total)
+        return PredictedReads(cut, cut != wanted, runs, needed, fetched, total, total)
     return _by_pieces(array, array.piece, mesh.size, cut, wanted, shard)
 
 
 def _by_pieces(
     array: StoredArray, piece: Shape, devices: int, cut: Shape, wanted: Shape, shard: Shape
-) -> Reads:
+) -> PredictedReads:
     itemsize = array.dtype.itemsize
     piece_bytes = prod(piece) * itemsize
     axes = list(zip(shard, cut, piece, strict=True))
@@ -79,7 +81,7 @@ def _by_pieces(
     there = max(1, in_all * (array.chunks - array.missing) // max(1, array.chunks))
     copies = devices // prod(cut)
     needed = prod(shard) * itemsize
-    return Reads(
+    return PredictedReads(
         cut=cut,
         uneven=cut != wanted,
         reads=most + _index_reads(array, piece, shard, cut),
@@ -103,9 +105,9 @@ def _index_reads(array: StoredArray, piece: Shape, shard: Shape, cut: Shape) -> 
     return prod(max(_cells(k * n, (k + 1) * n, size) for k in range(count)) for n, count, size in axes)
 
 
-def together(parts: Sequence[Reads]) -> Reads:
+def together(parts: Sequence[PredictedReads]) -> PredictedReads:
     """The same for several arrays; `cut` is empty, since each has its own."""
-    return Reads(
+    return PredictedReads(
         (),
         any(part.uneven for part in parts),
         *(sum(getattr(part, name) for part in parts) for name in ("reads", "needed", "fetched")),

@@ -23,7 +23,7 @@ _SAMPLES = 64
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldParts:
     """An array and the parts of it that are wanted here.
 
     Attributes:
@@ -54,7 +54,7 @@ class Cutter:
         held: the arrays, in the order in which they will be cut.
     """
 
-    def __init__(self, held: Sequence[Held]) -> None:
+    def __init__(self, held: Sequence[HeldParts]) -> None:
         self.items: list[Item] = [(each.array,) for each in held]
         self._held = {id(item): each for item, each in zip(self.items, held, strict=True)}
         self._tiles: dict[Hashable, tuple[Shape, bool]] = {}
@@ -67,7 +67,7 @@ class Cutter:
         tile, inside = self._tile(held, most)
         yield from pieces(held.shards, tile, inside=inside)
 
-    def _tile(self, held: Held, most: int) -> tuple[Shape, bool]:
+    def _tile(self, held: HeldParts, most: int) -> tuple[Shape, bool]:
         shards = held.shards
         kind = (held.array.read_kind, shards.shape, shards.part, shards.boxes, most)
         if kind not in self._tiles:
@@ -117,7 +117,7 @@ def tiles_in(box: Region, tile: Shape) -> Iterator[Region]:
             yield piece
 
 
-def projected(held: Sequence[Held], most_bytes: int) -> ReadCost:
+def projected(held: Sequence[HeldParts], most_bytes: int) -> ReadCost:
     """What reading all of it takes: bytes that are fetched, and reads.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stack, Take, inner, stack
 from ckpttools.plan.pieces import PIECE_BYTES
-from ckpttools.sharding.cutting import Held, projected
+from ckpttools.sharding.cutting import HeldParts, projected
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import Shards
 
@@ -22,7 +22,7 @@ class Joint:
         members: the numbers of the arrays; of several, in the order of that axis.
     """
 
-    held: Held
+    held: HeldParts
     members: tuple[int, ...]
 
     def split(self, parts: Parts) -> Iterator[tuple[int, Parts]]:
@@ -34,7 +34,7 @@ class Joint:
             yield number, {cell[1:]: part[place] for cell, part in parts.items()}
 
 
-def joints(held: Sequence[Held]) -> list[Joint]:
+def joints(held: Sequence[HeldParts]) -> list[Joint]:
     """All arrays, those together that read the same bytes; each in the place of its first."""
     found: dict[Hashable, list[tuple[int, int]]] = {}
     sources: dict[Hashable, LazyArray] = {}
@@ -54,7 +54,7 @@ def joints(held: Sequence[Held]) -> list[Joint]:
 
 
 def _made(
-    held: Sequence[Held], source: LazyArray | None, members: Sequence[tuple[int, int]]
+    held: Sequence[HeldParts], source: LazyArray | None, members: Sequence[tuple[int, int]]
 ) -> Iterator[Joint]:
     numbers = tuple(number for _, number in members)
     alone = [held[number] for number in numbers]
@@ -66,11 +66,11 @@ def _made(
     yield from (Joint(each, (number,)) for each, number in zip(alone, numbers, strict=True))
 
 
-def _together(alone: Sequence[Held], source: LazyArray) -> Held:
+def _together(alone: Sequence[HeldParts], source: LazyArray) -> HeldParts:
     count, shards = len(alone), alone[0].shards
     held = tuple((0, *cell) for cell in shards.held)
     above = Shards((count, *shards.shape), (count, *shards.part), held)
-    return Held(source, above, " and ".join(each.name for each in alone))
+    return HeldParts(source, above, " and ".join(each.name for each in alone))
 
 
 def _untaken(array: LazyArray) -> tuple[LazyArray, int] | None:

@@ -14,7 +14,7 @@ from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
 from ckpttools.plan.pieces import PIECE_BYTES, fitted
 from ckpttools.sharding.assigned import Assigned
-from ckpttools.sharding.cutting import Held, projected
+from ckpttools.sharding.cutting import HeldParts, projected
 from ckpttools.sharding.exchange import devices_each, homes_of, is_movable, own_shards, stretch_target
 from ckpttools.sharding.interleaved import Joint, joints
 from ckpttools.sharding.placing import Target
@@ -57,8 +57,8 @@ class Route:
 
     leaf: Assigned
     way: Way
-    held: Held
-    needed: Held
+    held: HeldParts
+    needed: HeldParts
     read: Target | None = None
 
     @property
@@ -179,7 +179,7 @@ def _described(route: Route) -> LoadedArray:
 def _route(leaf: Assigned, sharing: Sharing, room: int) -> Route:
     """How an array is read; the same in all processes."""
     target = leaf.target
-    direct = Held(leaf.array, target.shards, leaf.name)
+    direct = HeldParts(leaf.array, target.shards, leaf.name)
     homes = homes_of(target) if jax.process_count() > 1 and is_movable(target) else {}
     # What some processes have no part of, they cannot move together.
     if len(homes) < max(2, jax.process_count()):
@@ -194,10 +194,10 @@ def _route(leaf: Assigned, sharing: Sharing, room: int) -> Route:
         devices=devices,
     )
     if way == "broadcast":
-        return Route(leaf, way, Held(leaf.array, own_shards(target), leaf.name), direct)
+        return Route(leaf, way, HeldParts(leaf.array, own_shards(target), leaf.name), direct)
     if way == "exchange" and cut is not None and devices is not None:
         read = stretch_target(target, cut, devices)
-        held = Held(leaf.array, read.shards, leaf.name)
+        held = HeldParts(leaf.array, read.shards, leaf.name)
         # What cannot be held beside the result is read in pieces instead, too much of it or not.
         if held.nbytes <= room:
             return Route(leaf, way, held, direct, read)

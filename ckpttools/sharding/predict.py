@@ -11,7 +11,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, Shape, grid_index
 from ckpttools.core.wording import option
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.routes import Homes, Reads, Way, some_of, way_of
+from ckpttools.sharding.routes import Fetches, Homes, Way, some_of, way_of
 from ckpttools.sharding.specs import Spec, cuts, shard_shape
 
 # As of `ckpttools.load`.
@@ -97,9 +97,9 @@ class _Found:
     mesh: MeshShape
     processes: int
     max_over_read: float
-    alone: Reads = field(default_factory=Reads)
-    together: Reads = field(default_factory=Reads)
-    single: Reads = field(default_factory=Reads)
+    alone: Fetches = field(default_factory=Fetches)
+    together: Fetches = field(default_factory=Fetches)
+    single: Fetches = field(default_factory=Fetches)
     exchanged: int = 0
     broadcast: int = 0
 
@@ -123,7 +123,7 @@ class _Found:
 
     def _way(
         self, array: LazyArray, homes: Homes, most: float, *, single_replica: bool = False
-    ) -> tuple[Way, Reads]:
+    ) -> tuple[Way, Fetches]:
         way, _, found = way_of(
             array,
             homes,

@@ -15,7 +15,7 @@ from typing import Literal
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.region import Region, Shape
 from ckpttools.plan.pieces import PIECE_BYTES
-from ckpttools.sharding.cutting import Held, projected
+from ckpttools.sharding.cutting import HeldParts, projected
 from ckpttools.sharding.shards import Shards
 
 Way = Literal["direct", "exchange", "broadcast"]
@@ -27,7 +27,7 @@ _MOST_LOOKED_AT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class Fetches:
     """What processes fetch of an array, or of several.
 
     Attributes:
@@ -43,8 +43,8 @@ class Reads:
         """Bytes that are read for each byte that is needed."""
         return self.fetched / self.needed if self.needed else 1.0
 
-    def __add__(self, other: Reads) -> Reads:
-        return Reads(self.needed + other.needed, self.fetched + other.fetched)
+    def __add__(self, other: Fetches) -> Fetches:
+        return Fetches(self.needed + other.needed, self.fetched + other.fetched)
 
 
 def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
@@ -55,11 +55,11 @@ def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
     return Shards(shape, part, tuple(cells))
 
 
-def reads(array: LazyArray, homes: Homes) -> Reads:
+def reads(array: LazyArray, homes: Homes) -> Fetches:
     """What a process fetches of an array, for itself; of many processes, what some do."""
-    held = [Held(array, shards_of(array.shape, homes[each])) for each in some_of(list(homes))]
+    held = [HeldParts(array, shards_of(array.shape, homes[each])) for each in some_of(list(homes))]
     needed = sum(each.stored_bytes for each in held)
-    return Reads(needed // len(held), projected(held, PIECE_BYTES).nbytes // len(held))
+    return Fetches(needed // len(held), projected(held, PIECE_BYTES).nbytes // len(held))
 
 
 def some_of(processes: Sequence[int]) -> Sequence[int]:
@@ -103,7 +103,7 @@ def _stretch(box: Region, axis: int, count: int, place: int) -> Region:
     return box.replaced(axis, start, start + length)
 
 
-def stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches, Reads] | None:
+def stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches, Fetches] | None:
     """The cut with which processes fetch least; None where no axes can be divided evenly.
 
     Args:
@@ -138,7 +138,7 @@ def way_of(
     devices: int | None,
     max_over_read: float,
     single_replica: bool,
-) -> tuple[Way, Stretches | None, Reads]:
+) -> tuple[Way, Stretches | None, Fetches]:
     """How an array is read, and what that fetches.
 
     Args:

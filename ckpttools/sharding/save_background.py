@@ -16,7 +16,7 @@ from ckpttools.core.errors import CheckpointError, MemoryBudgetError
 from ckpttools.core.wording import option
 from ckpttools.run.events import Receipt
 from ckpttools.run.memory import available_bytes
-from ckpttools.sharding.save_shards import Abstract, Shards
+from ckpttools.sharding.save_shards import Abstract, ShardHolder
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError
 
@@ -140,7 +140,7 @@ _BACKGROUND = _Background()
 
 def start(
     destination: Place,
-    held: Iterable[Shards | Abstract],
+    held: Iterable[ShardHolder | Abstract],
     save: Callable[[], Receipt],
     host_memory: int | None = None,
 ) -> Saving:
@@ -158,7 +158,7 @@ def start(
         MemoryBudgetError: the copies would take more than `host_memory`.
         SourceChangedError: an array was deleted.
     """
-    shards = [each for each in held if isinstance(each, Shards)]
+    shards = [each for each in held if isinstance(each, ShardHolder)]
     nbytes = sum(each.nbytes for each in shards)
     saving = Saving(destination)
     _BACKGROUND.take(saving, nbytes, host_memory)
@@ -179,7 +179,7 @@ def start(
     return saving
 
 
-def _copy(shards: Iterable[Shards]) -> None:
+def _copy(shards: Iterable[ShardHolder]) -> None:
     with ThreadPoolExecutor(_COPIES) as pool:
         for copied in [pool.submit(each.copy_to_host) for each in shards]:
             copied.result()

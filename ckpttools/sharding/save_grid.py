@@ -15,7 +15,7 @@ from ckpttools.formats.base import Writer
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.sharding.grids import mesh_chunk
-from ckpttools.sharding.save_shards import Shards
+from ckpttools.sharding.save_shards import ShardHolder
 from ckpttools.sharding.specs import spec_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def keeping_shardings(writer: Writer, tree: Tree) -> Writer:
     shardings: dict[Path, Sharding] = {}
     for path, array in tree.arrays.items():
         holder = array.holder if isinstance(array, Held) else None
-        sharding = holder.sharding if isinstance(holder, Shards) and array.size else None
+        sharding = holder.sharding if isinstance(holder, ShardHolder) and array.size else None
         kept = None if sharding is None or path in tree.metadata.key_impls else _kept(sharding)
         if sharding is not None and kept is not None:
             shard = tuple(sharding.shard_shape(array.shape))

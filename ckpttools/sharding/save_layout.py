@@ -20,7 +20,7 @@ from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.registry import strangers_in
 from ckpttools.formats.zarr.chunking import chunk_shape
-from ckpttools.sharding.save_shards import Shards
+from ckpttools.sharding.save_shards import ShardHolder
 from ckpttools.stores.base import Streams
 from ckpttools.stores.place import Place
 
@@ -104,7 +104,7 @@ class OwnedWriter:
 def owners_of(array: LazyArray) -> Mapping[Region, int]:
     """The shards that processes have, with who has them; all of it is process 0's where all have it."""
     holder = array.holder if isinstance(array, Held) else None
-    owners = holder.owners if isinstance(holder, Shards) else ()
+    owners = holder.owners if isinstance(holder, ShardHolder) else ()
     return {box: process for process, box in owners} or {Region.whole(array.shape): 0}
 
 

@@ -13,7 +13,7 @@ from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, spelle
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import UnknownNameError, UsageError
 from ckpttools.core.region import Region
-from ckpttools.sharding.save_shards import Abstract, Shard, Shards, refuse_deleted, shards_of
+from ckpttools.sharding.save_shards import Abstract, Shard, ShardHolder, refuse_deleted, shards_of
 from ckpttools.sharding.save_versions import version_of_elements
 from ckpttools.stores.place import Place
 
@@ -50,13 +50,13 @@ def _refuse_path(pytree: Any) -> None:
         )
 
 
-def holders(tree: Tree) -> Iterator[Shards | Abstract]:
+def holders(tree: Tree) -> Iterator[ShardHolder | Abstract]:
     """What holds the arrays that a tree is made of, each once."""
     seen: set[int] = set()
     for array in distinct(tree.arrays.values()):
         if isinstance(array, Held) and id(array.holder) not in seen:
             seen.add(id(array.holder))
-            assert isinstance(array.holder, Shards | Abstract)
+            assert isinstance(array.holder, ShardHolder | Abstract)
             yield array.holder
 
 
@@ -67,7 +67,7 @@ def with_own_holders(tree: Tree) -> Tree:
     made: dict[int, Held] = {}
 
     def renew(array: LazyArray) -> LazyArray:
-        if not isinstance(array, Held) or not isinstance(array.holder, Shards):
+        if not isinstance(array, Held) or not isinstance(array.holder, ShardHolder):
             return array
         return made.setdefault(id(array.holder), replace(array, holder=array.holder.again()))
 
@@ -76,13 +76,13 @@ def with_own_holders(tree: Tree) -> Tree:
 
 def has_parts_elsewhere(tree: Tree) -> bool:
     """Whether other processes have what process 0 has not."""
-    return any(isinstance(each, Shards) and each.has_parts_elsewhere for each in holders(tree))
+    return any(isinstance(each, ShardHolder) and each.has_parts_elsewhere for each in holders(tree))
 
 
 def is_shared(tree: Tree | Any) -> bool:
     """Whether other processes have parts of the arrays of a tree, or of a pytree."""
     if isinstance(tree, Tree):
-        return any(isinstance(each, Shards) and each.owners for each in holders(tree))
+        return any(isinstance(each, ShardHolder) and each.owners for each in holders(tree))
     jax: Any = sys.modules.get("jax")
     if jax is None:
         return False
@@ -236,7 +236,7 @@ def _held(name: str, leaf: Any) -> LazyArray:
         dtype = _dtype(name, array.dtype)
         shard = Shard(Region.whole(array.shape), array)
         version = version_of_elements(array)
-        return Held(array.shape, dtype, Shards(name, dtype, [shard], version, elements=array))
+        return Held(array.shape, dtype, ShardHolder(name, dtype, [shard], version, elements=array))
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__"):
         return Held(tuple(leaf.shape), _dtype(name, np.dtype(leaf.dtype)), Abstract(name))
     raise UsageError(

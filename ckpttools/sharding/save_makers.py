@@ -15,7 +15,7 @@ from ckpttools.array.nodes import Held, renewed
 from ckpttools.array.tree import Path, spelled
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, Shape
-from ckpttools.sharding.save_shards import ALONE, Shards
+from ckpttools.sharding.save_shards import ALONE, ShardHolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,7 @@ class _Asked:
 
     def _asking(self, array: LazyArray) -> LazyArray:
         holder = array.holder if isinstance(array, Held) else None
-        if not isinstance(array, Held) or not isinstance(holder, Shards):
+        if not isinstance(array, Held) or not isinstance(holder, ShardHolder):
             return array
         return replace(
             array, holder=_Asking(_limits(holder.owners), self._asked) if holder.owners else holder

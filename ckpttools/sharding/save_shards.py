@@ -84,7 +84,7 @@ class Shard:
             subview(out, piece.relative_to(inside))[...] = fetched.view(dtype.carrier)
 
 
-class Shards:
+class ShardHolder:
     """Holds one array in shards: see `ckpttools.array.held.Holder`."""
 
     def __init__(
@@ -179,10 +179,10 @@ class Shards:
                 hint=ALONE,
             )
 
-    def again(self) -> Shards:
+    def again(self) -> ShardHolder:
         """Another holder of the same elements, which can be copied and let go without this one."""
         shards, known = self._shards, (self.owners, self.sharding, self._elements)
-        return Shards(self._name, self._dtype, shards, self.version, *known)
+        return ShardHolder(self._name, self._dtype, shards, self.version, *known)
 
     def copy_to_host(self) -> None:
         """Copies what is held to memory of this process, and lets go of what had it."""
@@ -233,7 +233,7 @@ class Abstract:
         self.check()
 
 
-def shards_of(name: str, array: jax.Array, dtype: DType, known_by: Any = None) -> Shards:
+def shards_of(name: str, array: jax.Array, dtype: DType, known_by: Any = None) -> ShardHolder:
     """What this process saves of an array of JAX: the first replica of each shard that it has.
 
     Args:
@@ -244,7 +244,7 @@ def shards_of(name: str, array: jax.Array, dtype: DType, known_by: Any = None) -
     """
     version = version_of(array if known_by is None else known_by)
     owners = () if array.is_fully_addressable else _owners(array.sharding, array.shape)
-    return Shards(name, dtype, tuple(_first_replicas(array)), version, owners, array.sharding)
+    return ShardHolder(name, dtype, tuple(_first_replicas(array)), version, owners, array.sharding)
 
 
 @lru_cache(maxsize=256)

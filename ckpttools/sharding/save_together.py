@@ -30,7 +30,7 @@ from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_layout import owned_chunks, owners_of
 from ckpttools.sharding.save_leaves import has_parts_elsewhere, holders
 from ckpttools.sharding.save_makers import Makers
-from ckpttools.sharding.save_shards import ALONE, Shards
+from ckpttools.sharding.save_shards import ALONE, ShardHolder
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Purpose, staging_of
 from ckpttools.stores.shares import Share
@@ -151,7 +151,7 @@ def _agree_on_versions(tree: Tree, processes: Processes) -> None:
 
     agreed = processes.told("version", token)
     for number, each in enumerate(held):
-        if isinstance(each, Shards):
+        if isinstance(each, ShardHolder):
             each.version = f"{agreed} {number}"
 
 

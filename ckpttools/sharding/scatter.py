@@ -16,7 +16,7 @@ import numpy as np
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.region import Region, Shape
 from ckpttools.run.scanning import scan
-from ckpttools.sharding.cutting import Cutter, Held
+from ckpttools.sharding.cutting import Cutter, HeldParts
 
 ALIGNMENT = 64
 
@@ -41,7 +41,7 @@ class Reading:
     lost: Callable[[str, Mapping[str, int]], None] = lambda name, counts: None
 
 
-def read_parts(held: Sequence[Held], reading: Reading) -> Iterator[tuple[int, Parts]]:
+def read_parts(held: Sequence[HeldParts], reading: Reading) -> Iterator[tuple[int, Parts]]:
     """The parts of all arrays, each array as soon as all of it was read.
 
     Args:
@@ -95,7 +95,7 @@ def read_parts(held: Sequence[Held], reading: Reading) -> Iterator[tuple[int, Pa
             yield each.index, parts
 
 
-def _buffers(held: Held) -> Parts:
+def _buffers(held: HeldParts) -> Parts:
     shards, carrier = held.shards, held.array.dtype.carrier
     return {index: aligned(shards.part, carrier) for index in shards.held}
 

@@ -32,7 +32,7 @@ _KNOWN, _REMEMBERED = 20, 100
 _ONE_OF, _AGAIN_AT_ONCE = 25, 4
 
 
-class Reads:
+class ReadPool:
     """The reads of one store; for many threads at once.
 
     Attributes:

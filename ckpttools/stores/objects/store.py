@@ -42,7 +42,7 @@ from ckpttools.stores.objects.writing import PART_BYTES, PARTS_UNDER_WAY, Upload
 from ckpttools.stores.pace import USUAL, asked_for
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Purpose, Unfinished
-from ckpttools.stores.reads import Reads
+from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.shares import PARTS
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ObjectStore(Store):
         self._known = Known(self)
         self._meter = Meter()
         self._blocks = blocks.Blocks()
-        self._reads = Reads()
+        self._reads = ReadPool()
 
     @abstractmethod
     def access(self, bucket: str) -> Access:

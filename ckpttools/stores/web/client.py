@@ -19,7 +19,7 @@ from urllib3.response import BaseHTTPResponse
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.meter import Meter
 from ckpttools.stores.pace import MOST
-from ckpttools.stores.reads import Reads
+from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.web.attempts import Attempts, Budget, Patience, seconds_asked
 
 Headers = Callable[[str], Mapping[str, str]]
@@ -52,7 +52,7 @@ class Client:
     def __init__(self, patience: Patience | None = None) -> None:
         self.patience = patience or Patience()
         self.meter = Meter()
-        self.reads = Reads()
+        self.reads = ReadPool()
         self._budget = Budget(self.patience.failures)
         self._pools: dict[str, urllib3.PoolManager] = {}
 
