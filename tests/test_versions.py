@@ -142,6 +142,17 @@ class TestEveryVersion:
             assert same(made, wanted)
             assert made.metadata.custom == wanted.metadata.custom
 
+    def test_of_an_unknown_family_does_not_move(self, converted):
+        """Qwen3.5 has the same names, and all versions stack it as the older one stacks Qwen3-Next."""
+        tree = open_tree(converted("qwen3-next", True, GOLDEN_VERSION))
+        bare = tree.with_metadata(config=None)
+        with pytest.raises(FormatError, match=r"as in qwen3\.5-moe") as caught:
+            ForVersion()(bare)
+        assert "family=" in caught.value.hint
+        assert "cycle" not in caught.value.hint
+        wanted = open_tree(converted("qwen3-next"))
+        assert same(ForVersion(family="qwen3-next")(bare).tree, wanted)
+
     def test_of_another_name(self):
         with pytest.raises(UnknownNameError, match=r"one of 0\.2\.5, e591f30"):
             ToMaxText(maxtext="0.2.6")

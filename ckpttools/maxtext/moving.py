@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.wording import option
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.scan import UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
@@ -60,7 +61,13 @@ class ForVersion:
         view = view_of(tree)
         axis = view.scan_axis or 0
         single = UnstackLayers(axis)(tree).tree
-        stacked = StackAsModel(axis, family=self.family, maxtext=version.name)(single).tree
+        try:
+            stacked = StackAsModel(axis, family=self.family, maxtext=version.name)(single).tree
+        except FormatError as error:
+            # How to stack is not for the user to say here, but of which family the model is.
+            raise error.at(
+                hint=f"say {option('family', 'NAME')}, of which `ckpt families` lists all"
+            ) from error
         is_moved = {each.key for each in view.stacks} != {each.key for each in view_of(stacked).stacks}
         if not is_moved and not any(misplaced_variables(view, version)):
             return tree
