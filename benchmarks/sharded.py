@@ -67,7 +67,7 @@ def whole(directory: Path) -> Any:
 
     import ckpttools
 
-    leaves = ckpttools.load.plan(directory / "hf", to="maxtext", rules="maxtext", mesh=MESH).request.leaves
+    leaves = ckpttools.load.plan(directory / "hf", to="maxtext", rules="maxtext", mesh=MESH).request.arrays
     arrays = (jax.device_put(leaf.array.read(), leaf.target.sharding) for leaf in leaves)
     return jax.block_until_ready(list(arrays))
 
@@ -80,7 +80,7 @@ def put(directory: Path) -> Any:
     import ckpttools
 
     tree = in_memory(load_file(next((directory / "hf").glob("*.safetensors"))), directory)
-    leaves = ckpttools.load.plan(tree, to="maxtext", rules="maxtext", mesh=MESH).request.leaves
+    leaves = ckpttools.load.plan(tree, to="maxtext", rules="maxtext", mesh=MESH).request.arrays
     return jax.block_until_ready(put_all(leaves))
 
 
@@ -122,7 +122,7 @@ def maxtext(directory: Path) -> Any:
         loaded = jax.block_until_ready(v1.load_pytree(directory / "hf", like))
     leaves = ckpttools.load.plan(
         in_memory(loaded, directory), to="maxtext", rules="maxtext", mesh=MESH
-    ).request.leaves
+    ).request.arrays
     return jax.block_until_ready(put_all(leaves))
 
 
@@ -149,7 +149,7 @@ def structs(source: Path, keep: str) -> Any:
     import ckpttools
 
     request = ckpttools.load.plan(source, rules="maxtext", mesh=MESH, keep=keep).request
-    leaves = [(leaf.target, leaf.target.dtype.numpy) for leaf in request.leaves]
+    leaves = [(leaf.target, leaf.target.dtype.numpy) for leaf in request.arrays]
     return request.filled(
         [jax.ShapeDtypeStruct(each.shape, dtype, sharding=each.sharding) for each, dtype in leaves]
     )

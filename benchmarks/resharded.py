@@ -1,0 +1,183 @@
+"""Orbax restores a checkpoint that was resharded for a mesh, and the same as MaxText's converter writes it.
+
+    python benchmarks/resharded.py [--directory DIR] [--layers N] [--vocab N] [--rounds N] [--mesh MESH]
+
+MaxText 0.2.5 writes through Orbax, zarr3 in OCDBT with zstd: arrays over 16 simulated devices, on their first
+axis or else on their second one, or whole where it is told of one device. Each restore is a process of its
+own with a target on a mesh of eight simulated devices, in alternation; what is measured begins when JAX is
+there and ends when all shards are: wall and CPU seconds, and the peak above what the arrays themselves take.
+The arrays are those of Llama 3.2 1B, of noise (2.47 GB with all layers); files are in the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+LAYOUTS = {
+    "devices": "MaxText's default, written by 16 devices",
+    "whole": "MaxText's, written by one device",
+    "resharded": "ckpt reshard",
+    "compressed": "ckpt reshard --compression zstd",
+}
+WRITERS = {"devices": 16, "whole": 1}
+LEAST = 3.0
+
+
+def item(directory: Path, layout: str) -> Path:
+    return directory / layout / "0" / "items"
+
+
+def write(directory: Path, layout: str) -> None:
+    """As MaxText's `save_weights_to_checkpoint` does; the process has as many devices as the layout."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import ckpttools
+
+    count = WRITERS[layout]
+    mesh = Mesh(np.array(jax.devices()[:count]), ("checkpoint",))
+
+    def put(array: Any) -> Any:
+        if count == 1:
+            return np.asarray(array)
+        axis = next((n for n in range(min(2, array.ndim)) if array.shape[n] % count == 0), None)
+        spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "checkpoint")
+        return jax.device_put(array, NamedSharding(mesh, spec))
+
+    tree = jax.tree.map(put, ckpttools.load(directory / "converted", keep="params/*"))
+    with ocp.CheckpointManager(directory / layout, item_names=("items",)) as manager:
+        manager.save(0, args=ocp.args.Composite(items=ocp.args.PyTreeSave(tree)))
+
+
+def restore(directory: Path, layout: str, mesh: str) -> dict[str, Any]:
+    """One restore in this process: seconds, bytes, and a digest of the values."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    import ckpttools
+    from ckpttools.run.memory import current_bytes, peak_bytes
+
+    source = item(directory, layout)
+    request = ckpttools.load.plan(source, rules="maxtext", mesh=mesh, keep="params/*").request
+    like = request.filled(
+        [
+            jax.ShapeDtypeStruct(each.target.shape, each.target.dtype.numpy, sharding=each.target.sharding)
+            for each in request.arrays
+        ]
+    )
+    how = ocp.args.PyTreeRestore(like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
+    jax.block_until_ready(jax.device_put([1.0] * 8, jax.devices()))
+    Path("/proc/self/clear_refs").write_text("5")
+    before, wall, cpu = current_bytes() or 0, time.monotonic(), time.process_time()
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        loaded = jax.block_until_ready(reader.restore(source, how))
+    taken = {"wall": time.monotonic() - wall, "cpu": time.process_time() - cpu}
+    arrays = jax.tree.leaves(loaded)
+    parts = {s.data.unsafe_buffer_pointer(): s.data.nbytes for a in arrays for s in a.addressable_shards}
+    above = (peak_bytes() or 0) - before - sum(parts.values())
+    return {**taken, "above": above, "result": sum(parts.values()), "digest": digest(arrays)}
+
+
+def digest(arrays: list[Any]) -> str:
+    """Of the bits of all shards."""
+    import numpy as np
+
+    found = hashlib.sha256()
+    for array in arrays:
+        for shard in array.addressable_shards:
+            found.update(np.ascontiguousarray(np.asarray(shard.data)).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def in_a_process(devices: int, *words: str | Path) -> str:
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    command = [sys.executable, __file__, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return done.stdout
+
+
+def compare(directory: Path, rounds: int, mesh: str) -> bool:
+    """Prints all, and says whether the resharded one is restored as fast as it must be."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in LAYOUTS}
+    for _ in range(rounds):
+        for name, each in found.items():
+            said = in_a_process(8, "--restore", name, "--directory", directory, "--mesh", mesh)
+            each.append(json.loads(said.splitlines()[-1]))
+    digests = {run["digest"] for each in found.values() for run in each}
+    if len(digests) != 1:
+        raise SystemExit("the layouts give different values")
+    ours = {what: median(found["resharded"], what) for what in ("wall", "cpu")}
+    for name, each in found.items():
+        wall, cpu, above, result = (median(each, what) for what in ("wall", "cpu", "above", "result"))
+        stored = sum(path.stat().st_size for path in item(directory, name).rglob("*") if path.is_file())
+        print(
+            f"  {LAYOUTS[name]:42} {wall:6.2f} s ({wall / ours['wall']:5.2f})  CPU {cpu:6.2f} s "
+            f"({cpu / ours['cpu']:5.2f})  {above / 2**20:6.0f} MiB above {result / 2**20:.0f}  "
+            f"{stored / 1e9:.2f} GB stored",
+            flush=True,
+        )
+    ratio = median(found["devices"], "wall") / ours["wall"]
+    print(f"  resharded: {ratio:.1f} times as fast as MaxText's default, at least {LEAST:.0f} wanted")
+    return ratio >= LEAST
+
+
+def median(found: list[dict[str, Any]], what: str) -> float:
+    return statistics.median(each[what] for each in found)
+
+
+def make(directory: Path, layers: int, vocab: int, mesh: str) -> None:
+    """The same arrays in all layouts."""
+    import ckpttools
+    from ckpttools.testing.models import LlamaSizes, write_llama
+
+    write_llama(directory / "hf", LlamaSizes(layers=layers, vocab=vocab))
+    ckpttools.hf_to_maxtext(directory / "hf", directory / "converted")
+    for name, count in WRITERS.items():
+        in_a_process(count, "--write", name, "--directory", directory)
+    ckpttools.reshard(directory / "devices", directory / "resharded", mesh=mesh)
+    ckpttools.reshard(directory / "devices", directory / "compressed", mesh=mesh, compression="zstd")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--directory", type=Path, help="a place with room for the model, six times")
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--vocab", type=int, default=128256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mesh", default="fsdp=2,tensor=4")
+    parser.add_argument("--write", help=argparse.SUPPRESS)
+    parser.add_argument("--restore", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.write:
+        write(asked.directory, asked.write)
+        return 0
+    if asked.restore:
+        print(json.dumps(restore(asked.directory, asked.restore, asked.mesh)))
+        return 0
+    with tempfile.TemporaryDirectory(dir=asked.directory) as name:
+        make(Path(name), asked.layers, asked.vocab, asked.mesh)
+        print(f"Llama 3.2 1B shapes, {asked.layers} layers, restored by Orbax onto {asked.mesh}", flush=True)
+        return 0 if compare(Path(name), asked.rounds, asked.mesh) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
