@@ -78,6 +78,13 @@ def test_what_all_need_is_read_by_each_or_by_one(job):
     assert job[1]["broadcast"]["read"] < job[0]["broadcast"]["read"]
 
 
+def test_process_0_tells_how_far_all_have_come(job):
+    for name in ("direct", "exchange", "replicated", "broadcast"):
+        text, said, count = job[0][name]["said"][-1]
+        assert text.startswith(f"<JobProgress of {len(job)} processes: ") and 1 <= said <= count == len(job)
+        assert all(found[name]["said"] == [] for found in job[1:])
+
+
 def test_what_goes_wrong_in_one_is_told_in_all(job):
     for number, found in enumerate(job):
         failed, differed = found["refused"]

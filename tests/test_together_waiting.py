@@ -10,6 +10,8 @@ from ckpttools.api.standing import PartStatus
 from ckpttools.api.together import _are_done, _heeding
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.run.events import Publishing
+from ckpttools.sharding.load_progress import JobProgress, Teller
+from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.service import Service
 
 ONE = PartStatus(7, 7, 70, 70, 1.0, None, "1/3", "process 1 on pod-1", "done", 3.0, "a")
@@ -26,7 +28,7 @@ class Notes:
     def key_value_dir_get(self, topic):
         return [(key, value) for key, value in self.said.items() if key.startswith(topic)]
 
-    def key_value_set(self, key, value):
+    def key_value_set(self, key, value, allow_overwrite=False):
         self.said[key] = value
 
 
@@ -60,6 +62,25 @@ def test_one_of_an_earlier_job_with_the_same_name_is_not_taken_for_it(job):
         _are_done(job, [gone], HERE, ())
     assert not _are_done(job, [gone], HERE, {gone.token})
     assert not _are_done(job, [replace(gone, part="1/4")], HERE, ())
+
+
+def test_who_loads_is_told_of_all_and_of_whom_they_wait_for(job):
+    """Asked while process 0 waits for what another is to say."""
+    said: list[JobProgress] = []
+    others = [
+        Teller(Processes(each.number, each.count, each.client), 100, said.append)
+        for each in (other(job, 1), other(job, 2))
+    ]
+    for each, nbytes in zip(others, (100, 40), strict=True):
+        each.add(nbytes)
+    assert said == []
+    first = Teller(Processes(0, 3, job.client), 100, said.append)
+    first.add(100)
+    first.waits("read w/2")
+    assert [each.bytes_done for each in said[-1].processes] == [100, 100, 40]
+    assert said[-2].waiting_for is None and said[-1].waiting_for == 2
+    assert "80 % of 300 bytes" in repr(said[-1])
+    assert "process 2 has least, all wait for process 2" in repr(said[-1])
 
 
 def test_process_0_gives_up_its_own_part_when_another_has(job, monkeypatch):

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from ckpttools.sharding.load_plan import LoadPlan
+    from ckpttools.sharding.load_progress import JobProgress
     from ckpttools.sharding.request import Request
 
 Observe = Callable[[int, int], None]
+ObserveJob = Callable[["JobProgress"], None]
 
 
 class Loading(Opening, total=False):
@@ -39,6 +41,8 @@ class Loading(Opening, total=False):
         jobs: workers at a time; None for one per core, at most 16, or 16 where a network is between.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
         observe: called with the bytes made so far and the bytes to make in all; the first call has 0.
+        observe_job: called in process 0 of several that load together, now and then: with how far each has
+            come, and for which the others wait (`ckpttools.sharding.load_progress.JobProgress`).
         download: copy what lies on the hub into the cache of `huggingface_hub` first, and read it there.
     """
 
@@ -46,6 +50,7 @@ class Loading(Opening, total=False):
     jobs: int | None
     requests: int | None
     observe: Observe
+    observe_job: ObserveJob
     download: bool
 
 
@@ -56,7 +61,7 @@ class PreparedLoad:
     Attributes:
         plan: what it takes.
         request: what goes where.
-        jobs, requests, observe, download: as `Loading`.
+        jobs, requests, observe, download, observe_job: as `Loading`.
     """
 
     plan: LoadPlan
@@ -65,6 +70,7 @@ class PreparedLoad:
     requests: int | None = None
     observe: Observe = field(default=lambda done, total: None)
     download: bool = False
+    observe_job: ObserveJob | None = None
 
     def run(self) -> Any:
         """Carries it out.
@@ -88,7 +94,9 @@ class PreparedLoad:
 
         self.observe(0, total)
         with requesting(self.requests):
-            return loaded(self.request, self.plan, jobs=self.jobs, observe=observe)
+            return loaded(
+                self.request, self.plan, jobs=self.jobs, observe=observe, observe_job=self.observe_job
+            )
 
     def __repr__(self) -> str:
         return f"PreparedLoad({self.plan!r})"
@@ -194,6 +202,7 @@ def load(
         loading.get("requests"),
         loading.get("observe", lambda done, total: None),
         loading.get("download", False),
+        loading.get("observe_job"),
     )
 
 

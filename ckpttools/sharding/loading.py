@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,14 +15,28 @@ from ckpttools.core.errors import LostValuesWarning, listing
 from ckpttools.sharding.assigned import Assigned
 from ckpttools.sharding.exchange import broadcast, exchanged
 from ckpttools.sharding.load_plan import LoadPlan, Route, groups, joined
+from ckpttools.sharding.load_progress import JobProgress, Teller
 from ckpttools.sharding.placing import Batches
 from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.request import Request
 from ckpttools.sharding.scatter import Parts, Reading, read_parts
 
 
-def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callable[[int], None]) -> Any:
+def loaded(
+    wanted: Request,
+    plan: LoadPlan,
+    *,
+    jobs: int | None,
+    observe: Callable[[int], None],
+    observe_job: Callable[[JobProgress], None] | None = None,
+) -> Any:
     """Reads all that was asked for.
+
+    Args:
+        wanted, plan: what.
+        jobs: workers at a time.
+        observe: called with the bytes that are made.
+        observe_job: called in process 0 of several now and then with how far all have come.
 
     Returns:
         What the request makes of it.
@@ -30,6 +45,8 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
         CheckpointError: an array cannot be read.
     """
     processes = _agreed(plan)
+    if processes is not None and observe_job is not None:
+        processes, observe = _telling(processes, plan.bytes_in_memory, observe, observe_job)
     shared = deque(route.leaf.name for route in plan.routes if route.way != "direct")
     values: dict[int, Any] = {}
     lost: dict[str, Counter[str]] = {}
@@ -41,7 +58,7 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
     on_the_way: list[jax.Array] = []
     for group in groups(plan.routes, plan.staging // 2):
         found = _parts(group, reading)
-        if processes is not None:
+        if processes is not None and shared:
             found = _with_all(found, group, shared, processes)
         made = list(_arrays(group, found))
         # What was staged for the group before this one is free now, or will be before more is staged.
@@ -57,7 +74,7 @@ def loaded(wanted: Request, plan: LoadPlan, *, jobs: int | None, observe: Callab
 
 
 def _agreed(plan: LoadPlan) -> Processes | None:
-    """All processes, having planned the same; None where none waits for another.
+    """All processes, having planned the same; None where this one loads alone.
 
     Raises:
         OtherProcessError: they have planned different things.
@@ -69,7 +86,24 @@ def _agreed(plan: LoadPlan) -> Processes | None:
     processes = Processes.of_job("load")
     said = repr([(route.leaf.name, route.way, route.leaf.target.shape) for route in spread])
     processes.all_same("plan of the load", hashlib.sha256(said.encode()).hexdigest())
-    return processes if any(route.way != "direct" for route in spread) else None
+    return processes
+
+
+def _telling(
+    processes: Processes,
+    total: int,
+    observe: Callable[[int], None],
+    observe_job: Callable[[JobProgress], None],
+) -> tuple[Processes, Callable[[int], None]]:
+    """The same, who tell each other how far they have come."""
+    teller = Teller(processes, total, observe_job)
+    teller.say()
+
+    def both(nbytes: int) -> None:
+        observe(nbytes)
+        teller.add(nbytes)
+
+    return replace(processes, waits=teller.waits), both
 
 
 def _tell(lost: Mapping[str, Mapping[str, int]]) -> None:

@@ -34,12 +34,14 @@ class Service:
         count: how many there are.
         client: of JAX.
         name: what all topics begin with.
+        waits: called with the topic now and then, as long as nobody answers.
     """
 
     number: int
     count: int
     client: Any
     name: str = "ckpttools"
+    waits: Callable[[str], None] = lambda topic: None
 
     def put(self, topic: str, text: str) -> None:
         """Says something, once."""
@@ -68,8 +70,8 @@ class Service:
         return b"".join(self._asked(asked, f"{topic}/{number}") for number in range(int(self.get(topic))))
 
     def note(self, topic: str, text: str) -> None:
-        """Says something of this process."""
-        self.put(f"{topic}/{self.number}", text)
+        """Says something of this process, in place of what it has said before."""
+        self.client.key_value_set(f"{self.name}/{topic}/{self.number}", f"={text}", True)
 
     def noted(self, topic: str) -> dict[int, str]:
         """What processes have said of themselves so far, by number."""
@@ -81,7 +83,9 @@ class Service:
             try:
                 return get(f"{self.name}/{topic}", _PATIENCE_MS)
             except Exception as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
+                if "DEADLINE_EXCEEDED" in str(error):
+                    self.waits(topic)
+                else:
                     raise OtherProcessError(
                         "the processes of the job do not hear each other any more",
                         got=str(error).partition("\n")[0],

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def run(directory: Path, processes: int) -> dict[str, Any]:
         ("broadcast", rows, two, {"single_replica": True}),
     ):
         prepared = ckpttools.load.plan(source, rules=rules, mesh=mesh, **how)
+        said: list[Any] = []
+        prepared = replace(prepared, observe_job=said.append)
         with counted() as count:
             loaded = by_path(prepared.run())
         same(loaded, tree)
@@ -71,6 +74,7 @@ def run(directory: Path, processes: int) -> dict[str, Any]:
             "alone": plan.bytes_read_alone,
             "needed": plan.bytes_needed,
             "exchanged": plan.bytes_exchanged,
+            "said": [[repr(each), len(each.processes), each.count] for each in said],
             "ways": {each.path: each.way for each in plan.array_list},
         }
     found["refused"] = [failing(source, over_columns), differing(source, over_columns)]
