@@ -162,21 +162,6 @@ class TestSomebodyElses:
         assert gcs.server.buckets[gcs.bucket]["runs/out/x"].content == b"mine"
         assert not gcs.server.uploads
 
-    def test_what_was_restored_while_the_new_one_came_is_not_deleted(self, gcs, target):
-        """Who finds the old one gone may bring it back, under names that the new one has as well."""
-        run(*CONVERT, target)
-        words = (*CONVERT, target, "--no-scan", "--overwrite")
-        gcs.server.faults = [Fault("PUT .*/out/0/items/d", count=99, status=400, body="<Error/>")]
-        assert ckpt(*words).exit_code == 5
-        gcs.server.faults = []
-        gcs.server.put(gcs.bucket, "runs/out/0/items/_METADATA", b"mine")
-        done = ckpt(*words)
-        assert done.exit_code == 2 and "somebody else" in done.output, done.output
-        assert gcs.server.buckets[gcs.bucket]["runs/out/0/items/_METADATA"].content == b"mine"
-        del gcs.server.buckets[gcs.bucket]["runs/out/0/items/_METADATA"]
-        run(*words)
-        assert run("hash", target)
-
     def test_a_source_that_was_changed_before_the_new_one_had_its_place(self, gcs, target, tmp_path):
         """The old one is gone in part, and the new one complete: what is said leads to it."""
         source = tmp_path / "source"
@@ -192,18 +177,21 @@ class TestSomebodyElses:
         run("copy", f"{target}.partial/content", f"{target}-2")
         assert "equal" in run("verify", f"{target}-2", "--against", HF)
 
-    def test_what_appears_in_what_is_replaced_is_not_deleted(self, gcs, target):
+    @pytest.mark.parametrize("name", ["0/items/_METADATA", "notes.txt"], ids=["restored", "beside"])
+    def test_what_appears_in_what_is_replaced_is_not_deleted(self, gcs, target, name):
+        """Who finds the old one gone may bring it back, under names that the new one has as well."""
         run(*CONVERT, target)
         words = (*CONVERT, target, "--no-scan", "--overwrite")
         gcs.server.faults = [Fault("PUT .*/out/0/items/d", count=99, status=400, body="<Error/>")]
         assert ckpt(*words).exit_code == 5
         gcs.server.faults = []
-        gcs.server.put(gcs.bucket, "runs/out/notes.txt", b"mine")
+        gcs.server.put(gcs.bucket, f"runs/out/{name}", b"mine")
         done = ckpt(*words)
         assert done.exit_code == 2 and "somebody else" in done.output, done.output
-        assert gcs.server.buckets[gcs.bucket]["runs/out/notes.txt"].content == b"mine"
-        del gcs.server.buckets[gcs.bucket]["runs/out/notes.txt"]
+        assert gcs.server.buckets[gcs.bucket][f"runs/out/{name}"].content == b"mine"
+        del gcs.server.buckets[gcs.bucket][f"runs/out/{name}"]
         run(*words)
+        assert run("hash", target)
 
     def test_what_lies_where_the_new_would_grow_is_not_published(self, gcs, target):
         run(*CONVERT, target)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 
 from ckpttools.api.calls import Call
 from ckpttools.api.prepared import Prepared
@@ -75,8 +74,12 @@ def _made_again(file: PlanFile, relocation: Relocation) -> Prepared:
 @contextmanager
 def _where_planned(directory: str) -> Iterator[None]:
     """In the directory in which a plan was made, if that is here: texts that may name files mean the same."""
-    is_here = os.path.isdir(directory)  # noqa: PTH112
-    with chdir(directory if is_here else "."):
+    with ExitStack() as within:
+        try:
+            within.enter_context(chdir(directory))
+            is_here = True
+        except (OSError, ValueError):
+            is_here = False
         try:
             yield
         except CheckpointError as error:
