@@ -811,12 +811,12 @@ def test_a_file_of_weights_is_not_shared_for_a_scalar(model, tmp_path):
 
 def test_shared_files_are_no_room_that_comes_back(model, tmp_path):
     """What an unfinished conversion shares is not freed when it is done anew."""
-    from ckpttools.stores.local.staging import _allocated
+    from ckpttools.stores.local.occupied import allocated
 
     (tmp_path / "x").mkdir()
     os.link(model / "model.safetensors", tmp_path / "x" / "linked")
     (tmp_path / "x" / "own").write_bytes(b"x" * 8192)
-    assert _allocated(tmp_path / "x") < 3 * 8192
+    assert allocated(tmp_path / "x") < 3 * 8192
 
 
 def test_the_source_is_not_replaced_by_what_shares_its_files(model, tmp_path):

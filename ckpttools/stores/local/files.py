@@ -9,7 +9,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
@@ -314,3 +314,12 @@ def _raise_with_path(function: Callable[..., object], path: str, error: tuple[An
     raised = error[1]
     raised.filename = path
     raise raised
+
+
+@contextmanager
+def errors_of(place: Path) -> Iterator[None]:
+    """What the system says within it, as errors that name the place."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(error.filename or place, error) from error

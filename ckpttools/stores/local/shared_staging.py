@@ -7,10 +7,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from ckpttools.core.errors import StorageError
+from ckpttools.stores.local.another import described
 from ckpttools.stores.local.data_files import LocalDataFiles
+from ckpttools.stores.local.files import errors_of
 from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.marks import mark_of
 from ckpttools.stores.local.parts import PartJournal, members
-from ckpttools.stores.local.staging import LocalStaging, described, errors_of, mark_of
+from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Purpose, Record

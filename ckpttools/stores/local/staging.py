@@ -17,38 +17,39 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.wording import option
-from ckpttools.stores.local.data_files import LocalDataFiles
-from ckpttools.stores.local.file import read_whole, storage_error
+from ckpttools.stores.local.another import held_by_another
+from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.files import (
     check_no_mount,
+    errors_of,
     exchange,
     make_directory,
     names_in,
     remove_tree,
     sync_directory,
     sync_tree,
-    write_error,
     write_synced,
 )
 from ckpttools.stores.local.inventory import check_inventory, inventory
 from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.marks import mark_of, unmark
 from ckpttools.stores.local.mounts import first_mount
+from ckpttools.stores.local.occupied import allocated, check_directory, is_free
 from ckpttools.stores.local.partial import CONTENT, JOURNAL, REMOVED, REPLACED, SUFFIX, is_staging
 from ckpttools.stores.local.parts import members, remove_parts
 from ckpttools.stores.local.store import STORE
+from ckpttools.stores.local.work import LocalWork
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, Record, check_name
+from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, check_name
 from ckpttools.stores.shares import named
 
-_LONGEST_MARK = 1 << 10
 _ATTEMPTS = 100
 
 
@@ -118,9 +119,9 @@ class LocalStaging:
 
     def _check_taken(self) -> None:
         destination = self.destination
-        if _is_free(destination):
+        if is_free(destination):
             return
-        _check_directory(destination)
+        check_directory(destination)
         self.check_replaced()
         if not self.overwrite:
             raise DestinationExistsError(
@@ -132,7 +133,7 @@ class LocalStaging:
     def _check_room(self, nbytes: int) -> None:
         place = next(parent for parent in self.directory.absolute().parents if parent.exists())
         disk = shutil.disk_usage(place)
-        free = disk.free + _allocated(self.content)
+        free = disk.free + allocated(self.content)
         # Some file systems (of the kernel, of some stores) report no size at all.
         if nbytes > free and disk.total:
             raise NoSpaceError(
@@ -227,11 +228,11 @@ class LocalStaging:
             self._settle(journal, journal.plan or purpose.plan)
             if is_changed:
                 self._check_room(nbytes)
-                _unmark(self.destination)
+                unmark(self.destination)
             self._refuse_unmarked()
         is_anothers = journal.plan != purpose.plan and os.path.lexists(self.content)
         if is_anothers and not self.overwrite:
-            raise self._anothers(journal, purpose)
+            raise held_by_another(self.directory, journal.purpose, purpose)
 
     def _finish_removing(self, journal: Journal, plan: str) -> None:
         """Removes what is left of what was being removed, where that is known to be ours.
@@ -244,7 +245,7 @@ class LocalStaging:
         place = self._removed
         is_known = journal.publishing or self.is_published(plan)
         is_directory = place.is_dir() and not place.is_symlink()
-        if is_directory and (is_known or _is_free(place) or mark_of(place) is not None):
+        if is_directory and (is_known or is_free(place) or mark_of(place) is not None):
             self._empty_removed()
         elif os.path.lexists(place):
             raise UsageError(
@@ -257,7 +258,7 @@ class LocalStaging:
     def _refuse_unmarked(self) -> None:
         """Raises UsageError if something is where the checkpoint grows that is not ours."""
         is_marked = not self.content.is_symlink() and mark_of(self.content) is not None
-        if not is_marked and not _is_free(self.content):
+        if not is_marked and not is_free(self.content):
             raise UsageError(
                 f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
                 wanted="a checkpoint that grows, which is marked from the beginning",
@@ -297,7 +298,7 @@ class LocalStaging:
         is_known = journal.publishing
         if self.is_published(plan):
             self._remove(old)
-        elif is_known and _is_free(self.destination):
+        elif is_known and is_free(self.destination):
             old.rename(self.destination)
             self._sync_names()
         else:
@@ -312,32 +313,10 @@ class LocalStaging:
         if os.path.lexists(self._replaced):
             return self._replaced
         may_be_exchanged = journal.publishing or journal.plan is None
-        if not may_be_exchanged or _is_free(self.content):
+        if not may_be_exchanged or is_free(self.content):
             return None
         # What grows here is marked from the beginning.
         return self.content if mark_of(self.content) is None else None
-
-    def _anothers(self, journal: Journal, purpose: Purpose) -> UsageError:
-        begun = journal.purpose
-        discard = f"delete {self.directory}, or discard it with {option('overwrite', True)}"
-        if begun is None:
-            return UsageError(
-                f"the journal in {self.directory} is damaged, so nothing tells what was done",
-                wanted="the file as an interrupted conversion left it",
-                hint=discard,
-            )
-        if begun.command and replace(begun, plan=purpose.plan) == purpose:
-            what = "another conversion: the same command, begun when its source was not what it is now"
-            go_on = "it cannot be gone on with"
-        else:
-            what = "another conversion"
-            go_on = f"to go on with it, {_again(begun)}"
-        return UsageError(
-            f"{self.directory} holds the beginning of {what}",
-            got=described(begun),
-            wanted=described(purpose),
-            hint=f"{go_on}; to give it up, {discard}",
-        )
 
     def _begin(self, journal: Journal, purpose: Purpose) -> None:
         """Makes the directory this plan's, with what was done of it or empty."""
@@ -396,11 +375,11 @@ class LocalStaging:
                 ) from error
 
     def _rename(self) -> None:
-        if _is_free(self.destination):
+        if is_free(self.destination):
             self.content.rename(self.destination)
             return
         # The mark of an earlier run that could not end: what is replaced must not be taken for ours.
-        _unmark(self.destination)
+        unmark(self.destination)
         if not exchange(self.content, self.destination):
             self.destination.rename(self._replaced)
             self._sync_names()
@@ -431,7 +410,7 @@ class LocalStaging:
         """
         with errors_of(self.directory):
             remove_parts(self.directory)
-            _unmark(self.destination)
+            unmark(self.destination)
             journal.remove()
             with suppress(OSError):  # somebody else has put something there
                 self.directory.rmdir()
@@ -442,140 +421,3 @@ class LocalStaging:
             is_needed = journal.plan is not None and self.is_published(journal.plan)
             if not is_needed and names_in(self.directory) == [JOURNAL] and journal.remove():
                 self.directory.rmdir()
-
-
-@dataclass(frozen=True, slots=True)
-class LocalWork:
-    """A staging directory that is this process's; see `publishing.Work`.
-
-    Attributes:
-        staging: the directory.
-        journal: open and locked.
-        plan: fingerprint of what is to be done.
-    """
-
-    staging: LocalStaging
-    journal: Journal
-    plan: str
-
-    @property
-    def content(self) -> Place:
-        return Place(STORE, str(self.staging.content))
-
-    @property
-    def is_complete(self) -> bool:
-        return self.staging.is_complete(self.journal, self.plan)
-
-    @property
-    def records(self) -> Sequence[Record]:
-        with errors_of(self.staging.directory):
-            parts = members(self.staging.directory, self.plan)
-        return [*self.journal.records, *(record for each in parts for record in each.records)]
-
-    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
-        return LocalDataFiles(self.staging.content, sizes, heads)
-
-    def enter(self, records: Iterable[Record]) -> None:
-        self.journal.enter(records)
-
-    def discard(self) -> None:
-        self.staging.discard(self.journal)
-
-    def publish(self) -> None:
-        self.staging.publish(self.journal)
-
-    def conclude(self) -> None:
-        self.staging.conclude(self.journal)
-
-
-def described(purpose: Purpose) -> str:
-    """What a conversion is, in words."""
-    of = f"the conversion of {purpose.source}, " if purpose.source else ""
-    by = f"by `{purpose.command}` in {purpose.directory}, " if purpose.command else ""
-    return f"{of}{by}plan {purpose.plan[:12]}"
-
-
-def _again(purpose: Purpose) -> str:
-    """How to go on with a conversion."""
-    if not purpose.command:
-        return "run the command that began it"
-    return f"run in {purpose.directory}: {purpose.command}"
-
-
-@contextmanager
-def errors_of(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise write_error(error.filename or place, error) from error
-
-
-def _check_directory(destination: Path) -> None:
-    """Raises DestinationExistsError if something is there that no checkpoint can replace."""
-    what = None
-    hint = "choose another destination"
-    mount = first_mount(destination)
-    if destination.is_symlink():
-        what = f"is a symbolic link to {destination.readlink()}"
-    elif not destination.is_dir():
-        what = "is a file"
-    elif mount == destination.resolve():
-        what = "is where a file system is mounted, and a mount point cannot be replaced"
-    elif mount is not None:
-        what = f"holds what is mounted at {mount}, and would be deleted with what is replaced"
-        hint = f"{hint}, or umount {mount}"
-    if what:
-        raise DestinationExistsError(
-            f"{destination} {what}",
-            wanted="a new name, or an empty directory",
-            hint=hint,
-        )
-
-
-def _is_free(path: Path) -> bool:
-    """Whether a directory can be renamed to this name without anything being lost."""
-    if not os.path.lexists(path):
-        return True
-    if path.is_symlink() or not path.is_dir():
-        return False
-    try:
-        return next(path.iterdir(), None) is None and first_mount(path) is None
-    except OSError as error:
-        raise storage_error("cannot list", path, error) from error
-
-
-def _unmark(place: Path) -> None:
-    """Takes the mark out of a checkpoint, durably, if there is one."""
-    mark = place / PLAN_MARK
-    if os.path.lexists(mark):
-        mark.unlink()
-        sync_directory(place)
-
-
-def mark_of(place: Path) -> str | None:
-    """The plan that a directory is marked with; None if it is not there or not marked.
-
-    Raises:
-        StorageError: the system does not tell.
-    """
-    mark = place / PLAN_MARK
-    try:
-        status = mark.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise storage_error("cannot look at", mark, error) from error
-    is_ours = stat.S_ISREG(status.st_mode) and status.st_size <= _LONGEST_MARK
-    return read_whole(mark).decode(errors="replace") if is_ours else ""
-
-
-def _allocated(path: Path) -> int:
-    """Bytes on disk of all files below `path` that are not shared with another checkpoint."""
-    found = 0
-    # Another process may be giving it its name, or removing it, meanwhile.
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with suppress(OSError):
-                each = os.lstat(os.path.join(directory, name))  # noqa: PTH118
-                found += each.st_blocks * 512 * (each.st_nlink == 1)
-    return found

@@ -1,0 +1,53 @@
+"""What is said where a destination holds the beginning of another conversion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.stores.publishing import Purpose
+
+
+def held_by_another(directory: Path, begun: Purpose | None, purpose: Purpose) -> UsageError:
+    """What is wrong with going on in a directory.
+
+    Args:
+        directory: where the other conversion grows.
+        begun: what that is; None where its journal is damaged.
+        purpose: what was to be done.
+    """
+    discard = f"delete {directory}, or discard it with {option('overwrite', True)}"
+    if begun is None:
+        return UsageError(
+            f"the journal in {directory} is damaged, so nothing tells what was done",
+            wanted="the file as an interrupted conversion left it",
+            hint=discard,
+        )
+    if begun.command and replace(begun, plan=purpose.plan) == purpose:
+        what = "another conversion: the same command, begun when its source was not what it is now"
+        go_on = "it cannot be gone on with"
+    else:
+        what = "another conversion"
+        go_on = f"to go on with it, {_again(begun)}"
+    return UsageError(
+        f"{directory} holds the beginning of {what}",
+        got=described(begun),
+        wanted=described(purpose),
+        hint=f"{go_on}; to give it up, {discard}",
+    )
+
+
+def described(purpose: Purpose) -> str:
+    """What a conversion is, in words."""
+    of = f"the conversion of {purpose.source}, " if purpose.source else ""
+    by = f"by `{purpose.command}` in {purpose.directory}, " if purpose.command else ""
+    return f"{of}{by}plan {purpose.plan[:12]}"
+
+
+def _again(purpose: Purpose) -> str:
+    """How to go on with a conversion."""
+    if not purpose.command:
+        return "run the command that began it"
+    return f"run in {purpose.directory}: {purpose.command}"

@@ -1,0 +1,38 @@
+"""The mark that names the plan of a checkpoint, from its first to its last moment in our hands."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ckpttools.stores.local.file import read_whole, storage_error
+from ckpttools.stores.local.files import sync_directory
+from ckpttools.stores.publishing import PLAN_MARK
+
+_LONGEST_MARK = 1 << 10
+
+
+def mark_of(place: Path) -> str | None:
+    """The plan that a directory is marked with; None if it is not there or not marked.
+
+    Raises:
+        StorageError: the system does not tell.
+    """
+    mark = place / PLAN_MARK
+    try:
+        status = mark.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise storage_error("cannot look at", mark, error) from error
+    is_ours = stat.S_ISREG(status.st_mode) and status.st_size <= _LONGEST_MARK
+    return read_whole(mark).decode(errors="replace") if is_ours else ""
+
+
+def unmark(place: Path) -> None:
+    """Takes the mark out of a checkpoint, durably, if there is one."""
+    mark = place / PLAN_MARK
+    if os.path.lexists(mark):
+        mark.unlink()
+        sync_directory(place)

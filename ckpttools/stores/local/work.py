@@ -1,0 +1,62 @@
+"""A destination on a disk while this process has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpttools.stores.local.data_files import LocalDataFiles
+from ckpttools.stores.local.files import errors_of
+from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.parts import members
+from ckpttools.stores.local.store import STORE
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import Record
+
+if TYPE_CHECKING:
+    from ckpttools.stores.local.staging import LocalStaging
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """A staging directory that is this process's; see `publishing.Work`.
+
+    Attributes:
+        staging: the directory.
+        journal: open and locked.
+        plan: fingerprint of what is to be done.
+    """
+
+    staging: LocalStaging
+    journal: Journal
+    plan: str
+
+    @property
+    def content(self) -> Place:
+        return Place(STORE, str(self.staging.content))
+
+    @property
+    def is_complete(self) -> bool:
+        return self.staging.is_complete(self.journal, self.plan)
+
+    @property
+    def records(self) -> Sequence[Record]:
+        with errors_of(self.staging.directory):
+            parts = members(self.staging.directory, self.plan)
+        return [*self.journal.records, *(record for each in parts for record in each.records)]
+
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
+        return LocalDataFiles(self.staging.content, sizes, heads)
+
+    def enter(self, records: Iterable[Record]) -> None:
+        self.journal.enter(records)
+
+    def discard(self) -> None:
+        self.staging.discard(self.journal)
+
+    def publish(self) -> None:
+        self.staging.publish(self.journal)
+
+    def conclude(self) -> None:
+        self.staging.conclude(self.journal)
