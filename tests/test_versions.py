@@ -19,6 +19,7 @@ from support.golden_data import (
     leaves_by_package,
 )
 from support.places import GOLDEN_0_2_5
+from support.trees import lazy
 
 import ckpttools
 from ckpttools.api.conversion import Resources
@@ -26,7 +27,8 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.nodes import window
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model_files import ModelFiles
@@ -200,6 +202,18 @@ class TestRouterBias:
             assert view_of(made).notes.first_axis == {BIAS}
             report = ckpttools.inspect(training)
             assert report.maxtext == (NEWEST,)
+
+    def test_of_a_family_that_nobody_knows(self):
+        """DeepSeek V4 has single layers first, then pairs, and two kinds of variables."""
+        leaves = json.loads((GOLDEN_0_2_5 / "deepseek4" / "leaves_scanned.json").read_bytes())
+        arrays = {tuple(k.split("/")): v for k, v in leaves.items() if isinstance(v, dict)}
+        zeros = {k: lazy(np.zeros(v["shape"], DTYPES[v["dtype"]].carrier)) for k, v in arrays.items()}
+        made = ForVersion()(Tree(zeros)).tree
+        assert {path[:2] for path in made if path[:1] == ("params",)} == {("params", "params")}
+        assert {spelled(path): each.shape for path, each in made.arrays.items()} == {
+            among_parameters(spelled(path)): each.shape for path, each in zeros.items()
+        }
+        assert len(view_of(made).notes.first_axis) == 2
 
     def test_state_of_it_is_not_lost(self, converted):
         """MaxText e591f30 trains it as any parameter."""

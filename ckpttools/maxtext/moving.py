@@ -9,12 +9,14 @@ from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
-from ckpttools.maxtext.scan import UnstackLayers
+from ckpttools.maxtext.layers import numbered
+from ckpttools.maxtext.layout import GLOBAL, LAYER, LAYERS, LOCAL
+from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.variables import collected, is_variable, misplaced_variables
 from ckpttools.maxtext.versions import NEWEST, Version, version_called
 from ckpttools.maxtext.view import view_of
-from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.base import Transform, Transformed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,27 @@ class ForVersion:
         view = view_of(tree)
         axis = view.scan_axis or 0
         single = UnstackLayers(axis)(tree).tree
+        restack: Transform = StackLayers(axis, maxtext=version.name)
+        if any(map(_is_of_a_version, view.stacked_keys)):
+            restack = StackAsModel(axis, family=self.family, maxtext=version.name)
         try:
-            stacked = StackAsModel(axis, family=self.family, maxtext=version.name)(single).tree
+            stacked = restack(single).tree
         except FormatError as error:
             # How to stack is not for the user to say here, but of which family the model is.
-            raise error.at(
-                hint=f"say {option('family', 'NAME')}, of which `ckpt families` lists all"
-            ) from error
+            hint = f"say {option('family', 'NAME')}, of which `ckpt families` lists all"
+            raise error.at(hint=hint) from error
         is_moved = {each.key for each in view.stacks} != {each.key for each in view_of(stacked).stacks}
         if not is_moved and not any(misplaced_variables(view, version)):
             return tree
         _refuse_moments(tree, version)
         return stacked
+
+
+def _is_of_a_version(key: Path) -> bool:
+    """Whether versions may have the layers of a stack otherwise, by the name that it has below `layers`."""
+    named = numbered(key[1]) if len(key) > 1 else None
+    is_position = named is not None and named[0] == LAYER
+    return key[0] == LAYERS and (is_position or key[1:] in ((LOCAL,), (GLOBAL,)))
 
 
 def _among_parameters(tree: Tree) -> Tree:
