@@ -150,7 +150,7 @@ class TestHuggingFaceAgainstHuggingFace:
     @pytest.mark.parametrize("config", [True, False])
     def test_names_of_the_hub_and_of_transformers(self, family: str, config: bool):
         hf = hugging_face(family)
-        made = to_maxtext(hf, ToMaxText()).state
+        made = to_maxtext(hf, ToMaxText(text_only=True)).state
         files = ModelFiles(config=hf.metadata.config)
         spellings = ("transformers", "text")
         first, second = (to_huggingface(made, ToHuggingFace(spelling=each), files).tree for each in spellings)

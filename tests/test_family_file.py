@@ -141,7 +141,8 @@ class TestRoundTrip:
         text = family_to_toml(family)
         assert family_from_toml(text, "file") == family
         assert tomllib.loads(text)["name"] == name
-        assert max(map(len, text.splitlines())) <= 110
+        # A row of a tower may take two lines of some length: MaxText's names do.
+        assert max(map(len, text.splitlines())) <= 150
 
     @settings(max_examples=60)
     @given(any_families())

@@ -15,6 +15,7 @@ from support.golden_data import (
     FAMILIES,
     GOLDEN_VERSION,
     LLAMA_LINE,
+    MULTIMODAL,
     SCAN_NAMES,
     SOURCES,
     all_described,
@@ -55,7 +56,8 @@ def converted(tmp_path_factory):
 
     @cache
     def item(family: str, source: str = "hf", scan: bool = True) -> Path:
-        options, resources = ToMaxText(scan=scan, maxtext=GOLDEN_VERSION), Resources(SMALL_MEMORY, jobs=2)
+        options = ToMaxText(scan=scan, text_only=family in MULTIMODAL, maxtext=GOLDEN_VERSION)
+        resources = Resources(SMALL_MEMORY, jobs=2)
         conversion = plan_to_maxtext(GOLDEN / family / source, options, resources)
         assert conversion.plan.projected_peak <= SMALL_MEMORY
         place = tmp_path_factory.mktemp(family) / "out"
@@ -96,9 +98,8 @@ class TestEqualToMaxText:
     )
     def test_in_many_tasks(self, converted, tmp_path, small_tasks, family, source, scan):
         """To the byte what was made in few, whatever memory each run may take."""
-        conversion = plan_to_maxtext(
-            GOLDEN / family / source, ToMaxText(scan=scan, maxtext=GOLDEN_VERSION), Resources(jobs=2)
-        )
+        options = ToMaxText(scan=scan, text_only=family in MULTIMODAL, maxtext=GOLDEN_VERSION)
+        conversion = plan_to_maxtext(GOLDEN / family / source, options, Resources(jobs=2))
         assert len(conversion.plan.tasks) > 2 * len(conversion.plan.tree.arrays)
         conversion.run(tmp_path / "out")
         assert contents(tmp_path / "out" / "0" / "items") == contents(converted(family, source, scan))

@@ -647,7 +647,7 @@ class TestNames:
         assert self.INNER in arrays
         save_file(arrays, source / "model.safetensors", {"format": "pt"})
         plan_to_maxtext(source, ToMaxText(carry=True)).run(tmp_path / "maxtext")
-        same = open_tree(convert(tmp_path / "hub", "gemma3"))
+        same = open_tree(convert(tmp_path / "hub", "gemma3", text_only=False))
         for path, array in open_tree(tmp_path / "maxtext").arrays.items():
             assert array.read().tobytes() == same[path].read().tobytes()
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), arrays)
@@ -659,8 +659,9 @@ class TestNames:
         shutil.copytree(hf(family), source)
         arrays = {respelled(name, prefix): array for name, array in tensors(hf(family)).items()}
         save_file(arrays, source / "model.safetensors", {"format": "pt"})
-        plan_to_maxtext(source, ToMaxText(carry=True)).run(tmp_path / "maxtext")
-        plain = open_tree(convert(tmp_path / "plain", family))
+        alone = prefix == "model."
+        plan_to_maxtext(source, ToMaxText(text_only=alone, carry=True)).run(tmp_path / "maxtext")
+        plain = open_tree(convert(tmp_path / "plain", family, text_only=alone))
         for path, array in open_tree(tmp_path / "maxtext").arrays.items():
             assert array.read().tobytes() == plain[path].read().tobytes()
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), arrays)
@@ -679,23 +680,18 @@ class TestNames:
 
 def inner(name: str) -> str:
     """A hub name of Gemma 3 as transformers has it."""
-    for ours, theirs in (
-        ("language_model.model.", "model.language_model."),
-        ("vision_tower.", "model.vision_tower."),
-    ):
-        if name.startswith(ours):
-            return theirs + name.removeprefix(ours)
-    return f"model.{name}"
+    return respelled(name, "model.language_model.")
 
 
 def respelled(name: str, prefix: str) -> str:
-    """A name of a multimodal model with another prefix for those of its text part."""
+    """A name of a multimodal model with another prefix for those of its text part, and towers beside it."""
     for known in ("language_model.model.", "model.language_model."):
         if name.startswith(known):
             return prefix + name.removeprefix(known)
     if name == "language_model.lm_head.weight":
         return name if prefix.startswith("language_model") else "lm_head.weight"
-    return name
+    within = "model." if prefix == "model.language_model." else ""
+    return within + name.removeprefix("model.")
 
 
 class TestWritten:

@@ -40,6 +40,7 @@ def hf_to_maxtext(
     exact: bool = False,
     maxtext: str = NEWEST,
     pad_vocab: int | None = None,
+    text_only: bool = False,
     carry: bool = False,
     drop: Patterns = (),
     family: Where | None = None,
@@ -59,7 +60,8 @@ def hf_to_maxtext(
         exact: store in float32 what would otherwise not come back to the bit.
         maxtext: version of MaxText that is to load it: "0.2.5" or "e591f30".
         pad_vocab: rows that the vocabulary gets, zeros at the end.
-        carry: keep what is not converted (vision tower, prediction layers) beside the arrays.
+        text_only: leave out the towers of a multimodal model (vision, audio).
+        carry: keep what is not converted (prediction layers, towers that are left out) beside the arrays.
         drop: patterns of source arrays to leave out.
         family: name of the family whose rows are used, or a file that describes one.
         rope_layout: order of rotary pairs in MaxText's query and key.
@@ -80,6 +82,7 @@ def hf_to_maxtext(
         pad_vocab=pad_vocab,
         model=ModelOptions(text_of(family), rope_layout, tied),
         drop=patterns_of(drop),
+        text_only=text_only,
         carry=carry,
         read=read_options({"max_header_bytes": max_header_bytes}),
     )

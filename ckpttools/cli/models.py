@@ -81,10 +81,15 @@ _mapping_options = together(
         help="Pad the vocabulary to N rows with zeros; the conversion back cuts them off.",
     ),
     click.option(
+        "--text-only",
+        is_flag=True,
+        help="Leave out the towers of a multimodal model (vision, audio), which are converted by default.",
+    ),
+    click.option(
         "--carry",
         is_flag=True,
-        help="Keep what is not converted (vision tower, prediction layers) beside the arrays, for the "
-        "conversion back. By default it is left out and listed.",
+        help="Keep what is not converted (prediction layers, towers that are left out) beside the arrays, "
+        "for the conversion back. By default it is left out and listed.",
     ),
     model_options,
     patterns_option("--drop", "Leave out source arrays whose names match, such as '*.rotary_emb.*'."),
@@ -145,7 +150,7 @@ _back_options = together(
     click.option(
         "--carry",
         is_flag=True,
-        help="Take what is not converted (vision tower, prediction layers) from --like.",
+        help="Take what is not there (towers, prediction layers) from --like.",
     ),
     click.option(
         "--padding-rows",

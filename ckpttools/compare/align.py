@@ -228,7 +228,9 @@ class _UnnamedSide:
         # An output head that is there is compared, whatever the configuration says of it.
         tied = tying.tied_flags("keep", head.head if head else None, arrays)
         flags = {**rope_flags(family, model), **tied}
-        table = family.table(config, self.files.place, spelling=spelling, overrides=flags)
+        there = family.towers_in(name.replace("/", ".") for name in self.beside)
+        without = [each for each in family.towers if self.beside and each not in there]
+        table = family.table(config, self.files.place, spelling=spelling, overrides=flags, without=without)
         if config is None:
             table = replace(table, sizes={**_layers(family, spelling, arrays), **table.sizes})
         return table.to_left_partly(arrays, {k.replace("/", "."): each for k, each in self.beside.items()})
@@ -236,7 +238,7 @@ class _UnnamedSide:
 
 def _layers(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:
     """The number of layers, by the highest number in names."""
-    starts = {str(spelling.key(parse_key(group.right)).parts[0]) for group in family.layers}
+    starts = {str(spelling.key(parse_key(group.right)).parts[0]) for group in family.text_layers}
     rests = (name.removeprefix(start) for start in starts for name in arrays if name.startswith(start))
     numbers = [int(rest.partition(".")[0]) for rest in rests if rest.partition(".")[0].isdecimal()]
     return {"layers": Size(max(numbers) + 1, "names of layers")} if numbers else {}

@@ -59,8 +59,8 @@ def as_converted(
 ) -> NamedArrays[LazyArray] | None:
     """The parameters of `source` as a conversion to `made` names them; None if both have the same names.
 
-    Options that a user may have chosen for that conversion are inferred from `made`: an output head, and
-    float32 for what would not come back exactly otherwise. Rows beyond the vocabulary are left to
+    Options that a user may have chosen for that conversion are inferred from `made`: an output head, towers,
+    and float32 for what would not come back exactly otherwise. Rows beyond the vocabulary are left to
     `ckpttools.compare.padding`.
 
     Args:
@@ -86,6 +86,9 @@ def as_converted(
         return _as_huggingface(source, made, said.model)
     there = per_layer(made)
     options = _options(there, said)
+    family = family_for(source.metadata.config, said.model, source.metadata.place)
+    if not family.towers_in(name.replace("/", ".") for name in there):
+        options = replace(options, text_only=True)
     why_headless = (
         f"{option('tied', 'drop')} says so" if said.model.tied else f"{made.metadata.place} has none"
     )

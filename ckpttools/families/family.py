@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import with_options
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.joining import with_parts
-from ckpttools.mapping.keys import Key, parse_key
+from ckpttools.mapping.keys import Field, Key, parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Alternatives, Size, derive, nested, sizes_from_config
@@ -77,6 +77,20 @@ class Spelling:
 PLAIN = Spelling()
 
 
+def _module(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _rows_of(towers: Collection[str], rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows that only a model with one of these towers has."""
+    return (row for row in rows if not set(towers).isdisjoint(row.when.split()))
+
+
+def _pattern_of(key: Key) -> Key:
+    """A pattern of all keys of a template, whatever stands in its fields."""
+    return Key(("".join("*" if isinstance(part, Field) else part for part in key.parts),))
+
+
 def decoder_layers(
     number: str,
     scanned: str,
@@ -125,6 +139,8 @@ class Family:
         dropped: patterns of Hugging Face keys that hold nothing a model needs.
         left_out: templates of Hugging Face keys as files have them, or patterns, for which MaxText has
             no place.
+        towers: flags whose rows are a part beside the text model, such as "vision": a checkpoint of MaxText's
+            may have it or not.
         spellings: how files write the rows' Hugging Face keys; the first is written where none is asked for.
         maxtext_vocab: vocabulary of released models -> rows that MaxText's own configuration has.
         hints: pattern of Hugging Face keys -> what to do where a file has such.
@@ -143,6 +159,7 @@ class Family:
     flags: Mapping[str, FlagRule] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    towers: tuple[str, ...] = ()
     spellings: tuple[Spelling, ...] = (PLAIN,)
     maxtext_vocab: Mapping[int, int] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
@@ -172,6 +189,7 @@ class Family:
         scan_axis: int | None = None,
         spelling: Spelling = PLAIN,
         overrides: Mapping[str, Flag] | None = None,
+        without: Collection[str] = (),
     ) -> Table:
         """The family's rows bound to what one model's configuration says.
 
@@ -181,6 +199,7 @@ class Family:
             scan_axis: the axis on which MaxText's layers are stacked; None for layers with numbers.
             spelling: how the Hugging Face files write their keys.
             overrides: flags that the user sets, whatever the configuration says.
+            without: towers that are left out, whatever the configuration says.
 
         Raises:
             ConfigError: a size in the configuration is not one, or its layers do not form whole groups.
@@ -192,23 +211,54 @@ class Family:
         if config is not None:
             sizes = {**sizes_from_config(config, self.sizes, place), **sizes}
             sizes = derive(sizes, self.derived, place)
+        absent = {name: Flag(False, f"the model is taken without {name}") for name in without}
         return Table(
             rows=tuple(map(spelling.row, self.all_rows(scan_axis))),
             sizes=sizes,
-            flags={**flags, **(overrides or {})},
+            flags={**flags, **(overrides or {}), **absent},
             derived=self.derived,
             dropped=self.dropped,
-            left_out=tuple(map(parse_key, self.left_out)),
+            left_out=(*map(parse_key, self.left_out), *self.tower_patterns(without)),
             place=place,
             is_configured=config is not None,
             remedies=self.hints,
         )
 
     def spelling_of(self, names: Collection[str]) -> Spelling:
-        """How files with arrays of these names write their keys; the first where none fits."""
+        """How files with arrays of these names write their keys; the first where none fits.
+
+        Spellings may differ in the names of towers alone: then that which has most of the names.
+        """
         anchor = self.rows[0].right.key
-        fitting = (each for each in self.spellings if str(each.key(anchor)) in names)
-        return next(fitting, self.spellings[0])
+        fitting = [each for each in self.spellings if str(each.key(anchor)) in names]
+        if len(fitting) < 2:
+            return next(iter(fitting), self.spellings[0])
+        keys = [row.right.key for row in self.rows]
+        return max(fitting, key=lambda spelling: sum(spelling.key(key).first() in names for key in keys))
+
+    def tower_patterns(self, towers: Collection[str]) -> tuple[Key, ...]:
+        """Patterns of the towers' Hugging Face keys, however files write them."""
+        keys = [row.right.key for row in _rows_of(towers, self.all_rows(None))]
+        return tuple(dict.fromkeys(_pattern_of(each.key(key)) for each in self.spellings for key in keys))
+
+    def towers_in(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The towers of which an array is among these names of MaxText's."""
+        modules = set(map(_module, names))
+        return tuple(tower for tower in self.towers if modules & self._modules([tower]))
+
+    def of_towers(self, names: Iterable[str]) -> frozenset[str]:
+        """Of names of MaxText's, those of towers."""
+        modules = self._modules(self.towers)
+        return frozenset(name for name in names if _module(name) in modules)
+
+    def _modules(self, towers: Collection[str]) -> set[str]:
+        """What the towers' names begin with."""
+        return {_module(str(row.left.key)) for row in _rows_of(towers, self.all_rows(None))}
+
+    @property
+    def text_layers(self) -> tuple[Layers, ...]:
+        """The groups of layers that are no tower's."""
+        return tuple(group for group in self.layers if not set(group.when.split()) & set(self.towers))
 
     def spelling_for(self, model_type: str | None) -> Spelling:
         """How files of a model of this type are written."""

@@ -1,7 +1,7 @@
 """What the Gemma families share: norms stored as weight + 1, and how their files write names."""
 
 from ckpttools.families.decoder import TIED
-from ckpttools.families.family import FlagRule, Spelling
+from ckpttools.families.family import FlagRule
 from ckpttools.mapping.row import row
 
 # Gemma's norm multiplies by 1 + weight. MaxText keeps the sum, in float32 whatever the other arrays are.
@@ -11,8 +11,9 @@ HEAD = row("decoder.logits_dense.kernel: embed vocab <-> lm_head.weight: vocab e
 # Gemma's classes tie the embeddings where the configuration is silent.
 TIED_BY_DEFAULT = FlagRule(TIED.field, default=True, remedy=TIED.remedy)
 
-INTERNAL = Spelling({"model.": "model.language_model."}, name="transformers")
-MULTIMODAL = Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."})
+# Prefixes of the rows -> of files: a text model within a multimodal one, and as transformers has it inside.
+NESTED = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
+INTERNAL = {"model.": "model.language_model."}
 
 # Text models have these at the top of their configuration, multimodal ones in a part of it.
 TEXT_SIZES = {

@@ -1,4 +1,4 @@
-"""Gemma 3, text models and the text part of multimodal ones: cycles of six layers, and what remains."""
+"""Gemma 3: cycles of six layers, what remains, and the vision tower of multimodal models."""
 
 from ckpttools.families.decoder import ATTENTION, MLP
 from ckpttools.families.family import Family, Spelling, decoder_layers
@@ -6,10 +6,11 @@ from ckpttools.families.gemma import (
     FINAL_NORM,
     HEAD,
     INTERNAL,
-    MULTIMODAL,
+    NESTED,
     TEXT_SIZES,
     TIED_BY_DEFAULT,
 )
+from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES, tower_blocks
 from ckpttools.mapping.row import row, rows
 
 # Here MaxText rounds sqrt(hidden_size) to bfloat16 before it multiplies.
@@ -27,28 +28,87 @@ NORMS = rows("""
 """)
 ROWS = (*ATTENTION, *MLP, *NORMS)
 
+VISION_ROWS = rows("""
+    below vision_encoder.Gemma3VisionEncoderLayer_0 <-> vision_tower, when vision
+    embedding.kernel: patch_height patch_width channel vision_embed
+        <-> embeddings.patch_embedding.weight: vision_embed channel patch_height patch_width
+    embedding.bias: vision_embed <-> embeddings.patch_embedding.bias: vision_embed
+    pos_embedding: one vision_position vision_embed
+        <-> embeddings.position_embedding.weight: (one vision_position) vision_embed
+    Transformer.encoder_norm.scale: vision_embed <-> post_layernorm.weight: vision_embed
+    Transformer.encoder_norm.bias:  vision_embed <-> post_layernorm.bias:   vision_embed
+
+    below vision_encoder.VisionEmbedder_0 <-> multi_modal_projector, when vision
+    mm_input_projection.w: vision_embed embed   <-> mm_input_projection_weight: vision_embed embed
+    mm_soft_embedding_norm.scale:  vision_embed <-> mm_soft_emb_norm.weight:    vision_embed, shift 1
+""")
+VISION_BLOCK = rows("""
+    LayerNorm_{norm}.scale: vision_embed <-> layer_norm{norm+1}.weight: vision_embed
+    LayerNorm_{norm}.bias:  vision_embed <-> layer_norm{norm+1}.bias:   vision_embed
+
+    below MultiHeadDotProductAttention_0 <-> self_attn
+    {part:query,key,value}.kernel: vision_embed vision_heads vision_head_dim
+        <-> {part:q,k,v}_proj.weight: (vision_heads vision_head_dim) vision_embed
+    {part:query,key,value}.bias: vision_heads vision_head_dim
+        <-> {part:q,k,v}_proj.bias: (vision_heads vision_head_dim)
+    out.kernel: vision_heads vision_head_dim vision_embed
+        <-> out_proj.weight: vision_embed (vision_heads vision_head_dim)
+    out.bias: vision_embed <-> out_proj.bias: vision_embed
+
+    below MlpBlockViT_0 <-> mlp
+    Dense_0.kernel: vision_embed vision_mlp <-> fc1.weight: vision_mlp vision_embed
+    Dense_0.bias:   vision_mlp              <-> fc1.bias:   vision_mlp
+    Dense_1.kernel: vision_mlp vision_embed <-> fc2.weight: vision_embed vision_mlp
+    Dense_1.bias:   vision_embed            <-> fc2.bias:   vision_embed
+""")
+VISION_BLOCKS = tower_blocks(
+    "vision_tower.encoder.layers.{vision_layer}",
+    "vision_encoder.Gemma3VisionEncoderLayer_0.Transformer.encoderblock_{vision_layer}",
+    VISION_BLOCK,
+)
+# Until transformers 4 the tower was a model within a model.
+MODEL_IN_MODEL = {"vision_tower.": "vision_tower.vision_model."}
+WITHIN = {
+    "vision_tower.": "model.vision_tower.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+}
+
 FAMILY = Family(
     name="gemma3",
     model_types=("gemma3", "gemma3_text"),
     models=("Gemma 3 270M and 1B (text)", "Gemma 3 4B", "Gemma 3 12B", "Gemma 3 27B"),
-    rows=(EMBEDDING, FINAL_NORM, HEAD),
+    rows=(EMBEDDING, FINAL_NORM, HEAD, *VISION_ROWS),
     layers=(
         decoder_layers("6*block+position", "layers.layers_{position}", ("block",), ROWS),
         decoder_layers("rest+#cycled", "layers_remainder.layers_{rest}", (), ROWS),
+        VISION_BLOCKS,
     ),
-    sizes=TEXT_SIZES,
-    constants={"position": 6},
-    derived={"block": "layers // 6", "rest": "layers % 6", "cycled": "6 * block"},
-    flags={"tied": TIED_BY_DEFAULT},
+    sizes={
+        **TEXT_SIZES,
+        **VISION_SIZES,
+        "channel": ("vision_config.num_channels",),
+        "patch_height": ("vision_config.patch_size",),
+        "patch_width": ("vision_config.patch_size",),
+    },
+    constants={"position": 6, "one": 1, "norm": 2},
+    derived={**HEAD_DIM, "block": "layers // 6", "rest": "layers % 6", "cycled": "6 * block"},
+    flags={"tied": TIED_BY_DEFAULT, "vision": VISION},
+    # A pooling head, which no Gemma asks.
     left_out=(
-        "vision_tower.*",
-        "model.vision_tower.*",
-        "multi_modal_projector.*",
-        "model.multi_modal_projector.*",
+        "vision_tower.head.*",
+        "vision_tower.vision_model.head.*",
+        "model.vision_tower.head.*",
+        "model.vision_tower.vision_model.head.*",
     ),
+    towers=("vision",),
     spellings=(
-        MULTIMODAL,
-        INTERNAL,
+        Spelling({**MODEL_IN_MODEL, **NESTED}),
+        Spelling(
+            {**WITHIN, "vision_tower.": "model.vision_tower.vision_model.", **INTERNAL}, name="transformers"
+        ),
+        # As transformers 5 saves it, and has it inside.
+        Spelling(NESTED, name="hub-5"),
+        Spelling({**WITHIN, **INTERNAL}, name="transformers-5"),
         Spelling(model_types=("gemma3_text",), name="text"),
     ),
     maxtext_vocab={262208: 262144},

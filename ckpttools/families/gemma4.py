@@ -1,8 +1,9 @@
-"""Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice."""
+"""Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice; a tower."""
 
 from ckpttools.families.decoder import ATTENTION, HEAD_NORMS
 from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers
-from ckpttools.families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
+from ckpttools.families.gemma import HEAD, INTERNAL, NESTED, TEXT_SIZES, TIED_BY_DEFAULT
+from ckpttools.families.tower import VISION, VISION_SIZES, tower_blocks
 from ckpttools.mapping.row import row, rows
 
 EMBEDDING = row(
@@ -56,45 +57,89 @@ GLOBAL = (*GLOBAL_ATTENTION, *NORMS, *MLPS)
 
 # E2B and E4B say the same model type.
 PER_LAYER_INPUT = FlagRule(("text_config.hidden_size_per_layer_input", "hidden_size_per_layer_input"))
+VISION_ROWS = rows("""
+    below vision_encoder.Gemma4VisionEncoderLayer_0 <-> vision_tower, when vision
+    vision_entry.input_projection.kernel: patch vision_embed
+        <-> patch_embedder.input_proj.weight: vision_embed patch
+    vision_entry.pos_emb_param: vision_position direction vision_embed
+        <-> patch_embedder.position_embedding_table: direction vision_position vision_embed
+
+    below vision_encoder.Gemma4VisionEncoderLayer_0 <-> vision_tower, when vision standardized
+    std_scale: vision_embed <-> std_scale: vision_embed
+    std_bias:  vision_embed <-> std_bias:  vision_embed
+
+    below vision_encoder.Gemma4VisionProjector_0 <-> embed_vision, when vision
+    projection.kernel: vision_embed embed <-> embedding_projection.weight: embed vision_embed
+""")
+VISION_BLOCK = rows("""
+    pre_attention_norm.scale:  vision_embed <-> input_layernorm.weight:            vision_embed
+    post_attention_norm.scale: vision_embed <-> post_attention_layernorm.weight:   vision_embed
+    pre_ffw_norm.scale:        vision_embed <-> pre_feedforward_layernorm.weight:  vision_embed
+    post_ffw_norm.scale:       vision_embed <-> post_feedforward_layernorm.weight: vision_embed
+
+    below attention <-> self_attn
+    query.kernel: vision_embed vision_heads vision_head_dim
+        <-> q_proj.linear.weight: (vision_heads vision_head_dim) vision_embed
+    {kv:key,value}.kernel: vision_embed vision_kv_heads vision_head_dim
+        <-> {kv:k,v}_proj.linear.weight: (vision_kv_heads vision_head_dim) vision_embed
+    out.kernel: vision_heads vision_head_dim vision_embed
+        <-> o_proj.linear.weight: vision_embed (vision_heads vision_head_dim)
+    {qk:query,key}_norm.scale: vision_head_dim <-> {qk:q,k}_norm.weight: vision_head_dim
+
+    below mlp <-> mlp
+    wi_0.kernel: vision_embed vision_mlp <-> gate_proj.linear.weight: vision_mlp vision_embed
+    wi_1.kernel: vision_embed vision_mlp <-> up_proj.linear.weight:   vision_mlp vision_embed
+    wo.kernel:   vision_mlp vision_embed <-> down_proj.linear.weight: vision_embed vision_mlp
+""")
+VISION_BLOCKS = tower_blocks(
+    "vision_tower.encoder.layers.{vision_layer}",
+    "vision_encoder.Gemma4VisionEncoderLayer_0.layer_{vision_layer}",
+    VISION_BLOCK,
+)
+WITHIN = {"vision_tower.": "model.vision_tower.", "embed_vision.": "model.embed_vision."}
 
 FAMILY = Family(
     name="gemma4",
     model_types=("gemma4", "gemma4_text"),
     models=("Gemma 4 26B-A4B", "Gemma 4 31B"),
-    rows=(EMBEDDING, FINAL_NORM, HEAD),
+    rows=(EMBEDDING, FINAL_NORM, HEAD, *VISION_ROWS),
     layers=(
         decoder_layers("6*block+local", "scanned_blocks.local_layers", ("block", "local"), LOCAL),
         decoder_layers("6*block+5", "scanned_blocks.global_layer", ("block",), GLOBAL),
         # What remains is never six layers, so never reaches a global one.
         decoder_layers("rest+#cycled", "layers_remainder.local_layers", ("rest",), LOCAL),
+        VISION_BLOCKS,
     ),
     sizes={
         **TEXT_SIZES,
+        **VISION_SIZES,
+        "vision_kv_heads": ("vision_config.num_key_value_heads", "vision_config.num_attention_heads"),
+        "vision_head_dim": ("vision_config.head_dim",),
+        "vision_position": ("vision_config.position_embedding_size",),
         "global_head_dim": ("text_config.global_head_dim", "global_head_dim"),
         "global_kv_heads": ("text_config.num_global_key_value_heads", "num_global_key_value_heads"),
         "expert": ("text_config.num_experts", "num_experts"),
         "expert_mlp": ("text_config.moe_intermediate_size", "moe_intermediate_size"),
     },
-    constants={"local": 5, "one": 1, "part": 2},
+    constants={"local": 5, "one": 1, "part": 2, "direction": 2},
     derived={"block": "layers // 6", "rest": "layers % 6", "cycled": "6 * block"},
     flags={
         "tied": TIED_BY_DEFAULT,
         "experts": FlagRule(("text_config.enable_moe_block", "enable_moe_block")),
         "keys_are_values": FlagRule(("text_config.attention_k_eq_v", "attention_k_eq_v")),
+        "vision": VISION,
+        "standardized": FlagRule(("vision_config.standardize",)),
     },
     left_out=(
-        "model.vision_tower.*",
-        "model.embed_vision.*",
         "model.audio_tower.*",
         "model.embed_audio.*",
-        "vision_tower.*",
-        "embed_vision.*",
         "audio_tower.*",
         "embed_audio.*",
     ),
+    towers=("vision",),
     spellings=(
-        INTERNAL,
-        Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}, name="nested"),
+        Spelling({**WITHIN, **INTERNAL}, name="transformers"),
+        Spelling(NESTED, name="nested"),
         Spelling(model_types=("gemma4_text",), name="text"),
     ),
     others={"gemma4-small": PER_LAYER_INPUT},

@@ -114,6 +114,6 @@ FAMILY = Family(
         "model.embed_audio.*",
         *UNREAD,
     ),
-    spellings=(INTERNAL, Spelling(model_types=("gemma4_text",), name="text")),
+    spellings=(Spelling(INTERNAL, name="transformers"), Spelling(model_types=("gemma4_text",), name="text")),
     never_scanned="layers share keys and values across what a scan would make one",
 )

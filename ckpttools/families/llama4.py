@@ -1,7 +1,8 @@
-"""Llama 4, the text model: cycles of four layers, with experts in every or in every second one."""
+"""Llama 4: cycles of four layers, with experts in every or in every second one, and the vision tower."""
 
 from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, NORMS, TIED
 from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers
+from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES, tower_blocks
 from ckpttools.mapping.row import rows
 
 DENSE = rows("""
@@ -21,11 +22,60 @@ EXPERTS = rows("""
     wo.kernel:   expert_mlp embed        <-> down_proj.weight:     embed expert_mlp
 """)
 
+VISION_ROWS = rows("""
+    below vision_encoder.Llama4VisionModel_0 <-> vision_model, when vision
+    class_embedding: vision_embed <-> class_embedding: vision_embed
+    positional_embedding_vlm: vision_position vision_embed
+        <-> positional_embedding_vlm: vision_position vision_embed
+    Llama4UnfoldConvolution_0.vit_unfold_linear.kernel: patch vision_embed
+        <-> patch_embedding.linear.weight: vision_embed patch
+    layernorm_{side:pre,post}.scale: vision_embed <-> layernorm_{side:pre,post}.weight: vision_embed
+    layernorm_{side:pre,post}.bias:  vision_embed <-> layernorm_{side:pre,post}.bias:   vision_embed
+
+    below vision_encoder.Llama4VisionModel_0.Llama4VisionPixelShuffleMLP_0.pixel_shuffle_mlp
+        <-> vision_model.vision_adapter.mlp, when vision
+    vit_pixel_shuffle_mlp_fc1.kernel: shuffled projector_in       <-> fc1.weight: projector_in shuffled
+    vit_pixel_shuffle_mlp_fc2.kernel: projector_in projector_out  <-> fc2.weight: projector_out projector_in
+
+    below vision_encoder.Llama4MultiModalProjector_0 <-> multi_modal_projector, when vision
+    vit_multi_modal_projector.kernel: vision_out embed <-> linear_1.weight: embed vision_out
+""")
+VISION_BLOCK = rows("""
+    {place:input,post_attention}_layer_norm.scale: vision_embed
+        <-> {place:input,post_attention}_layernorm.weight: vision_embed
+    {place:input,post_attention}_layer_norm.bias: vision_embed
+        <-> {place:input,post_attention}_layernorm.bias: vision_embed
+
+    below self_attention_vision <-> self_attn
+    {qkv:query,key,value}.kernel: vision_embed vision_heads vision_head_dim
+        <-> {qkv:q,k,v}_proj.weight: (vision_heads vision_head_dim) vision_embed
+    {qkv:query,key,value}.bias: vision_heads vision_head_dim
+        <-> {qkv:q,k,v}_proj.bias: (vision_heads vision_head_dim)
+    out.kernel: vision_heads vision_head_dim vision_embed
+        <-> o_proj.weight: vision_embed (vision_heads vision_head_dim)
+    out.bias: vision_embed <-> o_proj.bias: vision_embed
+
+    below Llama4VisionMLP_0 <-> mlp
+    vit_encoder_layer_mlp_fc1.kernel: vision_embed vision_mlp <-> fc1.weight: vision_mlp vision_embed
+    vit_encoder_layer_mlp_fc1.bias:   vision_mlp              <-> fc1.bias:   vision_mlp
+    vit_encoder_layer_mlp_fc2.kernel: vision_mlp vision_embed <-> fc2.weight: vision_embed vision_mlp
+    vit_encoder_layer_mlp_fc2.bias:   vision_embed            <-> fc2.bias:   vision_embed
+""")
+VISION_BLOCKS = tower_blocks(
+    "vision_model.model.layers.{vision_layer}",
+    "vision_encoder.Llama4VisionModel_0.Llama4VisionEncoder_0.layers_{vision_layer}",
+    VISION_BLOCK,
+)
+WITHIN = {
+    "vision_model.": "model.vision_model.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+}
+
 FAMILY = Family(
     name="llama4",
     model_types=("llama4", "llama4_text"),
     models=("Llama 4 Scout", "Llama 4 Maverick"),
-    rows=EMBEDDINGS,
+    rows=(*EMBEDDINGS, *VISION_ROWS),
     layers=(
         decoder_layers(
             "4*block+position",
@@ -48,8 +98,10 @@ FAMILY = Family(
             (*NORMS, *ATTENTION, *EXPERTS),
             when="interleaved_experts",
         ),
+        VISION_BLOCKS,
     ),
     sizes={
+        **VISION_SIZES,
         "layers": ("text_config.num_hidden_layers", "num_hidden_layers"),
         "embed": ("text_config.hidden_size", "hidden_size"),
         "vocab": ("text_config.vocab_size", "vocab_size"),
@@ -61,22 +113,18 @@ FAMILY = Family(
         "expert": ("text_config.num_local_experts", "num_local_experts"),
     },
     constants={"position": 4, "half": 2, "part": 2},
-    derived={"block": "layers / 4"},
+    derived={**HEAD_DIM, "block": "layers / 4"},
     flags={
         "tied": TIED,
         "interleaved_experts": FlagRule(
             ("text_config.interleave_moe_layer_step", "interleave_moe_layer_step"), (2,)
         ),
+        "vision": VISION,
     },
-    left_out=(
-        "vision_model.*",
-        "model.vision_model.*",
-        "multi_modal_projector.*",
-        "model.multi_modal_projector.*",
-    ),
+    towers=("vision",),
     spellings=(
         Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}),
-        Spelling({"model.": "model.language_model."}, name="transformers"),
+        Spelling({**WITHIN, "model.": "model.language_model."}, name="transformers"),
         Spelling(model_types=("llama4_text",), name="text"),
     ),
 )

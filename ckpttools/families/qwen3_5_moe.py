@@ -4,7 +4,9 @@ from ckpttools.families.decoder import EMBEDDINGS, TIED
 from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, within
 from ckpttools.families.qwen3_next import FAMILY as QWEN3_NEXT
 from ckpttools.families.qwen3_next import FULL, LINEAR, NORMS, SHARED_EXPERT
-from ckpttools.families.qwen3_vl import HUB, VISION
+from ckpttools.families.qwen3_vl import HUB
+from ckpttools.families.qwen_tower import CONSTANTS, DERIVED, QwenTower
+from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
 
 # Hugging Face has all queries, all keys, then all values; MaxText, for one head of keys after the other, its
@@ -34,19 +36,28 @@ APART = FlagRule(
 )
 COMMON = (*NORMS, *EXPERTS, *SHARED_EXPERT)
 
+TOWER = QwenTower("Qwen3_5Moe")
+
 FAMILY = Family(
     name="qwen3.5-moe",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
     models=("Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.5-397B-A17B"),
-    rows=EMBEDDINGS,
+    rows=(*EMBEDDINGS, *TOWER.rows),
     layers=(
         decoder_layers("4*block+linear", "layers.layer_{linear}", ("block",), (*COMMON, *INPUTS, *LINEAR)),
         decoder_layers("4*block+3", "layers.layer_3", ("block",), (*COMMON, *FULL)),
+        *TOWER.layers,
     ),
-    sizes=within(QWEN3_NEXT.sizes, "text_config.", ""),
-    constants={"linear": 3, "one": 1, "part": 2},
-    derived={**QWEN3_NEXT.derived, "ratio": "value_heads / key_heads", "key_values": "ratio * value_dim"},
-    flags={"tied": TIED, "apart": APART},
-    left_out=(*VISION, "mtp.*"),
+    sizes={**within(QWEN3_NEXT.sizes, "text_config.", ""), **TOWER.sizes("vision_config.")},
+    constants={**CONSTANTS, "linear": 3, "one": 1, "part": 2},
+    derived={
+        **DERIVED,
+        **QWEN3_NEXT.derived,
+        "ratio": "value_heads / key_heads",
+        "key_values": "ratio * value_dim",
+    },
+    flags={"tied": TIED, "apart": APART, "vision": VISION},
+    left_out=("mtp.*",),
+    towers=("vision",),
     spellings=(HUB, Spelling(name="text")),
 )

@@ -1,21 +1,25 @@
-"""Qwen3-VL, dense: the text part is Qwen 3 under another name."""
+"""Qwen3-VL, dense: the text part is Qwen 3 under another name, beside it Qwen's tower."""
 
 from ckpttools.families.decoder import SIZES, TIED
 from ckpttools.families.family import Family, Spelling, within
 from ckpttools.families.qwen3 import FAMILY as QWEN3
+from ckpttools.families.qwen_tower import CONSTANTS, DERIVED, QwenTower
+from ckpttools.families.tower import VISION
 
 # As published and as transformers writes it; `lm_head` stays where it is.
-HUB = Spelling({"model.": "model.language_model."})
-VISION = ("model.visual.*", "visual.*")
+HUB = Spelling({"visual.": "model.visual.", "model.": "model.language_model."})
+TOWER = QwenTower("Qwen3VL", deep="deepstack_merger_list")
 
 FAMILY = Family(
     name="qwen3-vl",
     model_types=("qwen3_vl",),
     models=("Qwen3-VL 2B to 32B",),
-    rows=QWEN3.rows,
-    layers=QWEN3.layers,
-    sizes=within(SIZES, "text_config."),
-    flags={"tied": TIED},
-    left_out=VISION,
+    rows=(*QWEN3.rows, *TOWER.rows),
+    layers=(*QWEN3.layers, *TOWER.layers),
+    sizes={**within(SIZES, "text_config."), **TOWER.sizes("vision_config.")},
+    constants=CONSTANTS,
+    derived=DERIVED,
+    flags={"tied": TIED, "vision": VISION},
+    towers=("vision",),
     spellings=(HUB,),
 )

@@ -3,7 +3,9 @@
 from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, NORMS, TIED
 from ckpttools.families.family import Family, decoder_layers, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
-from ckpttools.families.qwen3_vl import HUB, VISION
+from ckpttools.families.qwen3_vl import HUB, TOWER
+from ckpttools.families.qwen_tower import CONSTANTS, DERIVED
+from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
 
 # As published: what goes into an expert comes first, unlike in all other fused experts.
@@ -18,11 +20,15 @@ FAMILY = Family(
     name="qwen3-vl-moe",
     model_types=("qwen3_vl_moe",),
     models=("Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"),
-    rows=EMBEDDINGS,
-    layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),),
-    sizes=within(QWEN3_MOE.sizes, "text_config."),
-    constants={"part": 2},
-    flags={"tied": TIED},
-    left_out=VISION,
+    rows=(*EMBEDDINGS, *TOWER.rows),
+    layers=(
+        decoder_layers("layer", "layers", ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),
+        *TOWER.layers,
+    ),
+    sizes={**within(QWEN3_MOE.sizes, "text_config."), **TOWER.sizes("vision_config.")},
+    constants={**CONSTANTS, "part": 2},
+    derived=DERIVED,
+    flags={"tied": TIED, "vision": VISION},
+    towers=("vision",),
     spellings=(HUB,),
 )

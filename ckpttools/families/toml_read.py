@@ -72,6 +72,7 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
         "never_scanned": text,
         "dropped": list_of(text),
         "left_out": list_of(_key),
+        "towers": list_of(text),
         "spellings": list_of(_spelling),
         "maxtext_vocab": _vocabularies,
         "hints": mapping(text),

@@ -33,6 +33,7 @@ def family_to_toml(family: Family) -> str:
                 "dropped": family.dropped,
                 "left_out": family.left_out,
                 "never_scanned": family.never_scanned,
+                "towers": family.towers,
             }
         ),
         *_rows("rows", family.rows),

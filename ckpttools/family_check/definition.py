@@ -102,7 +102,7 @@ class Definition:
         """Where there is a text instead of a tuple of texts: Python goes through its letters."""
         family = self.family
         tuples: dict[str, object] = {
-            name: getattr(family, name) for name in ("model_types", "models", "dropped", "left_out")
+            name: getattr(family, name) for name in ("model_types", "models", "dropped", "left_out", "towers")
         }
         tuples |= {f"sizes[{axis!r}]": names for axis, names in family.sizes.items()}
         tuples |= {f"flags[{name!r}].field": rule.field for name, rule in family.flags.items()}
@@ -152,7 +152,7 @@ class Definition:
                 yield FamilyFinding(
                     "flag", flag, f"no rule sets it, but {row.left.key} asks for it{near(flag, rules)}"
                 )
-        for flag in rules:
+        for flag in (*rules, *(each for each in self.family.towers if each not in rules)):
             if flag not in asking:
                 yield FamilyFinding("flag", flag, f"no row asks for it{near(flag, asking)}")
 
@@ -192,7 +192,7 @@ class Definition:
         if not family.spellings:
             yield FamilyFinding("row", "spellings", "there are none, not even the one that changes nothing")
         keys = {str(row.right.key) for row in self.rows}
-        anchors: dict[str, str] = {}
+        written: dict[tuple[str, ...], str] = {}
         names: set[str] = set()
         for each in family.spellings:
             if each.name in names:
@@ -205,11 +205,11 @@ class Definition:
                 if model_type not in family.model_types:
                     text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"
                     yield FamilyFinding("spelling", each.name, text)
-            anchor = str(each.key(family.rows[0].right.key)) if family.rows else each.name
-            if anchor in anchors:
-                text = f"its files have {anchor}, as those of {anchors[anchor]}: nothing tells them apart"
+            own = tuple(str(each.key(row.right.key)) for row in family.rows) or (each.name,)
+            if own in written:
+                text = f"its files have {own[0]}, as those of {written[own]}: nothing tells them apart"
                 yield FamilyFinding("spelling", each.name, text)
-            anchors.setdefault(anchor, each.name)
+            written.setdefault(own, each.name)
 
 
 def _names(formula: str | None) -> frozenset[str]:

@@ -197,8 +197,11 @@ class _FamilyComparison:
         overrides = _without_names(self.family.all_rows(axis)) if self.config is None else {}
         place = self.place or self.tree.metadata.place
         if self.view.is_maxtext:
+            there = self.family.towers_in(self.arrays)
+            without = [tower for tower in self.family.towers if tower not in there]
             stored = family_as_stored(self.family, self.arrays)
-            stored.table(self.config, place, scan_axis=axis, overrides=overrides).to_right(self.arrays)
+            table = stored.table(self.config, place, scan_axis=axis, overrides=overrides, without=without)
+            table.to_right(self.arrays)
         else:
             spelling = self.family.spelling_of(self.arrays)
             self.family.table(self.config, place, spelling=spelling, overrides=overrides).to_left(self.arrays)

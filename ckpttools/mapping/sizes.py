@@ -52,8 +52,10 @@ def sizes_from_config(
 ) -> dict[str, Size]:
     """The axis lengths that a configuration states; axes that it is silent about are left out.
 
+    A list states how many entries it has.
+
     Raises:
-        ConfigError: a field is not a positive whole number.
+        ConfigError: a field is neither a positive whole number nor a list.
     """
     sizes: dict[str, Size] = {}
     for axis, alternatives in fields.items():
@@ -70,6 +72,8 @@ def sizes_from_config(
 
 
 def _length(value: object, name: str, place: str, least: int) -> int:
+    if isinstance(value, list):  # of one entry for each, as `deepstack_visual_indexes`
+        return len(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(
             f"{name} is not a size",

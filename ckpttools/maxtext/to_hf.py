@@ -113,7 +113,8 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     source = _Unbound(arrays, tree.metadata.place, options, files)
     bound = source.bound()
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
-    wanted = {key: array for key, array in arrays.items() if key not in unwanted}
+    towers = _unwanted_towers(bound.family, arrays, options)
+    wanted = {key: array for key, array in arrays.items() if key not in (unwanted | towers)}
     if options.padding_rows == "keep":
         bound = _with_all_rows(bound, wanted)
     mapped = bound.table.to_right(wanted, (_VOCAB,))
@@ -129,7 +130,11 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     made.update(carried)
     if options.dtype is not None:
         made = {key: cast(array, options.dtype) for key, array in made.items()}
-    missing = (*unwanted, *(key for key in {**files.carried, **left_out} if key not in carried))
+    missing = (
+        *unwanted,
+        *sorted(towers),
+        *(key for key in {**files.carried, **left_out} if key not in carried),
+    )
     leaves: dict[TreePath, LazyArray] = {(key,): made[key] for key in in_natural_order(made)}
     place = Metadata(place=tree.metadata.place)
     tied = None if head is None else head.head not in made
@@ -243,10 +248,17 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, place: str) -> No
         )
 
 
-def _unwanted_head(bound: _Bound, arrays: Mapping[str, LazyArray], way: str | None) -> tuple[str, ...]:
+def _unwanted_towers(
+    family: Family, arrays: Mapping[str, LazyArray], options: ToHuggingFace
+) -> frozenset[str]:
+    """The arrays of towers, where the text model is written alone."""
+    return family.of_towers(arrays) if options.spelling == TEXT else frozenset()
+
+
+def _unwanted_head(bound: _Bound, arrays: Mapping[str, LazyArray], way: str | None) -> frozenset[str]:
     """The output head that the user leaves out, where there is one."""
     head = tying.left_head(bound.family)
-    return (head,) if way == "drop" and head is not None and head in arrays else ()
+    return frozenset((head,) if way == "drop" and head is not None and head in arrays else ())
 
 
 def _parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
@@ -316,8 +328,20 @@ class _Unbound:
                 **rope_flags(family, model),
                 **tying.tied_flags(way, tying.left_head(family), self.arrays),
             },
+            without=self._absent_towers(family),
         )
         return _Bound(family, replace(table, place=self.place), spelling)
+
+    def _absent_towers(self, family: Family) -> tuple[str, ...]:
+        """The towers that are not written; where nothing says which there are, their arrays do."""
+        if self.options.spelling == TEXT:
+            return family.towers
+        there = family.towers_in(self.arrays)
+        return tuple(tower for tower in family.towers if tower not in there)
+
+    def _is_whole(self, family: Family) -> bool:
+        """Whether all towers of a family are there."""
+        return set(family.towers_in(self.arrays)) == set(family.towers)
 
     def require_agreement(self, bound: _Bound, arrays: Mapping[str, LazyArray]) -> None:
         """Refuses a configuration by which values come out otherwise than by the carried one.
@@ -345,13 +369,16 @@ class _Unbound:
         for family in families().values():
             try:
                 bound = self._with(family)
-                bound.table.to_right(self.arrays)
+                unwanted = _unwanted_towers(family, self.arrays, self.options)
+                bound.table.to_right({key: self.arrays[key] for key in self.arrays if key not in unwanted})
                 fitting[family.name] = bound
             except ConfigError:
                 fitting[family.name] = None  # the arrays are there, but leave a choice open
             except CheckpointError:
                 continue
-        only = next(iter(fitting.values())) if len(fitting) == 1 else None
+        whole = [name for name in fitting if self._is_whole(families()[name])]
+        likely = {name: bound for name, bound in fitting.items() if name in whole or not whole}
+        only = next(iter(likely.values())) if len(likely) == 1 else None
         if only is not None:
             return only
         names = ", ".join(fitting)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
@@ -42,8 +43,9 @@ class ToMaxText:
         pad_vocab: rows that the embedding gets at least, zeros at the end; None for those of the model.
         model: what the user says of the model.
         drop: patterns of source arrays to leave out.
-        carry: keep what MaxText has no place for (vision tower, prediction layers) in the checkpoint, for
-            the way back.
+        text_only: leave out the towers (vision, audio).
+        carry: keep what is not converted (prediction layers, towers that are left out) in the checkpoint,
+            for the way back.
         read: options for opening the source.
     """
 
@@ -55,6 +57,7 @@ class ToMaxText:
     pad_vocab: int | None = None
     model: ModelOptions = field(default_factory=ModelOptions)
     drop: Sequence[str] = ()
+    text_only: bool = False
     carry: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
 
@@ -121,7 +124,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     state = linen_state(parameters, 0, {SCAN_LAYERS: options.scan})
     if options.scan:
         state = as_variables(state, version_called(options.maxtext))
-    remarks = (*_stale(says_quantized(config)), *_lost(() if carried else homeless))
+    towers = [name for tower in family.towers for name in _arrays_of(family, tower, homeless)]
+    lost = () if carried else [key for key in homeless if key not in towers]
+    remarks = (*_stale(says_quantized(config)), *_lost(lost), *_without(towers, options))
     notes = _notes(family, mapped, options, carried) + Notes(remarks=remarks)
     return MaxTextState(state, carried, spelling.name, notes)
 
@@ -149,8 +154,42 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
         scan_axis=options.scan_axis if options.scan else None,
         spelling=spelling,
         overrides={**rope_flags(family, options.model), **tied},
+        without=family.towers if options.text_only else tuple(_dropped_towers(family, arrays, options.drop)),
     )
+    _require_towers(family, table, arrays, place)
     return family, replace(table, place=place, padded=_padded(table, options.pad_vocab))
+
+
+def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray], place: str) -> None:
+    """Refuses a model of which the configuration describes a tower that is not there at all.
+
+    Raises:
+        CoverageError: it does; where parts of a tower are missing, the rows tell which.
+    """
+    for tower in family.towers:
+        flag = table.flags[tower]
+        if flag.value and not _arrays_of(family, tower, arrays):
+            raise CoverageError(
+                f"the model has a tower ({tower}) of which no array is there",
+                place=place,
+                got=flag.source,
+                wanted="all of the model's arrays",
+                hint=f"check that all of its files are there, or {option('text_only', True)} "
+                "converts the text model alone",
+            )
+
+
+def _arrays_of(family: Family, tower: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
+    """A tower's arrays in Hugging Face's files."""
+    return Table((), {}, left_out=family.tower_patterns((tower,))).left_out_of(arrays)
+
+
+def _dropped_towers(family: Family, arrays: Mapping[str, LazyArray], drop: Sequence[str]) -> Iterator[str]:
+    """The towers that are left out by the names of all of their arrays."""
+    for tower in family.towers if drop else ():
+        names = _arrays_of(family, tower, arrays)
+        if names and all(any(fnmatchcase(name, each) for each in drop) for name in names):
+            yield tower
 
 
 def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Family:
@@ -197,6 +236,16 @@ def _lost(names: Collection[str]) -> Iterator[str]:
     """What to say of arrays that the way back will not have."""
     if names:
         yield f"MaxText has no place for {array_count(names)}; with --carry the way back has them again"
+
+
+def _without(towers: Collection[str], options: ToMaxText) -> Iterator[str]:
+    """What to say of towers that are left out."""
+    if towers:
+        said, alone = option("text_only", True), option("names", "text")
+        way = "are carried along, for the way back"
+        if not options.carry:
+            way = f"are left out, so that the way back writes the text model alone ({alone})"
+        yield f"as {said} says, the towers {way}: {array_count(towers)}"
 
 
 def _told_to_maxtext(rows: int) -> str:

@@ -37,6 +37,8 @@ FAMILIES = (
     "qwen3-moe",
     "qwen3-next",
 )
+# Of these MaxText's converter was told to take the text part alone; test_towers.py is about the rest.
+MULTIMODAL = ("gemma3", "gemma4-moe", "llama4-scout")
 # Each family's weights in one file, and once in shards.
 SOURCES = (*((family, "hf") for family in FAMILIES), ("llama3.1", "hf_sharded"))
 # The version of MaxText that wrote them.
@@ -90,8 +92,12 @@ def convert(
     rope_layout: str | None = None,
     **options: Any,
 ) -> Path:
-    """Converts a golden model, or copies what became of it before; returns the directory of the item."""
-    options = {"maxtext": GOLDEN_VERSION, **options, "model": ModelOptions(rope_layout=rope_layout)}
+    """Converts a golden model, or copies what became of it before; returns the directory of the item.
+
+    Of multimodal models the text part, as in `golden_leaves`, if `options` do not say otherwise.
+    """
+    usual = {"maxtext": GOLDEN_VERSION, "text_only": family in MULTIMODAL}
+    options = {**usual, **options, "model": ModelOptions(rope_layout=rope_layout)}
     made = _converted(GOLDEN / family / source, Resources(memory=memory, jobs=jobs), ToMaxText(**options))
     shutil.copytree(made, destination)
     return destination / "0" / "items"

@@ -1,0 +1,138 @@
+"""Towers: converted both ways by default, left out where that is asked for, never half there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+from support.golden_data import all_described, arrays_by_tensorstore
+from support.places import GOLDEN, GOLDEN_0_2_5
+
+from ckpttools.api.conversion import Resources
+from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.core.errors import ConfigError, CoverageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_maxtext import ToMaxText
+from ckpttools.transforms.select import Select
+
+RESOURCES = Resources(jobs=2)
+GEMMA3 = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
+OMNI = GOLDEN_0_2_5 / "qwen3-omni" / "hf"
+
+
+def to_maxtext(source: Path | Tree, place: Path, **options: object) -> tuple[str, ...]:
+    """Converts, and gives what is said about it."""
+    conversion = plan_to_maxtext(source, ToMaxText(**options), RESOURCES)
+    conversion.run(place)
+    return conversion.plan.remarks
+
+
+def back(source: Path, place: Path, **options: object) -> dict[str, dict[str, object]]:
+    """Converts back, and gives what came of it, digests by name."""
+    plan_to_huggingface(source, ToHuggingFace(**options), RESOURCES).run(place)
+    return all_described(load_file(place / "model.safetensors"))
+
+
+def paths(place: Path) -> set[str]:
+    return set(map(spelled, open_tree(place).arrays))
+
+
+def test_llama_4_unscanned_has_the_tower_that_maxtexts_script_makes(tmp_path):
+    to_maxtext(GOLDEN / "llama4-scout" / "hf", tmp_path / "out", scan=False)
+    golden = json.loads((GOLDEN / "llama4-scout" / "leaves_unscanned.json").read_bytes())
+    wanted = {path: leaf for path, leaf in golden.items() if "vision_encoder" in path}
+    assert len(wanted) == 26
+    read = all_described(arrays_by_tensorstore(tmp_path / "out" / "0" / "items"))
+    assert {path: leaf for path, leaf in read.items() if "vision_encoder" in path} == wanted
+
+
+def test_towers_are_never_scanned(tmp_path):
+    for scan in (True, False):
+        to_maxtext(GEMMA3, tmp_path / str(scan), scan=scan)
+    scanned, unscanned = (
+        {path for path in paths(tmp_path / str(scan)) if "vision_encoder" in path} for scan in (True, False)
+    )
+    assert scanned == unscanned
+    assert any("encoderblock_1/" in path for path in scanned)
+
+
+def test_text_only_leaves_them_out_and_says_so(tmp_path):
+    (said,) = to_maxtext(GEMMA3, tmp_path / "out", text_only=True, exact=True)
+    assert said.startswith("as text_only=True says, the towers are left out") and said.endswith("39 arrays")
+    assert not any("vision" in path for path in paths(tmp_path / "out"))
+    with pytest.raises(ConfigError, match="no array is there"):
+        plan_to_huggingface(tmp_path / "out")
+    text = back(tmp_path / "out", tmp_path / "text", spelling="text")
+    assert not any("vision" in name for name in text)
+    assert back(tmp_path / "out", tmp_path / "whole", like=GEMMA3, carry=True) == all_described(
+        load_file(GEMMA3 / "model.safetensors")
+    )
+
+
+def test_text_only_with_carry_keeps_them_for_the_way_back(tmp_path):
+    (said,) = to_maxtext(GEMMA3, tmp_path / "out", text_only=True, carry=True, exact=True)
+    assert "carried along" in said
+    assert back(tmp_path / "out", tmp_path / "hf") == all_described(load_file(GEMMA3 / "model.safetensors"))
+
+
+def test_naming_all_arrays_of_a_tower_is_leaving_it_out(tmp_path):
+    drop = ("vision_tower.*", "multi_modal_projector.*")
+    to_maxtext(GEMMA3, tmp_path / "named", drop=drop)
+    to_maxtext(GEMMA3, tmp_path / "alone", text_only=True)
+    assert paths(tmp_path / "named") == paths(tmp_path / "alone")
+    with pytest.raises(CoverageError, match="missing because it was dropped"):
+        plan_to_maxtext(GEMMA3, ToMaxText(drop=drop[1:]))
+
+
+def test_a_tower_that_is_promised_and_absent_is_refused(tmp_path):
+    tree = open_tree(GEMMA3).pipe(Select(drop=["vision_tower.*", "multi_modal_projector.*"]))
+    with pytest.raises(CoverageError, match="of which no array is there") as error:
+        plan_to_maxtext(tree)
+    assert "text_only=True" in str(error.value.hint)
+    assert error.value.got == "config.json: vision_config.hidden_size is 24"
+    to_maxtext(tree, tmp_path / "out", text_only=True)
+
+
+def test_a_tower_that_is_there_in_part_is_refused_on_the_way_back(tmp_path):
+    to_maxtext(GEMMA3, tmp_path / "out")
+    part = open_tree(tmp_path / "out").pipe(Select(drop=["*encoderblock_1/LayerNorm_0/bias"]))
+    with pytest.raises(CoverageError, match="1 array is missing"):
+        plan_to_huggingface(part, ToHuggingFace(like=GEMMA3))
+
+
+def test_the_text_model_of_a_whole_one_is_written_alone(tmp_path):
+    to_maxtext(GEMMA3, tmp_path / "out")
+    conversion = plan_to_huggingface(tmp_path / "out", ToHuggingFace(spelling="text"), RESOURCES)
+    assert len(conversion.plan.notes.dropped) == 39
+    conversion.run(tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
+    assert config["architectures"] == ["Gemma3ForCausalLM"] and "vision_config" not in config
+    # It is a model of its own.
+    to_maxtext(tmp_path / "hf", tmp_path / "again")
+    assert paths(tmp_path / "again") == {path for path in paths(tmp_path / "out") if "vision" not in path}
+
+
+def test_names_of_towers_tell_what_wrote_them(tmp_path):
+    """transformers 5 has no model within the model that the tower is; text names are alike."""
+    source = tmp_path / "source"
+    shutil.copytree(GOLDEN / "gemma3" / "hf", source)
+    to_maxtext(source, tmp_path / "out", carry=True)
+    assert back(tmp_path / "out", tmp_path / "hf") == all_described(load_file(source / "model.safetensors"))
+    made = back(tmp_path / "out", tmp_path / "hub", spelling="hub")
+    assert "vision_tower.vision_model.post_layernorm.bias" in made
+
+
+def test_each_tower_of_several_is_there_or_not(tmp_path):
+    to_maxtext(OMNI, tmp_path / "out", scan=False, drop=("thinker.audio_tower.*",))
+    there = paths(tmp_path / "out")
+    assert any("vision_encoder" in path for path in there)
+    assert not any("audio_encoder" in path for path in there)
+    with pytest.raises(ConfigError, match="no array is there") as error:
+        plan_to_huggingface(tmp_path / "out")
+    assert "thinker_config.audio_config" in str(error.value.got)
