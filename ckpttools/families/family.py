@@ -111,6 +111,17 @@ def decoder_layers(
     return Layers(right, left, f"decoder.{scanned}", stacked, rows, when, unless)
 
 
+def tower_blocks(right: str, left: str, rows: tuple[Row, ...], tower: str = "vision") -> Layers:
+    """The blocks of a tower: each has a number of its own, whether or not MaxText scans its layers.
+
+    Args:
+        right, left: prefixes of keys, each with a field for the number.
+        rows: what is below them.
+        tower: the flag of the tower.
+    """
+    return Layers(right, left, left, (), rows, when=tower)
+
+
 def within(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alternatives]:
     """Sizes of which the fields stand below one of several prefixes; the first that has one counts."""
     named = {axis: [each for each in fields if isinstance(each, str)] for axis, fields in sizes.items()}

@@ -1,7 +1,7 @@
 """Gemma 3: cycles of six layers, what remains, and the vision tower of multimodal models."""
 
 from ckpttools.families.decoder import ATTENTION, MLP
-from ckpttools.families.family import Family, Spelling, decoder_layers
+from ckpttools.families.family import Family, Spelling, decoder_layers, tower_blocks
 from ckpttools.families.gemma import (
     FINAL_NORM,
     HEAD,
@@ -10,7 +10,7 @@ from ckpttools.families.gemma import (
     TEXT_SIZES,
     TIED_BY_DEFAULT,
 )
-from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES, tower_blocks
+from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES
 from ckpttools.mapping.row import row, rows
 
 # Here MaxText rounds sqrt(hidden_size) to bfloat16 before it multiplies.

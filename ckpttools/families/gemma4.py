@@ -1,9 +1,9 @@
 """Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice; a tower."""
 
 from ckpttools.families.decoder import ATTENTION, HEAD_NORMS
-from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers
+from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks
 from ckpttools.families.gemma import HEAD, INTERNAL, NESTED, TEXT_SIZES, TIED_BY_DEFAULT
-from ckpttools.families.tower import VISION, VISION_SIZES, tower_blocks
+from ckpttools.families.tower import VISION, VISION_SIZES
 from ckpttools.mapping.row import row, rows
 
 EMBEDDING = row(

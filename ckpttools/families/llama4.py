@@ -1,8 +1,8 @@
 """Llama 4: cycles of four layers, with experts in every or in every second one, and the vision tower."""
 
 from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, NORMS, TIED
-from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers
-from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES, tower_blocks
+from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks
+from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES
 from ckpttools.mapping.row import rows
 
 DENSE = rows("""

@@ -1,11 +1,12 @@
 """Qwen3.5 with experts: Qwen3-Next in MaxText; Hugging Face has the inputs of linear attention apart."""
 
 from ckpttools.families.decoder import EMBEDDINGS, TIED
-from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, within
+from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks, within
 from ckpttools.families.qwen3_next import FAMILY as QWEN3_NEXT
 from ckpttools.families.qwen3_next import FULL, LINEAR, NORMS, SHARED_EXPERT
 from ckpttools.families.qwen3_vl import HUB
-from ckpttools.families.qwen_tower import CONSTANTS, DERIVED, QwenTower
+from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DERIVED, LAST_MERGER, PATCHES
+from ckpttools.families.qwen_tower import SIZES as TOWER_SIZES
 from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
 
@@ -36,19 +37,24 @@ APART = FlagRule(
 )
 COMMON = (*NORMS, *EXPERTS, *SHARED_EXPERT)
 
-TOWER = QwenTower("Qwen3_5Moe")
+ENCODER = "vision_encoder.Qwen3_5MoeVisionEncoder_0"
+TOWER = (
+    tower_blocks("visual", ENCODER, PATCHES),
+    tower_blocks("visual.blocks.{vision_layer}", ENCODER + ".blocks_{vision_layer}", BLOCK),
+    tower_blocks("visual.merger", "vision_encoder.Qwen3_5MoeVisionProjector_0.merger", LAST_MERGER),
+)
 
 FAMILY = Family(
     name="qwen3.5-moe",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
     models=("Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.5-397B-A17B"),
-    rows=(*EMBEDDINGS, *TOWER.rows),
+    rows=EMBEDDINGS,
     layers=(
         decoder_layers("4*block+linear", "layers.layer_{linear}", ("block",), (*COMMON, *INPUTS, *LINEAR)),
         decoder_layers("4*block+3", "layers.layer_3", ("block",), (*COMMON, *FULL)),
-        *TOWER.layers,
+        *TOWER,
     ),
-    sizes={**within(QWEN3_NEXT.sizes, "text_config.", ""), **TOWER.sizes("vision_config.")},
+    sizes={**within(QWEN3_NEXT.sizes, "text_config.", ""), **within(TOWER_SIZES, "vision_config.")},
     constants={**CONSTANTS, "linear": 3, "one": 1, "part": 2},
     derived={
         **DERIVED,

@@ -3,13 +3,40 @@
 from dataclasses import replace
 
 from ckpttools.families.decoder import TIED
-from ckpttools.families.family import Family, FlagRule, Spelling, within
+from ckpttools.families.family import Family, FlagRule, Spelling, tower_blocks, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
-from ckpttools.families.qwen_tower import CONSTANTS, DERIVED, QwenTower
-from ckpttools.families.tower import AUDIO, VISION, tower_blocks
+from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DEEP_SIZES, DERIVED, PATCHES
+from ckpttools.families.tower import AUDIO, VISION
 from ckpttools.mapping.row import rows
 
-TOWER = QwenTower("Qwen3OmniMoe", deep="merger_list", merger=("ln_q", "mlp.0", "mlp.2"))
+# The tower is Qwen3-VL's, but for the names of what makes one token of several patches.
+MERGE = rows("""
+    mlp_0.kernel: patches merged <-> mlp.0.weight: merged patches
+    mlp_0.bias:   merged         <-> mlp.0.bias:   merged
+    mlp_2.kernel: merged embed   <-> mlp.2.weight: embed merged
+    mlp_2.bias:   embed          <-> mlp.2.bias:   embed
+""")
+LAST_MERGER = (
+    *rows("""
+        ln_q.scale: vision_embed <-> ln_q.weight: vision_embed
+        ln_q.bias:  vision_embed <-> ln_q.bias:   vision_embed
+    """),
+    *MERGE,
+)
+DEEP_MERGER = (
+    *rows("""
+        ln_q.scale: patches <-> ln_q.weight: patches
+        ln_q.bias:  patches <-> ln_q.bias:   patches
+    """),
+    *MERGE,
+)
+ENCODER = "vision_encoder.Qwen3OmniMoeVisionEncoder_0"
+TOWER = (
+    tower_blocks("visual", ENCODER, PATCHES),
+    tower_blocks("visual.blocks.{vision_layer}", ENCODER + ".blocks_{vision_layer}", BLOCK),
+    tower_blocks("visual.merger_list.{deep}", ENCODER + ".merger_{deep}", DEEP_MERGER),
+    tower_blocks("visual.merger", "vision_encoder.Qwen3OmniMoeVisionProjector_0.merger", LAST_MERGER),
+)
 
 AUDIO_ROWS = rows("""
     below audio_encoder.Qwen3OmniAudioEncoder_0 <-> audio_tower, when audio
@@ -65,21 +92,21 @@ AUDIO_SIZES = {
 }
 
 
-def of_thinker(part: str) -> tuple[str, str]:
-    """Where a part of the thinker's configuration may be: in the whole model's, or the thinker's own."""
-    return f"thinker_config.{part}.", f"{part}."
-
+# Of the whole model, and of one whose thinker was saved alone.
+TEXT_PARTS = ("thinker_config.text_config.", "text_config.")
+VISION_PARTS = ("thinker_config.vision_config.", "vision_config.")
+AUDIO_PARTS = ("thinker_config.audio_config.", "audio_config.")
 
 FAMILY = Family(
     name="qwen3-omni",
     model_types=("qwen3_omni_moe", "qwen3_omni_moe_thinker"),
     models=("Qwen3-Omni-30B-A3B (thinker)",),
-    rows=(*QWEN3_MOE.rows, *TOWER.rows, *AUDIO_ROWS),
-    layers=(*QWEN3_MOE.layers, *TOWER.layers, AUDIO_BLOCKS),
+    rows=(*QWEN3_MOE.rows, *AUDIO_ROWS),
+    layers=(*QWEN3_MOE.layers, *TOWER, AUDIO_BLOCKS),
     sizes={
-        **within({**QWEN3_MOE.sizes, "kv_heads": ("num_key_value_heads",)}, *of_thinker("text_config")),
-        **TOWER.sizes(*of_thinker("vision_config")),
-        **within(AUDIO_SIZES, *of_thinker("audio_config")),
+        **within({**QWEN3_MOE.sizes, "kv_heads": ("num_key_value_heads",)}, *TEXT_PARTS),
+        **within(DEEP_SIZES, *VISION_PARTS),
+        **within(AUDIO_SIZES, *AUDIO_PARTS),
     },
     constants={**CONSTANTS, "conv": 2, "one": 1},
     derived={**DERIVED, "sound_in": "sound", "audio_head_dim": "audio_embed / audio_heads"},
@@ -88,14 +115,21 @@ FAMILY = Family(
             ("thinker_config.text_config.tie_word_embeddings", *TIED.field[::-1]), remedy=TIED.remedy
         ),
         "vision": replace(
-            VISION, field=tuple(f"thinker_config.{name}" for name in VISION.field) + VISION.field
+            VISION, field=("thinker_config.vision_config.hidden_size", "vision_config.hidden_size")
         ),
         "audio": AUDIO,
     },
     towers=("vision", "audio"),
     left_out=("talker.*", "code2wav.*"),
     spellings=(
-        Spelling({f"{part}.": f"thinker.{part}." for part in ("model", "lm_head", "visual", "audio_tower")}),
+        Spelling(
+            {
+                "model.": "thinker.model.",
+                "lm_head.": "thinker.lm_head.",
+                "visual.": "thinker.visual.",
+                "audio_tower.": "thinker.audio_tower.",
+            }
+        ),
         Spelling(model_types=("qwen3_omni_moe_thinker",), name="thinker"),
     ),
 )

@@ -1,22 +1,36 @@
 """Qwen3-VL, dense: the text part is Qwen 3 under another name, beside it Qwen's tower."""
 
 from ckpttools.families.decoder import SIZES, TIED
-from ckpttools.families.family import Family, Spelling, within
+from ckpttools.families.family import Family, Spelling, tower_blocks, within
 from ckpttools.families.qwen3 import FAMILY as QWEN3
-from ckpttools.families.qwen_tower import CONSTANTS, DERIVED, QwenTower
+from ckpttools.families.qwen_tower import (
+    BLOCK,
+    CONSTANTS,
+    DEEP_MERGER,
+    DEEP_SIZES,
+    DERIVED,
+    LAST_MERGER,
+    PATCHES,
+)
 from ckpttools.families.tower import VISION
 
 # As published and as transformers writes it; `lm_head` stays where it is.
 HUB = Spelling({"visual.": "model.visual.", "model.": "model.language_model."})
-TOWER = QwenTower("Qwen3VL", deep="deepstack_merger_list")
+ENCODER = "vision_encoder.Qwen3VLVisionEncoder_0"
+TOWER = (
+    tower_blocks("visual", ENCODER, PATCHES),
+    tower_blocks("visual.blocks.{vision_layer}", ENCODER + ".blocks_{vision_layer}", BLOCK),
+    tower_blocks("visual.deepstack_merger_list.{deep}", ENCODER + ".merger_{deep}", DEEP_MERGER),
+    tower_blocks("visual.merger", "vision_encoder.Qwen3VLVisionProjector_0.merger", LAST_MERGER),
+)
 
 FAMILY = Family(
     name="qwen3-vl",
     model_types=("qwen3_vl",),
     models=("Qwen3-VL 2B to 32B",),
-    rows=(*QWEN3.rows, *TOWER.rows),
-    layers=(*QWEN3.layers, *TOWER.layers),
-    sizes={**within(SIZES, "text_config."), **TOWER.sizes("vision_config.")},
+    rows=QWEN3.rows,
+    layers=(*QWEN3.layers, *TOWER),
+    sizes={**within(SIZES, "text_config."), **within(DEEP_SIZES, "vision_config.")},
     constants=CONSTANTS,
     derived=DERIVED,
     flags={"tied": TIED, "vision": VISION},

@@ -4,7 +4,7 @@ from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, NORMS,
 from ckpttools.families.family import Family, decoder_layers, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.families.qwen3_vl import HUB, TOWER
-from ckpttools.families.qwen_tower import CONSTANTS, DERIVED
+from ckpttools.families.qwen_tower import CONSTANTS, DEEP_SIZES, DERIVED
 from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
 
@@ -20,12 +20,12 @@ FAMILY = Family(
     name="qwen3-vl-moe",
     model_types=("qwen3_vl_moe",),
     models=("Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"),
-    rows=(*EMBEDDINGS, *TOWER.rows),
+    rows=EMBEDDINGS,
     layers=(
         decoder_layers("layer", "layers", ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),
-        *TOWER.layers,
+        *TOWER,
     ),
-    sizes={**within(QWEN3_MOE.sizes, "text_config."), **TOWER.sizes("vision_config.")},
+    sizes={**within(QWEN3_MOE.sizes, "text_config."), **within(DEEP_SIZES, "vision_config.")},
     constants={**CONSTANTS, "part": 2},
     derived=DERIVED,
     flags={"tied": TIED, "vision": VISION},

@@ -1,8 +1,6 @@
 """What towers share: parts of a model beside the text model, which MaxText never scans."""
 
 from ckpttools.families.family import FlagRule
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import Row
 
 # A field of a configuration that has no tower is not there; some files state less of one than others.
 VISION = FlagRule(
@@ -19,14 +17,3 @@ VISION_SIZES = {
     "vision_heads": ("vision_config.num_attention_heads",),
     "vision_mlp": ("vision_config.intermediate_size",),
 }
-
-
-def tower_blocks(right: str, left: str, rows: tuple[Row, ...], tower: str = "vision") -> Layers:
-    """The blocks of a tower: each has a number of its own, whether or not MaxText scans its layers.
-
-    Args:
-        right, left: prefixes of keys, each with a field for the number.
-        rows: what is below them.
-        tower: the flag of the tower.
-    """
-    return Layers(right, left, left, (), rows, when=tower)
