@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext as hf_to_maxtext
     from ckpttools.api.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
     from ckpttools.api.load import load as load
+    from ckpttools.api.maxtext_config import maxtext_config as maxtext_config
     from ckpttools.api.maxtext_loading import use_in_maxtext as use_in_maxtext
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf as maxtext_to_hf
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
@@ -99,6 +100,7 @@ _MODULES = {
     "api.file_verification": "verify_files",
     "api.hf_to_maxtext": "hf_to_maxtext plan_to_maxtext",
     "api.load": "load",
+    "api.maxtext_config": "maxtext_config",
     "api.maxtext_to_hf": "maxtext_to_hf plan_to_huggingface",
     "api.maxtext_loading": "use_in_maxtext",
     "api.page": "report",

@@ -26,6 +26,7 @@ from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.made_up import Sizes, made_up
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row
+from ckpttools.mapping.settings import SettingRules
 from ckpttools.mapping.values import Scale
 
 BUILT_IN = tuple(families())
@@ -218,7 +219,7 @@ class TestMutations:
     @given(name=st.sampled_from(BUILT_IN), data=st.data())
     def test_an_axis_of_one_side_under_another_name(self, name, data):
         """The text of the file is changed, since such a row cannot even be made."""
-        of = families()[name]
+        of = replace(families()[name], settings=SettingRules())
         text = family_to_toml(of)
         axes = [match.span(1) for match in re.finditer(r"(?:^|<-> )[^ \n]+: +([^,<\n]+)", text, re.MULTILINE)]
         start, end = data.draw(st.sampled_from(axes))

@@ -32,6 +32,9 @@ _COMMANDS = {
     "formats": in_module("listings", "formats", "List the formats that can be read and written."),
     "hash": in_module("hash", "hash_command", "Digests that no format or layout changes."),
     "inspect": in_module("inspect", "inspect", "Look into a checkpoint without loading it."),
+    "maxtext-config": in_module(
+        "maxtext_config", "maxtext_config", "What MaxText must be told to run a checkpoint."
+    ),
     "plan": in_module("plan", "plan", "A conversion in a file, for many processes to carry out."),
     "remap": in_module("remap", "remap", "Arrays under other names, by rules or by a function."),
     "reshard": in_module("reshard", "reshard", "Chunks that suit a mesh."),

@@ -69,6 +69,66 @@ SIZES = {
     "head_dim": ("head_dim",),
 }
 
+# What MaxText is told of any of these decoders.
+DECODER_SETTINGS = """
+    base_emb_dim:                embed
+    base_num_query_heads:        heads
+    base_num_kv_heads:           kv_heads | heads
+    base_mlp_dim:                mlp
+    base_num_decoder_layers:     layer | layers
+    vocab_size:                  vocab
+    mlp_activations:             config.hidden_act as {"silu": ["silu", "linear"]} | ["silu", "linear"]
+    normalization_layer_epsilon: config.rms_norm_eps
+    logits_via_embedding:        flag.tied
+    normalize_embedding_logits:  false, if flag.tied
+"""
+HEAD_DIM_SETTING = """
+    head_dim: head_dim | embed // heads
+"""
+ROPE_SETTINGS = """
+    rope_max_timescale:                 rope.theta | 10000
+    rope_type:                          "llama3.1", if rope.type is "llama3"
+    rope_type:                          "yarn", if rope.type is "yarn"
+    rope_type:                          "default"
+    rope_linear_scaling_factor:         rope.factor, if rope.type is "linear"
+    rope_factor:                        rope.factor, if rope.type is "yarn"
+    max_position_embeddings:            config.max_position_embeddings, if rope.type is "yarn"
+    original_max_position_embeddings:   rope.original_max_position_embeddings, if rope.type is "yarn"
+    beta_fast:                          rope.beta_fast | 32, if rope.type is "yarn"
+    beta_slow:                          rope.beta_slow | 1, if rope.type is "yarn"
+    rope_truncate:                      rope.truncate | true, if rope.type is "yarn"
+    rope_interleave:                    false, if rope.type is "yarn"
+    rope_attention_scaling:             true, if rope.type is "yarn"
+    must rope.type in ["default", "linear", "llama3", "yarn"] -- MaxText has no such rotary embedding
+    must rope.partial_rotary_factor is 1 -- MaxText turns whole heads
+"""
+NO_WINDOW = """
+    must config.sliding_window is null -- MaxText's block has no window: longer texts come out otherwise
+"""
+NO_SWITCHED_WINDOW = """
+    must config.use_sliding_window is false -- MaxText's block has no window
+"""
+EXPERTS_EVERYWHERE = """
+    must config.norm_topk_prob is true -- MaxText's weights of the chosen experts always sum up to 1
+    must config.decoder_sparse_step is 1 -- MaxText has experts in every layer
+    must config.mlp_only_layers is [] -- MaxText has experts in every layer
+"""
+# The rotary embedding of Llama 3.1, which takes no numbers from a configuration.
+LLAMA3_LIMITS = """
+    must rope.factor is 8, if rope.type is "llama3" -- it is 8 in MaxText's code
+    must rope.low_freq_factor is 1, if rope.type is "llama3" -- it is 1 in MaxText's code
+    must rope.high_freq_factor is 4, if rope.type is "llama3" -- it is 4 in MaxText's code
+    must rope.original_max_position_embeddings is 8192, if rope.type is "llama3"
+        -- it is 8192 in MaxText's code
+"""
+LLAMA_SETTINGS = DECODER_SETTINGS + HEAD_DIM_SETTING + ROPE_SETTINGS + LLAMA3_LIMITS
+# Routing by the softmax of those that are chosen, which is that of all, renormalised.
+EXPERT_SETTINGS = """
+    num_experts:         expert
+    num_experts_per_tok: config.num_experts_per_tok
+    base_moe_mlp_dim:    mlp
+"""
+
 TIED = FlagRule(
     ("tie_word_embeddings", "text_config.tie_word_embeddings"),
     remedy="{tied} keep, drop or materialize decides otherwise",

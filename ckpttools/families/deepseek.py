@@ -1,9 +1,10 @@
 """DeepSeek V2, V3 and V3.2, and Kimi K2: latent attention, dense layers first, then layers with experts."""
 
-from ckpttools.families.decoder import EMBEDDINGS, MLP, NORMS, TIED
+from ckpttools.families.decoder import DECODER_SETTINGS, EMBEDDINGS, MLP, NORMS, TIED
 from ckpttools.families.family import Family, FlagRule
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 # `query` is the part of a head that meets keys (with and without position), `kv` its key and value parts
 # that come out of the latent vector; MaxText leaves the columns of both as they are.
@@ -103,4 +104,51 @@ FAMILY = Family(
     },
     # Layers after the last one predict further tokens.
     left_out=("model.layers.{prediction+#layers}.*",),
+    settings=setting_rules(
+        """
+    model_name:                       "deepseek3.2-671b", if flag.indexer
+    model_name:                       "kimi-k2-1t", if config.model_type is "kimi_k2"
+    model_name:                       "deepseek3-671b", if config.model_type is "deepseek_v3"
+    use_indexer:                      true, if flag.indexer
+    indexer_n_heads:                  config.index_n_heads, if flag.indexer
+    indexer_head_dim:                 config.index_head_dim, if flag.indexer
+    indexer_topk:                     config.index_topk, if flag.indexer
+    decoder_block:                    "deepseek"
+    attention_type:                   "mla"
+    q_lora_rank:                      q_latent | 0
+    kv_lora_rank:                     kv_latent
+    qk_nope_head_dim:                 nope
+    qk_rope_head_dim:                 rope
+    v_head_dim:                       v_head_dim
+    first_num_dense_layers:           dense
+    num_experts:                      expert
+    num_experts_per_tok:              config.num_experts_per_tok
+    base_moe_mlp_dim:                 expert_mlp
+    shared_experts:                   shared
+    routed_scaling_factor:            config.routed_scaling_factor | 1
+    routed_bias:                      flag.score_correction
+    routed_score_func:                "sigmoid", if flag.score_correction
+    routed_score_func:                "softmax"
+    n_routing_groups:                 config.n_group, if config.n_group not in [null, 1]
+    topk_routing_group:               config.topk_group, if config.n_group not in [null, 1]
+    # Where nothing is stretched, YaRN by a factor of 1: only that turns neighbours.
+    rope_type:                        "yarn"
+    rope_max_timescale:               rope.theta | 10000
+    rope_factor:                      rope.factor, if rope.type is "yarn"
+    rope_factor:                      1
+    max_position_embeddings:          config.max_position_embeddings
+    original_max_position_embeddings: rope.original_max_position_embeddings | config.max_position_embeddings
+    beta_fast:                        rope.beta_fast | 32
+    beta_slow:                        rope.beta_slow | 1
+    mscale:                           rope.mscale_all_dim | 1
+    rope_interleave:                  config.rope_interleave | true
+    rope_truncate:                    true
+    rope_attention_scaling:           false
+    must rope.type in ["default", "yarn"] -- MaxText's block has no other rotary embedding
+    must rope.mscale is rope.mscale_all_dim, if rope.type is "yarn" -- MaxText scales scores alone
+    must config.norm_topk_prob is flag.score_correction -- MaxText decides so by the way of scoring
+    must config.topk_method is "noaux_tc", if config.n_group not in [null, 1] -- MaxText has the groups of V3
+    """
+        + DECODER_SETTINGS
+    ),
 )

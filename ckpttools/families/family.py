@@ -14,6 +14,7 @@ from ckpttools.mapping.joining import with_parts
 from ckpttools.mapping.keys import Field, Key, parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row
+from ckpttools.mapping.settings import SettingRules
 from ckpttools.mapping.sizes import Alternatives, Size, derive, nested, sizes_from_config
 from ckpttools.mapping.table import Table
 
@@ -157,6 +158,7 @@ class Family:
         hints: pattern of Hugging Face keys -> what to do where a file has such.
         never_scanned: why MaxText cannot scan the layers; empty where it can.
         others: families that models of these types are of where a rule is met, by name.
+        settings: what MaxText must be told of a model.
     """
 
     name: str
@@ -174,6 +176,7 @@ class Family:
     spellings: tuple[Spelling, ...] = (PLAIN,)
     maxtext_vocab: Mapping[int, int] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
+    settings: SettingRules = field(default_factory=SettingRules)
     never_scanned: str = ""
     others: Mapping[str, FlagRule] = field(default_factory=dict)
 

@@ -25,3 +25,22 @@ TEXT_SIZES = {
     "kv_heads": ("text_config.num_key_value_heads", "num_key_value_heads"),
     "head_dim": ("text_config.head_dim", "head_dim"),
 }
+
+# Gemma multiplies embeddings by the root of their length, and so the logits of tied ones are divided by it.
+FIRST_SETTINGS = """
+    normalize_embedding_logits: true
+    mlp_activations:            config.hidden_activation as {"gelu_pytorch_tanh": ["gelu", "linear"]}
+                              | config.hidden_act as {"gelu_pytorch_tanh": ["gelu", "linear"]}
+    rope_max_timescale:         rope.theta | 10000
+    rope_type:                  "default"
+    head_dim:                   head_dim | embed // heads
+"""
+SETTINGS = (
+    """
+    use_post_attn_norm:    true
+    use_post_ffw_norm:     true
+    sliding_window_size:   config.sliding_window
+    final_logits_soft_cap: config.final_logit_softcapping | 0
+    """
+    + FIRST_SETTINGS
+)

@@ -1,10 +1,11 @@
 """Gemma 1: like Gemma 2, but every layer is the same, and nothing is normed after attention and MLP."""
 
-from ckpttools.families.decoder import MLP, SCALED_ATTENTION, SIZES
+from ckpttools.families.decoder import DECODER_SETTINGS, MLP, SCALED_ATTENTION, SIZES
 from ckpttools.families.family import Family, decoder_layers
-from ckpttools.families.gemma import FINAL_NORM, HEAD, TIED_BY_DEFAULT
+from ckpttools.families.gemma import FINAL_NORM, FIRST_SETTINGS, HEAD, TIED_BY_DEFAULT
 from ckpttools.families.gemma2 import EMBEDDING
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 NORMS = rows("""
     pre_self_attention_norm.scale: embed <-> input_layernorm.weight:          embed, shift 1
@@ -20,4 +21,12 @@ FAMILY = Family(
     sizes=SIZES,
     flags={"tied": TIED_BY_DEFAULT},
     maxtext_vocab={256000: 256128},
+    settings=setting_rules(
+        """
+    decoder_block: "gemma"
+    must rope.type is "default" -- MaxText's block has no other rotary embedding
+    """
+        + FIRST_SETTINGS
+        + DECODER_SETTINGS
+    ),
 )

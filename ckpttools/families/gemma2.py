@@ -1,9 +1,11 @@
 """Gemma 2: a local and a global layer of Hugging Face's are one of MaxText's."""
 
+from ckpttools.families.decoder import DECODER_SETTINGS
 from ckpttools.families.family import Family
-from ckpttools.families.gemma import FINAL_NORM, HEAD, TIED_BY_DEFAULT
+from ckpttools.families.gemma import FINAL_NORM, HEAD, SETTINGS, TIED_BY_DEFAULT
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row, rows
+from ckpttools.mapping.settings import setting_rules
 
 EMBEDDING = row(
     "token_embedder.embedding: vocab embed <-> model.embed_tokens.weight: vocab embed, scale embed 0.5"
@@ -56,4 +58,15 @@ FAMILY = Family(
     derived={"pair": "layers / 2"},
     flags={"tied": TIED_BY_DEFAULT},
     maxtext_vocab={256000: 256128},
+    settings=setting_rules(
+        """
+    decoder_block:           "gemma2"
+    base_num_decoder_layers: pair
+    attn_logits_soft_cap:    config.attn_logit_softcapping | 0
+    must config.query_pre_attn_scalar is head_dim -- MaxText divides queries by the root of head_dim
+    must rope.type is "default" -- MaxText's block has no other rotary embedding
+    """
+        + SETTINGS
+        + DECODER_SETTINGS
+    ),
 )

@@ -1,17 +1,19 @@
 """Gemma 3: cycles of six layers, what remains, and the vision tower of multimodal models."""
 
-from ckpttools.families.decoder import ATTENTION, MLP
+from ckpttools.families.decoder import ATTENTION, DECODER_SETTINGS, MLP
 from ckpttools.families.family import Family, Spelling, decoder_layers, tower_blocks
 from ckpttools.families.gemma import (
     FINAL_NORM,
     HEAD,
     INTERNAL,
     NESTED,
+    SETTINGS,
     TEXT_SIZES,
     TIED_BY_DEFAULT,
 )
 from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES
 from ckpttools.mapping.row import row, rows
+from ckpttools.mapping.settings import setting_rules
 
 # Here MaxText rounds sqrt(hidden_size) to bfloat16 before it multiplies.
 EMBEDDING = row(
@@ -112,4 +114,21 @@ FAMILY = Family(
         Spelling(model_types=("gemma3_text",), name="text"),
     ),
     maxtext_vocab={262208: 262144},
+    # How queries are scaled, MaxText takes from the name of the model.
+    settings=setting_rules(
+        """
+    model_name:                 "gemma3-4b", if config.query_pre_attn_scalar is head_dim
+    model_name:                 "gemma3-27b"
+    decoder_block:              "gemma3"
+    local_rope_max_timescale:   rope.local_theta | 10000
+    rope_linear_scaling_factor: rope.factor, if rope.type is "linear"
+    rope_linear_scaling_factor: 1
+    must config.query_pre_attn_scalar is embed // heads, if config.query_pre_attn_scalar is not head_dim
+        -- MaxText divides queries by the root of head_dim, or of that
+    must rope.type in ["default", "linear"] -- MaxText's block has no other rotary embedding
+    must config.attn_logit_softcapping in [null, 0] -- MaxText's block has no such cap
+    """
+        + SETTINGS
+        + DECODER_SETTINGS
+    ),
 )

@@ -1,10 +1,11 @@
 """Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice; a tower."""
 
-from ckpttools.families.decoder import ATTENTION, HEAD_NORMS
+from ckpttools.families.decoder import ATTENTION, DECODER_SETTINGS, HEAD_NORMS
 from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks
-from ckpttools.families.gemma import HEAD, INTERNAL, NESTED, TEXT_SIZES, TIED_BY_DEFAULT
+from ckpttools.families.gemma import HEAD, INTERNAL, NESTED, SETTINGS, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.families.tower import VISION, VISION_SIZES
 from ckpttools.mapping.row import row, rows
+from ckpttools.mapping.settings import setting_rules
 
 EMBEDDING = row(
     "token_embedder.embedding: vocab embed <-> model.embed_tokens.weight: vocab embed, scale embed 0.5"
@@ -98,6 +99,21 @@ VISION_BLOCKS = tower_blocks(
 )
 WITHIN = {"vision_tower.": "model.vision_tower.", "embed_vision.": "model.embed_vision."}
 
+SETTINGS_4 = (
+    """
+    v_norm_with_scale:         false
+    local_rope_max_timescale:  rope.local_theta | 10000
+    global_rope_max_timescale: rope.theta
+    global_rope_proportion:    rope.partial_rotary_factor | 0.25
+    local_rope_proportion:     1
+    must rope.type in ["default", "proportional"] -- MaxText's block has no other rotary embedding
+    must rope.local_type is "default" -- MaxText's block has no other rotary embedding
+    must config.attn_logit_softcapping in [null, 0] -- MaxText's block has no such cap
+    """
+    + SETTINGS
+    + DECODER_SETTINGS
+)
+
 FAMILY = Family(
     name="gemma4",
     model_types=("gemma4", "gemma4_text"),
@@ -143,4 +159,20 @@ FAMILY = Family(
         Spelling(model_types=("gemma4_text",), name="text"),
     ),
     others={"gemma4-small": PER_LAYER_INPUT},
+    settings=setting_rules(
+        """
+    model_name:                "gemma4-26b", if flag.experts
+    model_name:                "gemma4-31b"
+    decoder_block:             "gemma4"
+    global_head_dim:           global_head_dim
+    global_num_kv_heads:       global_kv_heads
+    share_kv_projections:      flag.keys_are_values
+    num_experts:               expert, if flag.experts
+    num_experts_per_tok:       config.top_k_experts, if flag.experts
+    base_moe_mlp_dim:          expert_mlp, if flag.experts
+    shared_experts:            1, if flag.experts
+    norm_topk_prob:            true, if flag.experts
+    """
+        + SETTINGS_4
+    ),
 )

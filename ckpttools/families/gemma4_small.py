@@ -7,8 +7,9 @@ groups of layers say each a part of a layer: a layer is in several.
 from ckpttools.families.decoder import MLP
 from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers
 from ckpttools.families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
-from ckpttools.families.gemma4 import EMBEDDING, FINAL_NORM, NORMS
+from ckpttools.families.gemma4 import EMBEDDING, FINAL_NORM, NORMS, SETTINGS_4
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 PER_LAYER = rows("""
     below decoder.per_layer_embedder <-> model
@@ -116,4 +117,17 @@ FAMILY = Family(
     ),
     spellings=(Spelling(INTERNAL, name="transformers"), Spelling(model_types=("gemma4_text",), name="text")),
     never_scanned="layers share keys and values across what a scan would make one",
+    settings=setting_rules(
+        """
+    model_name:                  "gemma4-e2b", if flag.fives
+    model_name:                  "gemma4-e4b"
+    decoder_block:               "gemma4_small"
+    global_head_dim:             global_head_dim
+    num_kv_shared_layers:        shared
+    hidden_size_per_layer_input: layer_embed
+    vocab_size_per_layer_input:  layer_vocab
+    use_double_wide_mlp:         flag.wide
+    """
+        + SETTINGS_4
+    ),
 )

@@ -1,8 +1,9 @@
 """gpt-oss: local and global layers in turn, experts with biases, gate and up columns interleaved."""
 
-from ckpttools.families.decoder import EMBEDDINGS, NORMS, SIZES, TIED
+from ckpttools.families.decoder import EMBEDDINGS, EXPERT_SETTINGS, LLAMA_SETTINGS, NORMS, SIZES, TIED
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 ROWS = rows("""
     below GptOssAttention <-> self_attn
@@ -35,4 +36,20 @@ FAMILY = Family(
     constants={"position": 2, "part": 2},
     derived={"block": "layers / 2"},
     flags={"tied": TIED},
+    settings=setting_rules(
+        """
+    decoder_block:                      "gpt_oss"
+    attention_bias:                     true
+    attention_sink:                     true
+    mlp_bias:                           true
+    routed_bias:                        true
+    mlp_activations:                    ["sigmoid", "linear"]
+    mlp_activations_limit:              config.swiglu_limit | 7
+    sliding_window_size:                config.sliding_window
+    inhomogeneous_layer_cycle_interval: position
+    must config.swiglu_alpha is 1.702 -- it is 1.702 in MaxText's code
+    """
+        + EXPERT_SETTINGS
+        + LLAMA_SETTINGS
+    ),
 )

@@ -1,7 +1,16 @@
 """Llama 2, 3, 3.1, 3.2 and everything fine-tuned from them, any size, tied or not."""
 
-from ckpttools.families.decoder import EMBEDDINGS, LLAMA3_ROPE, LLAMA_LAYERS, ROTARY_BUFFERS, SIZES, TIED
+from ckpttools.families.decoder import (
+    EMBEDDINGS,
+    LLAMA3_ROPE,
+    LLAMA_LAYERS,
+    LLAMA_SETTINGS,
+    ROTARY_BUFFERS,
+    SIZES,
+    TIED,
+)
 from ckpttools.families.family import Family
+from ckpttools.mapping.settings import setting_rules
 
 FAMILY = Family(
     name="llama",
@@ -14,4 +23,10 @@ FAMILY = Family(
     derived={"pair": "head_dim // half"},
     flags={"tied": TIED, "interleaved": LLAMA3_ROPE},
     dropped=ROTARY_BUFFERS,
+    settings=setting_rules(
+        """
+    decoder_block: "llama2"
+    """
+        + LLAMA_SETTINGS
+    ),
 )

@@ -1,9 +1,18 @@
 """Llama 4: cycles of four layers, with experts in every or in every second one, and the vision tower."""
 
-from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, NORMS, TIED
+from ckpttools.families.decoder import (
+    ATTENTION,
+    DECODER_SETTINGS,
+    EMBEDDINGS,
+    HEAD_DIM_SETTING,
+    LLAMA3_LIMITS,
+    NORMS,
+    TIED,
+)
 from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks
 from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 DENSE = rows("""
     mlp.wi_0.kernel: embed mlp <-> feed_forward.gate_proj.weight: mlp embed
@@ -126,5 +135,32 @@ FAMILY = Family(
         Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}),
         Spelling({**WITHIN, "model.": "model.language_model."}, name="transformers"),
         Spelling(model_types=("llama4_text",), name="text"),
+    ),
+    settings=setting_rules(
+        """
+    decoder_block:                      "llama4"
+    base_mlp_dim:                       mlp, if flag.interleaved_experts
+    base_mlp_dim:                       expert_mlp
+    base_moe_mlp_dim:                   expert_mlp
+    num_experts:                        expert
+    num_experts_per_tok:                config.num_experts_per_tok
+    shared_experts:                     1
+    use_qk_norm:                        config.use_qk_norm | true
+    nope_layer_interval:                config.no_rope_layer_interval | 4
+    interleave_moe_layer_step:          config.interleave_moe_layer_step | 1
+    inhomogeneous_layer_cycle_interval: position
+    temperature_tuning:                 config.attn_temperature_tuning | true
+    chunk_attn_window_size:             config.attention_chunk_size
+    rope_max_timescale:                 rope.theta
+    rope_type:                          "llama3.1"
+    rope_use_scale:                     true, if rope.type is "llama3"
+    rope_use_scale:                     false
+    must config.attn_scale is 0.1 -- it is 0.1 in MaxText's code
+    must config.floor_scale is 8192 -- it is 8192 in MaxText's code
+    must rope.type in ["default", "llama3"] -- MaxText's block has no other rotary embedding
+    """
+        + LLAMA3_LIMITS
+        + HEAD_DIM_SETTING
+        + DECODER_SETTINGS
     ),
 )

@@ -1,7 +1,17 @@
 """Mistral 7B and the dense models that share its layout."""
 
-from ckpttools.families.decoder import EMBEDDINGS, LLAMA_LAYERS, NEVER, ROTARY_BUFFERS, SIZES, TIED
+from ckpttools.families.decoder import (
+    EMBEDDINGS,
+    LLAMA_LAYERS,
+    LLAMA_SETTINGS,
+    NEVER,
+    NO_WINDOW,
+    ROTARY_BUFFERS,
+    SIZES,
+    TIED,
+)
 from ckpttools.families.family import Family
+from ckpttools.mapping.settings import setting_rules
 
 FAMILY = Family(
     name="mistral",
@@ -14,4 +24,11 @@ FAMILY = Family(
     derived={"pair": "head_dim // half"},
     flags={"tied": TIED, "interleaved": NEVER},
     dropped=ROTARY_BUFFERS,
+    settings=setting_rules(
+        """
+    decoder_block: "mistral"
+    """
+        + LLAMA_SETTINGS
+        + NO_WINDOW
+    ),
 )

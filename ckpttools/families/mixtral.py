@@ -1,8 +1,18 @@
 """Mixtral: every layer has experts; queries are scaled as in Mistral."""
 
-from ckpttools.families.decoder import EMBEDDINGS, NORMS, SCALED_ATTENTION, SIZES, TIED
+from ckpttools.families.decoder import (
+    EMBEDDINGS,
+    EXPERT_SETTINGS,
+    LLAMA_SETTINGS,
+    NO_WINDOW,
+    NORMS,
+    SCALED_ATTENTION,
+    SIZES,
+    TIED,
+)
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 EXPERTS = rows("""
     below MoeBlock_0 <-> block_sparse_moe
@@ -20,4 +30,12 @@ FAMILY = Family(
     layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *SCALED_ATTENTION, *EXPERTS)),),
     sizes={**SIZES, "expert": ("num_local_experts",)},
     flags={"tied": TIED},
+    settings=setting_rules(
+        """
+    decoder_block: "mixtral"
+    """
+        + EXPERT_SETTINGS
+        + LLAMA_SETTINGS
+        + NO_WINDOW
+    ),
 )

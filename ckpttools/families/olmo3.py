@@ -1,8 +1,9 @@
 """OLMo 2 and 3: norms after attention and MLP, cycles of four layers."""
 
-from ckpttools.families.decoder import EMBEDDINGS, MLP, SIZES, TIED
+from ckpttools.families.decoder import EMBEDDINGS, LLAMA_SETTINGS, MLP, SIZES, TIED
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 ATTENTION = rows("""
     below attention <-> self_attn
@@ -33,4 +34,15 @@ FAMILY = Family(
     constants={"position": 4},
     derived={"block": "layers / 4", "head_dim": "embed / heads"},
     flags={"tied": TIED},
+    settings=setting_rules(
+        """
+    model_name:                         "olmo3-7b"
+    decoder_block:                      "olmo3"
+    use_qk_norm:                        true
+    sliding_window_size:                config.sliding_window | config.max_position_embeddings
+    inhomogeneous_layer_cycle_interval: position
+    normalize_embedding_logits:         false
+    """
+        + LLAMA_SETTINGS
+    ),
 )

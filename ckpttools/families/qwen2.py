@@ -1,8 +1,18 @@
 """Qwen 2 and 2.5, dense: biases on query, key and value, no scale in the query."""
 
-from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, MLP, NORMS, SIZES, TIED
+from ckpttools.families.decoder import (
+    ATTENTION,
+    EMBEDDINGS,
+    LLAMA_SETTINGS,
+    MLP,
+    NO_SWITCHED_WINDOW,
+    NORMS,
+    SIZES,
+    TIED,
+)
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 BIASES = rows("""
     self_attention.query.bias: heads head_dim    <-> self_attn.q_proj.bias: (heads head_dim)
@@ -18,4 +28,13 @@ FAMILY = Family(
     layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *MLP, *ATTENTION, *BIASES)),),
     sizes=SIZES,
     flags={"tied": TIED},
+    settings=setting_rules(
+        """
+    decoder_block:              "qwen2"
+    attention_bias:             true
+    normalize_embedding_logits: false
+    """
+        + LLAMA_SETTINGS
+        + NO_SWITCHED_WINDOW
+    ),
 )

@@ -1,7 +1,18 @@
 """Qwen 3, dense: norms on query and key, no biases, no scale in the query."""
 
-from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, MLP, NORMS, SIZES, TIED
+from ckpttools.families.decoder import (
+    ATTENTION,
+    EMBEDDINGS,
+    HEAD_NORMS,
+    LLAMA_SETTINGS,
+    MLP,
+    NO_SWITCHED_WINDOW,
+    NORMS,
+    SIZES,
+    TIED,
+)
 from ckpttools.families.family import Family, decoder_layers
+from ckpttools.mapping.settings import setting_rules
 
 FAMILY = Family(
     name="qwen3",
@@ -11,4 +22,13 @@ FAMILY = Family(
     layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *MLP, *ATTENTION, *HEAD_NORMS)),),
     sizes=SIZES,
     flags={"tied": TIED},
+    settings=setting_rules(
+        """
+    decoder_block:              "qwen3"
+    use_qk_norm:                true
+    normalize_embedding_logits: false
+    """
+        + LLAMA_SETTINGS
+        + NO_SWITCHED_WINDOW
+    ),
 )

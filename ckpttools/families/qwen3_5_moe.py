@@ -3,12 +3,13 @@
 from ckpttools.families.decoder import EMBEDDINGS, TIED
 from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks, within
 from ckpttools.families.qwen3_next import FAMILY as QWEN3_NEXT
-from ckpttools.families.qwen3_next import FULL, LINEAR, NORMS, SHARED_EXPERT
+from ckpttools.families.qwen3_next import FULL, LINEAR, NORMS, SETTINGS, SHARED_EXPERT
 from ckpttools.families.qwen3_vl import HUB
 from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DERIVED, LAST_MERGER, PATCHES
 from ckpttools.families.qwen_tower import SIZES as TOWER_SIZES
 from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 # Hugging Face has all queries, all keys, then all values; MaxText, for one head of keys after the other, its
 # query, its key, and the values and gates (`z`) of the heads that share it.
@@ -66,4 +67,5 @@ FAMILY = Family(
     left_out=("mtp.*",),
     towers=("vision",),
     spellings=(HUB, Spelling(name="text")),
+    settings=setting_rules('decoder_block: "qwen3_5"' + SETTINGS),
 )

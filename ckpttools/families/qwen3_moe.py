@@ -1,8 +1,20 @@
 """Qwen 3 with experts in every layer."""
 
-from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, NORMS, SIZES, TIED
+from ckpttools.families.decoder import (
+    ATTENTION,
+    EMBEDDINGS,
+    EXPERT_SETTINGS,
+    EXPERTS_EVERYWHERE,
+    HEAD_NORMS,
+    LLAMA_SETTINGS,
+    NO_SWITCHED_WINDOW,
+    NORMS,
+    SIZES,
+    TIED,
+)
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 EXPERTS = rows("""
     below moe_block <-> mlp
@@ -25,4 +37,15 @@ FAMILY = Family(
         "expert": ("num_experts", "num_local_experts"),
     },
     flags={"tied": TIED},
+    settings=setting_rules(
+        """
+    decoder_block:  "qwen3_moe"
+    use_qk_norm:    true
+    norm_topk_prob: true
+    """
+        + EXPERT_SETTINGS
+        + EXPERTS_EVERYWHERE
+        + LLAMA_SETTINGS
+        + NO_SWITCHED_WINDOW
+    ),
 )

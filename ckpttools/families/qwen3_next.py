@@ -1,8 +1,16 @@
 """Qwen3-Next: cycles of three layers with linear attention and one with full attention, all with experts."""
 
-from ckpttools.families.decoder import EMBEDDINGS, SIZES, TIED
+from ckpttools.families.decoder import (
+    DECODER_SETTINGS,
+    EMBEDDINGS,
+    EXPERTS_EVERYWHERE,
+    HEAD_DIM_SETTING,
+    SIZES,
+    TIED,
+)
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 NORMS = rows("""
     input_layernorm.scale:          embed <-> input_layernorm.weight:          embed
@@ -47,6 +55,30 @@ FULL = rows("""
     key_norm.scale:   head_dim                   <-> k_norm.weight: head_dim
 """)
 
+SETTINGS = (
+    """
+    num_experts:                        expert
+    num_experts_per_tok:                config.num_experts_per_tok
+    base_moe_mlp_dim:                   mlp
+    shared_experts:                     1
+    norm_topk_prob:                     true
+    inhomogeneous_layer_cycle_interval: 4
+    gdn_conv_kernel_dim:                taps
+    gdn_key_head_dim:                   key_dim
+    gdn_value_head_dim:                 value_dim
+    gdn_num_key_heads:                  key_heads
+    gdn_num_value_heads:                value_heads
+    rope_type:                          "default"
+    rope_max_timescale:                 rope.theta | 10000
+    partial_rotary_factor:              rope.partial_rotary_factor | 0.25
+    must shared_mlp is mlp -- MaxText's shared expert is as wide as the others
+    must rope.type is "default" -- MaxText's block has no other rotary embedding
+    """
+    + EXPERTS_EVERYWHERE
+    + HEAD_DIM_SETTING
+    + DECODER_SETTINGS
+)
+
 FAMILY = Family(
     name="qwen3-next",
     model_types=("qwen3_next",),
@@ -82,4 +114,5 @@ FAMILY = Family(
     },
     flags={"tied": TIED},
     left_out=("mtp.*",),
+    settings=setting_rules('decoder_block: "qwen3_next"' + SETTINGS),
 )

@@ -132,4 +132,5 @@ FAMILY = Family(
         ),
         Spelling(model_types=("qwen3_omni_moe_thinker",), name="thinker"),
     ),
+    settings=QWEN3_MOE.settings,
 )

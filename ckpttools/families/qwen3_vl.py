@@ -36,4 +36,5 @@ FAMILY = Family(
     flags={"tied": TIED, "vision": VISION},
     towers=("vision",),
     spellings=(HUB,),
+    settings=QWEN3.settings,
 )

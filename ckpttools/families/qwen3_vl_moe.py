@@ -31,4 +31,5 @@ FAMILY = Family(
     flags={"tied": TIED, "vision": VISION},
     towers=("vision",),
     spellings=(HUB,),
+    settings=QWEN3_MOE.settings,
 )

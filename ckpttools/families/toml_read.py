@@ -31,6 +31,7 @@ from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import parse_op
 from ckpttools.mapping.row import Row, rows
 from ckpttools.mapping.row_text import ARROW
+from ckpttools.mapping.settings import SettingRules, setting_rules
 from ckpttools.mapping.sizes import Alternatives
 from ckpttools.mapping.values import ValueOp
 
@@ -76,6 +77,7 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
         "spellings": list_of(_spelling),
         "maxtext_vocab": _vocabularies,
         "hints": mapping(text),
+        "settings": _settings,
         "rows": partial(_rows, sets),
         "layers": list_of(partial(_layers, sets)),
         # Read before the others, which name them.
@@ -111,6 +113,12 @@ def _key(value: object, place: str) -> str:
     with placed(place):
         parse_key(template)
     return template
+
+
+def _settings(value: object, place: str) -> SettingRules:
+    lines = text(value, place)
+    with placed(place):
+        return setting_rules(lines)
 
 
 def _op(value: object, place: str) -> ValueOp:

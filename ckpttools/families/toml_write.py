@@ -12,9 +12,11 @@ from ckpttools.families.family import PLAIN, Family, FlagRule, Spelling
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row, rows_text
 from ckpttools.mapping.row import row as parse_row
+from ckpttools.mapping.settings import SettingRules
 
 Rows = tuple[Row, ...]
 _WIDTH = 100
+_QUOTES = "'''"
 
 
 def family_to_toml(family: Family) -> str:
@@ -37,6 +39,7 @@ def family_to_toml(family: Family) -> str:
             }
         ),
         *_rows("rows", family.rows),
+        *_settings(family.settings),
         *_table("sizes", family.sizes),
         *_table("derived", family.derived),
         *_table("constants", family.constants),
@@ -101,6 +104,15 @@ def _rows(name: str, rows: Rows) -> Iterator[str]:
             raise MappingError("this row has no text", got=text, hint="a name may have no blanks in it")
     lines = rows_text(rows, _WIDTH).split("\n") if rows else []
     yield "\n".join([f'{name} = """', *(_value(line)[1:-1] for line in lines), '"""'])
+
+
+def _settings(rules: SettingRules) -> Iterator[str]:
+    """A text with the rules as lines; as it is, since they are full of quotes."""
+    text = str(rules)
+    if _QUOTES in text:
+        raise MappingError("this text cannot stand in TOML as it is", got=_QUOTES)
+    if text:
+        yield f"settings = {_QUOTES}\n{text}\n{_QUOTES}"
 
 
 def _flag(table: str, name: str, rule: FlagRule) -> Iterator[str]:

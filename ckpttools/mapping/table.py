@@ -204,6 +204,19 @@ class Table:
         mapped = self._converted(settled, leave_out="ckpt select SRC DST --drop PATTERN first")
         return replace(mapped, cut=lengths, surplus=surplus)
 
+    def known_of(
+        self, arrays: Mapping[str, LazyArray], *, left: bool = False
+    ) -> tuple[Mapping[str, int], Mapping[str, bool]]:
+        """Lengths of axes and flags of the model that has these arrays, as far as they are known.
+
+        Args:
+            arrays: key -> array.
+            left: whether they are left ones.
+        """
+        settled = self._settled(arrays, () if left else (*self.dropped, *self._left_out()), inverse=left)
+        flags = {name: flag.value for name, flag in settled.flags.items() if flag.open_key is None}
+        return lengths_of(settled.sizes), flags
+
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Of right arrays, those that the left side has no place for."""
         patterns = self._left_out()

@@ -50,9 +50,9 @@ def settings_of(command: Command, environment: Mapping[str, str]) -> Settings:
     """
     notes: list[str] = []
     path = parse(command.file) if command.file else None
-    files = _files(path, notes) if path else []
+    files = files_of(path, notes) if path else []
     said = Layer(COMMAND_LINE, command.overrides)
-    model = _model([*files, said], path)
+    model = model_of([*files, said], path)
     contradictions = list(_said_twice(model, said, files))
     env = _environment(environment, [*files, model, said])
     contradictions += _said_in_environment(env, model, said)
@@ -76,8 +76,13 @@ def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _files(path: Place, notes: list[str]) -> list[Layer]:
-    """A file and those that it is based on, the deepest first."""
+def files_of(path: Place, notes: list[str]) -> list[Layer]:
+    """A file and those that it is based on, the deepest first.
+
+    Args:
+        path: of the file.
+        notes: how names were understood is added here.
+    """
     layers: list[Layer] = []
     place: Place | None = path
     while place is not None:
@@ -124,8 +129,13 @@ def _configs() -> Place | None:
     return next((each for each in found if each.is_dir()), None)
 
 
-def _model(layers: list[Layer], path: Place | None) -> Layer:
-    """What the model says, which stands above files and below what is said beside them."""
+def model_of(layers: list[Layer], path: Place | None) -> Layer:
+    """What the model says, which stands above files and below what is said beside them.
+
+    Args:
+        layers: what is said, weaker ones first.
+        path: of the configuration file, near which models are looked for.
+    """
     values: dict[str, Any] = {}
     for layer in layers:
         values = merged(values, layer.values)

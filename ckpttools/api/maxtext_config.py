@@ -1,0 +1,125 @@
+"""What MaxText must be told to run a checkpoint: one call, one report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Unpack
+
+from ckpttools.api.arguments import text_of
+from ckpttools.api.sources import Opening, Source, opened, read_options
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.json_file import read_json
+from ckpttools.maxtext.config.checking import contradictions
+from ckpttools.maxtext.config.report import Deviation, MaxTextConfig, ModelSetting, ordered
+from ckpttools.maxtext.config.seen import SeenModel, seen_in, seen_in_config
+from ckpttools.maxtext.config.telling import MODEL_NAME, deviations, fitting_model, settings_of, told
+from ckpttools.maxtext.layout import SCAN_LAYERS
+from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.stores.pace import requesting
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
+
+_JSON = ".json"
+_WEIGHTS = ".safetensors"
+_TIED = "logits_via_embedding"
+
+
+def maxtext_config(
+    source: Source,
+    *,
+    check: Sequence[Where] = (),
+    scan: bool | None = None,
+    like: Where | None = None,
+    family: Where | None = None,
+    maxtext: str = NEWEST,
+    requests: int | None = None,
+    **reading: Unpack[Opening],
+) -> MaxTextConfig:
+    """The settings with which MaxText runs a checkpoint as the model that it is; reads no array.
+
+        ckpttools.maxtext_config("models/Llama-3.1-8B").arguments()  # ("model_name=llama3.1-8b", …)
+        ckpttools.maxtext_config("maxtext/llama", check=["rope_type=default"]).contradictions
+
+    Args:
+        source: a Hugging Face model, its `config.json` alone, or a MaxText checkpoint that was converted.
+        check: settings of a run, as they are given to MaxText: a configuration file, then `NAME=VALUE`.
+        scan: how a Hugging Face model will be converted; None for stacked layers. A checkpoint says it.
+        like: the model that a checkpoint came from, or its `config.json`; None for what it carries.
+        family: name of the family whose rules are used, or a file that describes one.
+        maxtext: version of MaxText; the models of the newest are known.
+        requests: requests under way at once to stores behind a network; None for as many as suit them.
+        reading: how a path is opened, see `ckpttools.api.sources.Opening`.
+
+    Raises:
+        CheckpointError: nothing is there, or it cannot be read.
+        ConfigError: nothing says which model it is, or not all of it; or MaxText has no word for it.
+        UsageError: a word of `check` is no setting.
+    """
+    version = version_called(maxtext)
+    with requesting(requests):
+        model = _seen(source, text_of(like), text_of(family), read_options(reading))
+        values = settings_of(model.family, model.facts, model.place)
+        stored = {each.name: each for each in _stored(model, scan)}
+        found = fitting_model(values)
+        named = None if found in version.absent_models else found
+        every = {**values, **stored}
+        wrong = tuple(contradictions([str(each) for each in check], every)) if check else ()
+    base = values.get(MODEL_NAME)
+    return MaxTextConfig(
+        path=str(source.metadata.place if isinstance(source, Tree) else source),
+        family=model.family.name,
+        maxtext=version.name,
+        model_name=named or (base.value if base else None),
+        is_named=named is not None,
+        settings=ordered(every),
+        told=ordered({**told(values, named), **stored}),
+        deviations=(*deviations(model.family, model.facts), *_tied(every)),
+        notes=model.notes,
+        contradictions=wrong,
+    )
+
+
+def _seen(source: Source, like: str | None, family: str | None, read: ReadOptions) -> SeenModel:
+    if not isinstance(source, Tree):
+        alone = _config_alone(parse(source))
+        if alone is not None:
+            return seen_in_config(read_json(alone), str(alone), family)
+    return seen_in(opened(source, read), like, family)
+
+
+def _config_alone(place: Place) -> Place | None:
+    """The configuration of a model without weights; None where there are some."""
+    if place.name.endswith(_JSON):
+        return place
+    config = place / CONFIG
+    if not config.is_file() or any(entry.name.endswith(_WEIGHTS) for entry in place.entries()):
+        return None
+    return config
+
+
+def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:
+    """How the checkpoint is, or will be, stored.
+
+    Raises:
+        UsageError: it is there, and is to be otherwise; or MaxText cannot scan it.
+    """
+    if not model.stored:
+        is_scanned = not model.family.never_scanned if scan is None else scan
+        if is_scanned:
+            model.family.refuse_scanned(f"say {option('scan', False)}")
+        yield ModelSetting(SCAN_LAYERS, is_scanned, "as it is converted")
+        return
+    for each in model.stored:
+        if each.name == SCAN_LAYERS and scan not in (None, each.value):
+            raise UsageError("the layers of this checkpoint are stored otherwise", got=str(each))
+        yield each
+
+
+def _tied(values: dict[str, ModelSetting]) -> Iterator[Deviation]:
+    if _TIED in values and values[_TIED].value:
+        what = "the output head is the embedding"
+        yield Deviation(what, "MaxText rounds it to bfloat16 for logits, whatever dtype says")

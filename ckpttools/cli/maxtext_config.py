@@ -1,0 +1,136 @@
+"""`ckpt maxtext-config`: what MaxText must be told to run a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import join
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.models import family_option
+from ckpttools.cli.options import MODEL, json_option, requests_option, step_option
+from ckpttools.cli.output import labelled, print_json, say, show, width
+from ckpttools.core.text import printable
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
+from ckpttools.stores.place import Place
+
+if TYPE_CHECKING:
+    from ckpttools.maxtext.config.report import Contradiction, MaxTextConfig
+
+_CONTRADICTED = 1
+_COLUMN = 12
+_PROGRAMS = {"train": "maxtext.trainers.pre_train.train", "decode": "maxtext.inference.decode"}
+_ASKED = {"train": ("run_name=NAME", "base_output_directory=DIR"), "decode": ("run_name=NAME",)}
+
+
+@click.command("maxtext-config", short_help="What MaxText must be told to run a checkpoint.")
+@click.argument("path", type=MODEL, metavar="PATH")
+@click.argument("words", metavar="[CONFIG.yml] [NAME=VALUE]...", nargs=-1)
+@click.option(
+    "--check", is_flag=True, help="Report which of the settings that follow contradict the checkpoint."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("args", "yaml")),
+    default="args",
+    show_default=True,
+    help="NAME=VALUE, one on a line, or a configuration file.",
+)
+@click.option("--command", type=click.Choice(tuple(_PROGRAMS)), help="Print a whole command instead.")
+@click.option(
+    "--scan/--no-scan",
+    default=None,
+    help="How a Hugging Face model will be converted; a checkpoint says how it was.",
+)
+@click.option(
+    "--like",
+    type=MODEL,
+    metavar="HF_DIR|CONFIG",
+    help="The model that the checkpoint came from; by default what hf-to-maxtext carried along.",
+)
+@family_option
+@click.option(
+    "--maxtext",
+    type=click.Choice(list(VERSIONS)),
+    default=NEWEST,
+    show_default=True,
+    help="Version of MaxText: a release, or a commit of its main.",
+)
+@step_option
+@requests_option
+@json_option
+def maxtext_config(
+    path: Place,
+    words: tuple[str, ...],
+    check: bool,
+    form: str,
+    command: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Tell which settings of MaxText run a checkpoint as the model that it is.
+
+    PATH is a Hugging Face model, its config.json, or a MaxText checkpoint that `ckpt convert` made. One of
+    MaxText's own models is named where it is this one in all that decides what is computed; else every size
+    and switch is said. Settings go to stdout, and to stderr what MaxText computes otherwise, whatever its
+    settings.
+
+    Exit codes: 0 done; 1 a setting contradicts the checkpoint (--check).
+
+    \b
+    Example:
+      ckpt maxtext-config ~/maxtext/llama3.1-8b
+      ckpt maxtext-config ~/maxtext/llama3.1-8b --command train
+      ckpt maxtext-config ~/models/Llama-3.2-1B --check my.yml rope_type=default
+    """
+    from ckpttools.api.maxtext_config import maxtext_config as call
+
+    if bool(words) != check:
+        raise click.UsageError("--check goes with settings, after PATH: a configuration file, or NAME=VALUE.")
+    found = call(path, check=words, **options)
+    if as_json:
+        print_json(found)
+    elif check:
+        show(_checked(found))
+    else:
+        show(_settings(found, form, command))
+    if not as_json and (remarks := [*_remarks(found)]):
+        say(*remarks)
+    if found.contradictions:
+        click.get_current_context().exit(_CONTRADICTED)
+
+
+def _settings(found: MaxTextConfig, form: str, command: str | None) -> Iterator[str]:
+    if command is not None:
+        yield join(["python3", "-m", _PROGRAMS[command], *_ASKED[command], *found.arguments()])
+    elif form == "yaml":
+        yield found.yaml().rstrip("\n")
+    else:
+        yield from found.arguments()
+
+
+def _remarks(found: MaxTextConfig) -> Iterator[str]:
+    for each in found.deviations:
+        yield from _labelled("differs", f"{each.what}: {each.reason}")
+    for note in found.notes:
+        yield from _labelled("note", note)
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return labelled(label, printable(text), _COLUMN, width(), whole_words=True)
+
+
+def _checked(found: MaxTextConfig) -> Iterator[str]:
+    if not found.contradictions:
+        yield click.style("nothing contradicts the checkpoint", bold=True)
+    for each in found.contradictions:
+        yield from _contradiction(each)
+
+
+def _contradiction(found: Contradiction) -> Iterator[str]:
+    from ckpttools.maxtext.config.report import word
+
+    yield click.style(printable(f"{found.name}={word(found.said)}  ({found.said_in})"), bold=True, fg="red")
+    yield from _labelled("  wanted", f"{word(found.wanted)} ({found.source})")

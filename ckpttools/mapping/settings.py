@@ -1,0 +1,299 @@
+"""What a framework must be told of a model: lines of terms over its configuration, axes and flags.
+
+base_emb_dim:   embed                                 the length of an axis, or a sum over such
+head_dim:       head_dim | embed // heads             the first that is known
+rope_type:      "yarn", if rope.type is "yarn"        JSON; lines of one name stand in order
+mlp_activation: config.hidden_act as {"silu": "silu"} a field of the configuration, in other words
+must rope.factor is 8, if rope.type is "llama3" -- it is 8 in the code
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Protocol
+
+from ckpttools.core.errors import MappingError
+from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
+
+FIELDS = ("config", "rope")
+_FLAG, _MUST, _REASON = "flag.", "must ", " -- "
+Relation = Literal["is", "is not", "in", "not in"]
+_RELATIONS: Mapping[str, Relation] = {" is not ": "is not", " is ": "is", " not in ": "not in", " in ": "in"}
+_GOING_ON = ("| ", "-- ")
+_LONGEST = 100
+_OPENING, _CLOSING = "[{(", "]})"
+
+
+class Facts(Protocol):
+    """What is known of one model."""
+
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """Of axes."""
+
+    @property
+    def flags(self) -> Mapping[str, bool]:
+        """Yes and no."""
+
+    def field(self, name: str) -> Any:
+        """A field of the configuration, such as `config.rms_norm_eps`; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What a value is.
+
+    Attributes:
+        kind: "value" is there as it is, "field" in the configuration, "flag" is a yes or no, "formula" a sum
+            over lengths of axes.
+        value: of kind "value".
+        name: of the field or flag, or the formula.
+        words: value of the field as JSON -> what stands for it; None for the value itself.
+    """
+
+    kind: Literal["value", "field", "flag", "formula"]
+    value: Any = None
+    name: str = ""
+    words: Mapping[str, Any] | None = None
+
+    def of(self, facts: Facts) -> Any:
+        """The value for one model; None where nothing is known.
+
+        Raises:
+            KeyError: there are words, but none for this value.
+        """
+        if self.kind == "value":
+            return self.value
+        if self.kind == "flag":
+            return facts.flags.get(self.name, False)
+        if self.kind == "formula":
+            return _length(self.name, facts.lengths)
+        found = facts.field(self.name)
+        if self.words is None or found is None:
+            return found
+        return self.words[found if isinstance(found, str) else json.dumps(found)]
+
+    def __str__(self) -> str:
+        if self.kind == "value":
+            return json.dumps(self.value)
+        words = "" if self.words is None else f" as {json.dumps(self.words)}"
+        return f"{_FLAG if self.kind == 'flag' else ''}{self.name}{words}"
+
+
+_TRUE = Term("value", True)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Two terms and how they are to each other."""
+
+    left: Term
+    relation: Relation
+    right: Term
+
+    def holds(self, facts: Facts) -> bool:
+        """Whether it is so of one model."""
+        left, right = self.left.of(facts), self.right.of(facts)
+        if self.relation in ("in", "not in"):
+            return (left in right) == (self.relation == "in")
+        return bool(left == right) == (self.relation == "is")
+
+    def __str__(self) -> str:
+        if (self.relation, self.right) == ("is", _TRUE):
+            return str(self.left)
+        return f"{self.left} {self.relation} {self.right}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting, and what its value is.
+
+    Attributes:
+        name: of the setting.
+        terms: the first that is known is the value.
+        conditions: it is set where all of them hold.
+    """
+
+    name: str
+    terms: tuple[Term, ...]
+    conditions: tuple[Condition, ...] = ()
+
+    def applies(self, facts: Facts) -> bool:
+        """Whether it is set for one model."""
+        return all(each.holds(facts) for each in self.conditions)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {' | '.join(map(str, self.terms))}{_where(self.conditions)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What must be so of a model, because the framework can do nothing else.
+
+    Attributes:
+        wanted: what must be; of what the configuration does not say it is taken to be so.
+        conditions: where it must.
+        reason: what the framework does.
+    """
+
+    wanted: Condition
+    conditions: tuple[Condition, ...]
+    reason: str
+
+    def holds(self, facts: Facts) -> bool:
+        """Whether a model keeps it."""
+        if not all(each.holds(facts) for each in self.conditions):
+            return True
+        return self.wanted.left.of(facts) is None or self.wanted.holds(facts)
+
+    def __str__(self) -> str:
+        return f"{_MUST}{self.wanted}{_where(self.conditions)}{_REASON}{self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRules:
+    """All lines of a text."""
+
+    settings: tuple[Setting, ...] = ()
+    limits: tuple[Limit, ...] = ()
+
+    def chosen(self, facts: Facts) -> Mapping[str, Setting]:
+        """The settings that one model has: of each name the first that applies."""
+        found: dict[str, Setting] = {}
+        for each in self.settings:
+            if each.name not in found and each.applies(facts):
+                found[each.name] = each
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(map(_folded, map(str, (*self.settings, *self.limits))))
+
+
+def _where(conditions: Sequence[Condition]) -> str:
+    return f", if {' and '.join(map(str, conditions))}" if conditions else ""
+
+
+@cache
+def setting_rules(text: str) -> SettingRules:
+    """The rules of a text, one on a line, which goes on below with ` | ` or ` -- `; `# …` is a comment.
+
+    Raises:
+        MappingError: a line is none; says which.
+    """
+    lines = _whole_lines(text)
+    settings: list[Setting] = []
+    limits: list[Limit] = []
+    for line in lines:
+        if line.startswith(_MUST):
+            limits.append(_limit(line))
+        else:
+            settings.append(_setting(line))
+    return SettingRules(tuple(settings), tuple(limits))
+
+
+def _whole_lines(text: str) -> list[str]:
+    whole: list[str] = []
+    for line in filter(None, (line.partition("#")[0].strip() for line in text.splitlines())):
+        if whole and line.startswith(_GOING_ON):
+            whole[-1] += f" {line}"
+        else:
+            whole.append(line)
+    return whole
+
+
+def _folded(line: str) -> str:
+    """A line that goes on below itself where it is long."""
+    if len(line) <= _LONGEST:
+        return line
+    for word in (_REASON, " | "):
+        line = line.replace(word, f"\n    {word.lstrip()}")
+    return line
+
+
+def _setting(line: str) -> Setting:
+    name, colon, rest = line.partition(":")
+    if not colon or not name.replace("_", "").replace(".", "").isalnum():
+        raise _wrong(line, "NAME: TERM, such as `base_emb_dim: embed`")
+    said, conditions = _conditions(rest, line)
+    return Setting(name, tuple(_term(part, line) for part in _split(said, " | ")), conditions)
+
+
+def _limit(line: str) -> Limit:
+    said, dashes, reason = line.removeprefix(_MUST).partition(_REASON)
+    if not dashes:
+        raise _wrong(line, "must TERM is TERM -- REASON")
+    wanted, conditions = _conditions(said, line)
+    return Limit(_condition(wanted, line), conditions, reason.strip())
+
+
+def _conditions(text: str, line: str) -> tuple[str, tuple[Condition, ...]]:
+    said, *others = _split(text, ", if ")
+    return said, tuple(_condition(each, line) for other in others for each in _split(other, " and "))
+
+
+def _condition(text: str, line: str) -> Condition:
+    for word, relation in _RELATIONS.items():
+        sides = _split(text, word)
+        if len(sides) == 2:
+            return Condition(_term(sides[0], line), relation, _term(sides[1], line))
+    return Condition(_term(text, line), "is", _TRUE)
+
+
+def _term(text: str, line: str) -> Term:
+    text = text.strip()
+    if text.startswith(_FLAG):
+        return Term("flag", name=text.removeprefix(_FLAG))
+    if "." in text and text.split(".")[0] in FIELDS:
+        name, _, words = text.partition(" as ")
+        return Term("field", name=name.strip(), words=_json(words, line) if words else None)
+    try:
+        return Term("value", json.loads(text))
+    except ValueError:
+        pass
+    try:
+        axes_in(text)
+    except MappingError:
+        raise _wrong(line, f"JSON, a field ({', '.join(FIELDS)}), a flag or axes; not {text!r}") from None
+    return Term("formula", name=text)
+
+
+def _json(text: str, line: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise _wrong(line, f"JSON after `as`: {error}") from None
+
+
+def _wrong(line: str, wanted: str) -> MappingError:
+    return MappingError("not a rule for a setting", got=line, wanted=wanted)
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """The parts between separators that are neither in quotes nor in brackets."""
+    parts, start = [], 0
+    for at in _outside(text):
+        if at >= start and text.startswith(separator, at):
+            parts.append(text[start:at])
+            start = at + len(separator)
+    return [*parts, text[start:]]
+
+
+def _outside(text: str) -> Iterator[int]:
+    depth, quoted = 0, False
+    for at, letter in enumerate(text):
+        quoted ^= letter == '"'
+        depth += 0 if quoted else (letter in _OPENING) - (letter in _CLOSING)
+        if not quoted and depth == 0:
+            yield at
+
+
+def _length(formula: str, lengths: Mapping[str, int]) -> int | None:
+    if not axes_in(formula) <= lengths.keys():
+        return None
+    try:
+        return value(formula, lengths)
+    except DoesNotDivideError:
+        return None

@@ -1,0 +1,1 @@
+"""MaxText's settings for a model, from its `config.json` and its arrays; and the way back."""

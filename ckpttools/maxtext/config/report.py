@@ -1,0 +1,147 @@
+"""MaxText's settings for a model, as frozen reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# What is said first, in this order; then all others.
+_STORED = ("scan_layers", "param_scan_axis", "load_parameters_path")
+_SIZES = (
+    "decoder_block",
+    "base_emb_dim",
+    "base_num_decoder_layers",
+    "base_num_query_heads",
+    "base_num_kv_heads",
+    "head_dim",
+    "base_mlp_dim",
+    "vocab_size",
+)
+_FIRST = ("model_name", "override_model_config", *_STORED)
+
+
+@dataclass(frozen=True)
+class ModelSetting:
+    """A setting.
+
+    Attributes:
+        name: MaxText's.
+        value: as JSON has it.
+        source: where it was said.
+    """
+
+    name: str
+    value: Any
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={word(self.value)}"
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """What MaxText computes otherwise, whatever its settings.
+
+    Attributes:
+        what: the model's field and value.
+        reason: what MaxText does instead.
+    """
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A setting that is not the checkpoint's.
+
+    Attributes:
+        name: of the setting.
+        said: its value.
+        said_in: who says it.
+        wanted: the checkpoint's.
+        source: who says that.
+    """
+
+    name: str
+    said: Any
+    said_in: str
+    wanted: Any
+    source: str
+
+
+@dataclass(frozen=True, repr=False)
+class MaxTextConfig:
+    """What MaxText must be told to run a checkpoint.
+
+    Attributes:
+        path: of the checkpoint.
+        family: name of its family.
+        maxtext: version of MaxText.
+        model_name: of MaxText's own model that is this one in all that decides what it computes, or of the
+            one whose code this model needs; None where neither is.
+        is_named: whether it is the former, so that its name says all.
+        settings: all settings that describe the model, in order.
+        told: those that MaxText needs to be given.
+        deviations: what MaxText computes otherwise, whatever its settings.
+        notes: what else there is to know.
+        contradictions: of the settings that were to be checked.
+    """
+
+    path: str
+    family: str
+    maxtext: str
+    model_name: str | None
+    is_named: bool
+    settings: tuple[ModelSetting, ...]
+    told: tuple[ModelSetting, ...]
+    deviations: tuple[Deviation, ...] = ()
+    notes: tuple[str, ...] = ()
+    contradictions: tuple[Contradiction, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<MaxTextConfig of {self.path}: {' '.join(self.arguments())}>"
+
+    def as_mapping(self) -> Mapping[str, Any]:
+        """Name of a setting -> value, of those that MaxText needs to be given."""
+        return {each.name: each.value for each in self.told}
+
+    def arguments(self) -> tuple[str, ...]:
+        """`NAME=VALUE`, as MaxText's command line takes them."""
+        return tuple(map(str, self.told))
+
+    def yaml(self) -> str:
+        """The content of a file that MaxText takes in place of its `base.yml`, on which it is based.
+
+        Where the model needs the code of one of MaxText's own, by its name, it is that model's own file.
+        """
+        given = self.as_mapping()
+        name = given.get("model_name")
+        if self.is_named or name is None:
+            head = ["base_config: base.yml"]
+            return "\n".join([*head, *_lines(given)]) + "\n"
+        # MaxText lets the file of a model overrule the others, but for what its command line says.
+        stored = [f"{key}={word(given[key])}" for key in _STORED if key in given]
+        head = [
+            f"# Save this as models/{name}.yml beside your configuration file: MaxText then takes it for its",
+            f"# own model of this name. Then: {' '.join([f'model_name={name}', *stored])}",
+        ]
+        model = {key: value for key, value in given.items() if key not in _FIRST}
+        return "\n".join([*head, *_lines(model)]) + "\n"
+
+
+def word(value: Any) -> str:
+    """A value on MaxText's command line."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _lines(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+
+
+def ordered(settings: Mapping[str, ModelSetting]) -> tuple[ModelSetting, ...]:
+    """Settings in the order in which they are said."""
+    first = [name for name in (*_FIRST, *_SIZES) if name in settings]
+    return tuple(settings[name] for name in (*first, *sorted(settings.keys() - set(first))))

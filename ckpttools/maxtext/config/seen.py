@@ -1,0 +1,112 @@
+"""One model as it is seen in a checkpoint: configuration, family, sizes, and how its layers are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.families.family import Family
+from ckpttools.mapping.sizes import lengths_of
+from ckpttools.maxtext import tying
+from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.report import ModelSetting
+from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
+from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
+from ckpttools.maxtext.model_config import absent_towers
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.view import MaxTextView, view_of
+
+PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
+_VOCAB = "vocab"
+
+
+@dataclass(frozen=True)
+class SeenModel:
+    """One model.
+
+    Attributes:
+        family: whose rows it has.
+        facts: what is known of it.
+        place: where its configuration lies, for messages.
+        stored: settings that say how the checkpoint is stored; none where it is not MaxText's.
+        notes: what there is to know of it.
+    """
+
+    family: Family
+    facts: ModelFacts
+    place: str
+    stored: tuple[ModelSetting, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def seen_in_config(config: Mapping[str, Any], place: str, family: str | None) -> SeenModel:
+    """The model of a configuration alone.
+
+    Raises:
+        ConfigError: it does not say which, or no family is of its type.
+        CheckpointError: the user's file describes no family.
+    """
+    found = family_for(config, ModelOptions(family=family), place)
+    table = found.table(config, place)
+    flags = {name: flag.value for name, flag in table.flags.items()}
+    return SeenModel(found, ModelFacts(config, lengths_of(table.sizes), flags), place)
+
+
+def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
+    """The model of a checkpoint, of either side.
+
+    Args:
+        tree: the checkpoint.
+        like: directory of the model it came from, or a `config.json`; None for what it carries.
+        family: name of the family, or a file with one; None as the configuration says.
+
+    Raises:
+        ConfigError: nothing says which model it is.
+    """
+    view = view_of(tree)
+    if view.is_maxtext:
+        return _of_maxtext(tree, view, ModelFiles.of(tree, like), family)
+    config = required(tree.metadata.config, tree.metadata.place)
+    arrays = {dotted(path): array for path, array in tree.arrays.items()}
+    found = family_for(config, ModelOptions(family=family), tree.metadata.place)
+    table = found.table(config, CONFIG, spelling=found.spelling_of(arrays))
+    lengths, flags = table.known_of(arrays)
+    return SeenModel(found, ModelFacts(config, lengths, flags), CONFIG)
+
+
+def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | None) -> SeenModel:
+    config = required(files.config, tree.metadata.place)
+    options = ModelOptions(family, files.rope_layout)
+    found = family_for(config, options, tree.metadata.place)
+    arrays = view.named
+    tied = tying.tied_flags("keep", tying.left_head(found), arrays)
+    flags = {**rope_flags(found, options), **tied}
+    table = found.table(config, CONFIG, scan_axis=view.scan_axis, overrides=flags)
+    lengths, seen = table.known_of(arrays, left=True)
+    # As many rows as are stored, with those that fill up.
+    rows = {_VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
+    facts = ModelFacts(config, {**lengths, **rows}, seen)
+    model = SeenModel(found, facts, CONFIG, tuple(_stored(tree, view)))
+    return replace(model, notes=tuple(_notes(view, config, arrays)))
+
+
+def _stored(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
+    source = "the arrays"
+    yield ModelSetting(SCAN_LAYERS, view.is_stacked, source)
+    if view.scan_axis not in (None, SCAN_AXIS):
+        yield ModelSetting(PARAM_SCAN_AXIS, view.scan_axis, source)
+    if view.optimizer is None and tree.metadata.place:
+        yield ModelSetting(LOAD_PARAMETERS, tree.metadata.place, "where it lies")
+
+
+def _notes(view: MaxTextView, config: Mapping[str, Any], names: Collection[str]) -> Iterator[str]:
+    if view.optimizer is not None:
+        yield (
+            "this is a training checkpoint: it goes on by base_output_directory and run_name, and "
+            "`ckpt strip-optimizer` makes what load_parameters_path takes"
+        )
+    towers = absent_towers(config, names)
+    if towers:
+        yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"

@@ -1,0 +1,132 @@
+"""The settings of a model: by its family's rules, then by the name of a model of MaxText's if one fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckpttools.core.errors import ConfigError
+from ckpttools.families.family import Family
+from ckpttools.mapping.settings import Limit, Setting, SettingRules, Term
+from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.models import defaults, models
+from ckpttools.maxtext.config.report import Deviation, ModelSetting
+from ckpttools.maxtext.loading.settings import DEFAULTS
+
+MODEL_NAME, OVERRIDE = "model_name", "override_model_config"
+# Read by no rotary embedding but YaRN's.
+_OF_YARN = frozenset(
+    (
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "rope_factor",
+        "rope_truncate",
+        "rope_interleave",
+        "rope_attention_scaling",
+    )
+)
+Values = Mapping[str, ModelSetting]
+
+
+def rules_of(family: Family) -> SettingRules:
+    """The family's rules.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if not family.settings.settings:
+        raise ConfigError(
+            f"what MaxText must be told of family {family.name} is not known",
+            hint="its rules go into the family, as `settings`: docs/add-a-family.md",
+        )
+    return family.settings
+
+
+def settings_of(family: Family, facts: ModelFacts, place: str) -> Values:
+    """All settings that describe a model, by name.
+
+    Raises:
+        ConfigError: the configuration does not say one of them, or says what MaxText has no word for.
+    """
+    chosen = rules_of(family).chosen(facts)
+    return {name: _setting(rule, facts, place) for name, rule in chosen.items()}
+
+
+def _setting(rule: Setting, facts: ModelFacts, place: str) -> ModelSetting:
+    for term in rule.terms:
+        try:
+            value = term.of(facts)
+        except KeyError as error:
+            raise ConfigError(
+                f"MaxText has no {rule.name} for this model",
+                place=place,
+                got=f"{_plain(term)} {json.dumps(facts.field(term.name))}",
+                wanted="one of " + ", ".join(term.words or ()),
+            ) from error
+        if value is not None:
+            return ModelSetting(rule.name, _whole(value), _source(term, place))
+    raise ConfigError(
+        f"nothing says {rule.name}",
+        place=place,
+        wanted=" or ".join(map(_plain, rule.terms)),
+        hint="complete the config.json",
+    )
+
+
+def _plain(term: Term) -> str:
+    """What a term is called in a configuration."""
+    return term.name.removeprefix("config.") or json.dumps(term.value)
+
+
+def _source(term: Term, place: str) -> str:
+    return "family" if term.kind == "value" else f"{place}: {_plain(term)}"
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def deviations(family: Family, facts: ModelFacts) -> Iterator[Deviation]:
+    """What MaxText computes otherwise."""
+    for limit in rules_of(family).limits:
+        if not limit.holds(facts):
+            yield _deviation(limit, facts)
+
+
+def _deviation(limit: Limit, facts: ModelFacts) -> Deviation:
+    term = limit.wanted.left
+    return Deviation(f"{_plain(term)} is {json.dumps(_whole(term.of(facts)))}", limit.reason)
+
+
+def fitting_model(values: Values) -> str | None:
+    """The shortest name of a model of MaxText's that is this one; None where none is."""
+    own = defaults()
+    wanted = {name: each.value for name, each in values.items() if name != MODEL_NAME}
+    fitting = [name for name, said in models().items() if _fits(wanted, {**own, **said}, own)]
+    return min(fitting, key=lambda name: (len(name), name), default=None)
+
+
+def _fits(wanted: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    idle = _OF_YARN if wanted.get("rope_type") != "yarn" else frozenset()
+    if wanted.get("attention_type") == "mla":
+        idle |= {"head_dim"}
+    names = {name for name, value in model.items() if value != own.get(name)} | wanted.keys()
+    return all(wanted.get(name, own.get(name)) == model.get(name) for name in names - idle)
+
+
+def told(values: Values, named: str | None) -> dict[str, ModelSetting]:
+    """What MaxText needs to be given.
+
+    Args:
+        values: all that describe the model.
+        named: name of MaxText's own model that is this one.
+    """
+    if named is not None:
+        return {MODEL_NAME: ModelSetting(MODEL_NAME, named, "MaxText's own model")}
+    if MODEL_NAME not in values:
+        return dict(values)
+    override = ModelSetting(OVERRIDE, not DEFAULTS[OVERRIDE], "sizes of another model of this code")
+    return {MODEL_NAME: values[MODEL_NAME], OVERRIDE: override, **values}

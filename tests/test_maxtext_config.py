@@ -1,0 +1,319 @@
+"""`ckpt maxtext-config`: what MaxText must be told, by configurations of the hub and of the golden data."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import ckpt, succeed
+from support.places import DOCS, GOLDEN
+
+import ckpttools
+from ckpttools.core.errors import ConfigError, MappingError, UsageError
+from ckpttools.families.registry import families
+from ckpttools.mapping.settings import setting_rules
+from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.models import models
+from ckpttools.maxtext.config.telling import fitting_model, settings_of
+from ckpttools.maxtext.loading.command import load_yaml, parsed
+
+# Of the hub, what of them decides.
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+QWEN3_8B = {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+}
+GPT_OSS_20B = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "max_position_embeddings": 131072,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+}
+NAMED = {
+    "llama3-8b": LLAMA_8B,
+    "llama3.1-8b": {**LLAMA_8B, "rope_scaling": LLAMA3_ROPE},
+    "qwen3-8b": QWEN3_8B,
+    "gpt-oss-20b": GPT_OSS_20B,
+}
+CASES = sorted(each.parent.parent.name for each in GOLDEN.glob("*/hf/config.json"))
+
+
+def written(directory, config):
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def given_to(source, **options):
+    return dict(ckpttools.maxtext_config(source, **options).as_mapping())
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", NAMED)
+    def test_a_model_of_maxtexts_is_named(self, tmp_path, name):
+        found = ckpttools.maxtext_config(written(tmp_path / "m", NAMED[name]))
+        assert (found.model_name, found.is_named) == (name, True)
+        assert found.arguments() == (f"model_name={name}", "scan_layers=true")
+
+    @pytest.mark.parametrize("name", NAMED)
+    @given(data=st.data())
+    def test_one_that_differs_anywhere_is_not(self, tmp_path_factory, name, data):
+        numbers = [key for key, value in NAMED[name].items() if type(value) in (int, float)]
+        key = data.draw(st.sampled_from(sorted(set(numbers) - {"head_dim", "num_key_value_heads"})))
+        config = {**NAMED[name], key: NAMED[name][key] * 2}
+        found = ckpttools.maxtext_config(written(tmp_path_factory.mktemp("m"), config))
+        assert not found.is_named
+        assert found.as_mapping()["decoder_block"] == {"l": "llama2", "q": "qwen3", "g": "gpt_oss"}[name[0]]
+
+    def test_rows_that_fill_up_are_counted_where_they_are(self, tmp_path):
+        succeed("convert", "hf-to-maxtext", GOLDEN / "gemma2" / "hf", tmp_path / "m", "--pad-vocab", 260)
+        assert given_to(GOLDEN / "gemma2" / "hf")["vocab_size"] == 256
+        assert given_to(tmp_path / "m")["vocab_size"] == 260
+
+    def test_names_of_another_version_are_not_given(self, tmp_path):
+        place = written(tmp_path / "m", LLAMA_8B)
+        assert given_to(place, maxtext="e591f30")["model_name"] == "llama3-8b"
+
+
+class TestSettings:
+    @pytest.mark.parametrize("case", CASES)
+    def test_a_checkpoint_says_what_its_model_says(self, tmp_path, case):
+        hf = GOLDEN / case / "hf"
+        for scan in (True, False):
+            way = "--scan" if scan else "--no-scan"
+            succeed("convert", "hf-to-maxtext", hf, tmp_path / way, way)
+            found = given_to(tmp_path / way)
+            assert found.pop("load_parameters_path") == str(tmp_path / way / "0" / "items")
+            assert found == given_to(hf, scan=scan)
+            assert found["scan_layers"] is scan
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_what_is_printed_is_read_as_it_was(self, case):
+        found = ckpttools.maxtext_config(GOLDEN / case / "hf")
+        assert parsed(found.arguments()).overrides == found.as_mapping()
+        content = load_yaml(found.yaml())
+        kept = {key: value for key, value in found.as_mapping().items() if key in content}
+        assert kept == {key: value for key, value in content.items() if key != "base_config"}
+        assert yaml.safe_load(found.yaml()).keys() == content.keys()
+
+    def test_a_model_whose_code_goes_by_its_name_is_named_and_overridden(self):
+        found = given_to(GOLDEN / "gemma3" / "hf")
+        assert (found["model_name"], found["override_model_config"]) == ("gemma3-4b", True)
+        assert (found["local_rope_max_timescale"], found["rope_max_timescale"]) == (10_000, 1_000_000)
+
+    def test_the_older_way_of_saying_rope(self, tmp_path):
+        config = json.loads((GOLDEN / "gemma3" / "hf" / "config.json").read_text())
+        text = config["text_config"]
+        del text["rope_parameters"]
+        text |= {
+            "rope_theta": 2e6,
+            "rope_local_base_freq": 2e4,
+            "rope_scaling": {"factor": 8.0, "type": "linear"},
+        }
+        found = given_to(written(tmp_path / "m", config))
+        wanted = {
+            "rope_max_timescale": 2_000_000,
+            "local_rope_max_timescale": 20_000,
+            "rope_linear_scaling_factor": 8,
+        }
+        assert found.items() >= wanted.items()
+
+    def test_a_scan_axis_of_its_own_is_said(self, tmp_path):
+        succeed("convert", "hf-to-maxtext", GOLDEN / "qwen3" / "hf", tmp_path / "m", "--scan-axis", 0)
+        assert given_to(tmp_path / "m")["param_scan_axis"] == 0
+        with pytest.raises(UsageError, match="stored otherwise"):
+            ckpttools.maxtext_config(tmp_path / "m", scan=False)
+
+    def test_what_nothing_says_is_refused(self, tmp_path):
+        config = {key: value for key, value in LLAMA_8B.items() if key != "rms_norm_eps"}
+        with pytest.raises(ConfigError, match="nothing says normalization_layer_epsilon"):
+            ckpttools.maxtext_config(written(tmp_path / "m", config))
+        with pytest.raises(ConfigError, match="MaxText has no mlp_activations") as caught:
+            ckpttools.maxtext_config(written(tmp_path / "m", {**LLAMA_8B, "hidden_act": "relu2"}))
+        assert caught.value.got == 'hidden_act "relu2"'
+
+
+class TestDeviations:
+    def test_the_factor_of_llama_3_2(self):
+        found = ckpttools.maxtext_config(GOLDEN / "llama3.2-tied" / "hf").deviations
+        assert [each.what for each in found] == ["rope.factor is 32", "the output head is the embedding"]
+        assert ckpttools.maxtext_config(GOLDEN / "llama3.1" / "hf").deviations == ()
+
+    @pytest.mark.parametrize(
+        ("field", "value"), [("sliding_window", 4096), ("rope_scaling", {"type": "dynamic"})]
+    )
+    def test_what_mistral_cannot(self, tmp_path, field, value):
+        config = {**LLAMA_8B, "model_type": "mistral", field: value}
+        (found,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
+        assert "MaxText" in found.reason
+
+
+class TestCheck:
+    def test_what_contradicts(self, tmp_path):
+        hf = GOLDEN / "llama3.1" / "hf"
+        found = ckpttools.maxtext_config(hf, check=["rope_type=default", "base_emb_dim=64"]).contradictions
+        assert [(each.name, each.said, each.wanted) for each in found] == [
+            ("rope_type", "default", "llama3.1")
+        ]
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_what_is_told_contradicts_nothing(self, tmp_path, case):
+        hf = GOLDEN / case / "hf"
+        told = ckpttools.maxtext_config(hf)
+        assert ckpttools.maxtext_config(hf, check=told.arguments()).contradictions == ()
+        if "override_model_config" not in told.as_mapping():
+            file = tmp_path / "mine.yml"
+            file.write_text(told.yaml())
+            assert ckpttools.maxtext_config(hf, check=[file]).contradictions == ()
+
+    @given(data=st.data())
+    def test_any_other_value_contradicts(self, data):
+        hf = GOLDEN / "mixtral-8x7b" / "hf"
+        told = ckpttools.maxtext_config(hf).as_mapping()
+        name = data.draw(st.sampled_from([name for name, value in told.items() if type(value) is int]))
+        value = data.draw(st.integers(0, 10**6).filter(lambda value: value != told[name]))
+        found = ckpttools.maxtext_config(hf, check=[f"{name}={value}"]).contradictions
+        assert [each.name for each in found] == [name]
+
+    def test_a_file_stands_for_what_it_does_not_say(self, tmp_path):
+        file = tmp_path / "mine.yml"
+        file.write_text("base_config: base.yml\nmodel_name: llama3.1-8b\n")
+        hf = written(tmp_path / "m", {**LLAMA_8B, "rope_scaling": LLAMA3_ROPE})
+        assert ckpttools.maxtext_config(hf, check=[file]).contradictions == ()
+        done = ckpt("maxtext-config", hf, "--check", file, "param_scan_axis=0", "model_name=llama3-8b")
+        assert done.exit_code == 1
+        assert "rope_type=default" in done.output
+
+
+class TestCommandLine:
+    def test_settings_alone_go_to_stdout(self):
+        hf = GOLDEN / "llama3.2-tied" / "hf"
+        done = subprocess.run(
+            [sys.executable, "-m", "ckpttools", "maxtext-config", hf],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert tuple(done.stdout.split()) == ckpttools.maxtext_config(hf).arguments()
+        assert "32" in done.stderr
+
+    def test_a_whole_command(self):
+        done = succeed("maxtext-config", GOLDEN / "qwen3" / "hf", "--command", "train")
+        assert done.output.startswith("python3 -m maxtext.trainers.pre_train.train run_name=NAME")
+
+    def test_settings_without_check(self):
+        assert ckpt("maxtext-config", GOLDEN / "qwen3" / "hf", "rope_type=default").exit_code == 2
+        assert ckpt("maxtext-config", GOLDEN / "qwen3" / "hf", "--check").exit_code == 2
+
+    def test_json(self):
+        found = json.loads(succeed("maxtext-config", GOLDEN / "qwen3" / "hf", "--json").output)
+        assert {each["name"]: each["value"] for each in found["told"]} == given_to(GOLDEN / "qwen3" / "hf")
+
+
+class TestRules:
+    @pytest.mark.parametrize("name", families())
+    def test_rules_are_their_text(self, name):
+        rules = families()[name].settings
+        assert setting_rules(str(rules)) == rules
+
+    @pytest.mark.parametrize("line", ["x", "x: ]", "x: config.y as {", "must x is 1", "x: y z", "a b: 1"])
+    def test_what_is_no_rule(self, line):
+        with pytest.raises(MappingError, match="not a rule for a setting") as caught:
+            setting_rules(line)
+        assert caught.value.got == line
+
+    def test_separators_in_quotes_separate_nothing(self):
+        (rule,) = setting_rules('x: config.y as {"a | b": ", if ", "c": 1}').settings
+        facts = [ModelFacts({"y": value}) for value in ("a | b", "c")]
+        assert [rule.terms[0].of(each) for each in facts] == [", if ", 1]
+
+    def test_the_first_that_applies(self):
+        rules = setting_rules('x: 1, if config.y is "a"\nx: config.z | 2')
+        values = [settings_of_text(rules, config) for config in ({"y": "a"}, {"y": "b"}, {"y": "b", "z": 3})]
+        assert values == [1, 2, 3]
+
+
+def settings_of_text(rules, config):
+    facts = ModelFacts(config)
+    found = (term.of(facts) for term in rules.chosen(facts)["x"].terms)
+    return next(value for value in found if value is not None)
+
+
+def test_the_table_is_of_models_whose_sizes_are_known():
+    assert models()["qwen3-8b"].items() >= {"base_emb_dim": 4096, "use_qk_norm": True}.items()
+
+
+def test_the_table_says_of_a_named_model_what_its_family_says():
+    family = families()["qwen3"]
+    lengths = family.table(QWEN3_8B, "config.json").sizes
+    facts = ModelFacts(QWEN3_8B, {axis: size.length for axis, size in lengths.items()})
+    assert fitting_model(settings_of(family, facts, "config.json")) == "qwen3-8b"
+
+
+def test_the_page_is_executed(tmp_path, monkeypatch):
+    shutil.copytree(GOLDEN / "llama3.1" / "hf", tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "maxtext-config.md").read_text()
+    for line in re.findall(r"^\$ (ckpt .*)$", page, re.MULTILINE):
+        assert ckpt(*shlex.split(line)[1:]).exit_code == ("--check" in line), line
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile(example, "maxtext-config.md", "exec"), {})
