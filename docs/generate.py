@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 from oracle_table import oracle_page
+from proofs import proofs
 from reference import reference_page
 
 from ckpttools.cli.main import main
@@ -51,12 +52,13 @@ def families_page() -> str:
     head = ("family", "models", "model_type", "directions", "scanned", "way back")
     rows = [head, ("---",) * len(head), *(cells(summary(each)) for each in families().values())]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{FAMILIES}\n{table}\n"
+    return f"{FAMILIES}\n{table}\n\n{proofs()}\n"
 
 
 def cells(family: FamilySummary) -> tuple[str, ...]:
     """One row of the table."""
     groups = [f"`{group.scanned}` {', '.join(group.stacked)}".rstrip() for group in family.layers]
+    groups = [f"never: {family.never_scanned}"] if family.never_scanned else groups
     values = [f"{_rows(each)}: {each.reason}".replace("*", r"\*") for each in family.values]
     return (
         family.name,

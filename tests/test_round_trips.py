@@ -11,7 +11,6 @@ from support.trees import model
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, UsageError
-from ckpttools.families.registry import families
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
@@ -222,6 +221,7 @@ CONFIGS = {
     "olmo3": olmo3(),
     "llama4": llama4(),
 }
+NEVER_SCANNED = ("gemma4-small",)
 EVERY_FAMILY = pytest.mark.parametrize("family", CONFIGS)
 
 
@@ -245,12 +245,12 @@ def assert_equal(made: Tree, wanted: Tree) -> None:
 @given(data=st.data(), seed=st.integers(0, 99), scan=st.sampled_from((None, 0, 1)))
 def test_every_bit_comes_back(family, data, seed, scan):
     tree = model(data.draw(CONFIGS[family]), seed)
-    scan = None if families()[family].never_scanned else scan
+    scan = None if family in NEVER_SCANNED else scan
     made = round_trip(tree, scan=False) if scan is None else round_trip(tree, scan_axis=scan)
     assert_equal(made, tree)
 
 
-@pytest.mark.parametrize("family", [name for name in CONFIGS if not families()[name].never_scanned])
+@pytest.mark.parametrize("family", [name for name in CONFIGS if name not in NEVER_SCANNED])
 @settings(max_examples=8)
 @given(data=st.data())
 def test_stacked_layers_are_the_single_ones_side_by_side(family, data):

@@ -66,7 +66,8 @@ def _family_lines(family: FamilySummary) -> Iterator[str]:
     yield click.style(printable(family.name), bold=True)
     yield from _entry("models", ", ".join(family.models))
     yield from _entry("model_type", ", ".join(family.model_types))
-    yield from _entry("scanned", ", ".join(group.scanned for group in family.layers))
+    never = f"never: {family.never_scanned}" if family.never_scanned else ""
+    yield from _entry("scanned", never or ", ".join(group.scanned for group in family.layers))
     for value in family.values:
         rows = value.rows[0] if len(value.rows) == 1 else plural(len(value.rows), "row")
         yield from _entry("exact" if value.exact else "inexact", f"{rows}: {value.reason}")
@@ -126,7 +127,8 @@ def _groups(family: Family) -> Iterator[str]:
     yield from (line for row in family.rows for line in _row(row))
     for group in family.layers:
         yield ""
-        yield from _entry("scanned", f"{group.scanned} [{' '.join(group.stacked)}]")
+        if not family.never_scanned:
+            yield from _entry("scanned", f"{group.scanned} [{' '.join(group.stacked)}]")
         yield from _entry("unscanned", group.left)
         yield from _entry("hub", group.right)
         for word, flags in (("when", group.when), ("unless", group.unless)):

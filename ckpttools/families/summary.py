@@ -52,6 +52,7 @@ class FamilySummary:
         name, model_types, models: as in `Family`.
         directions: commands that convert such models.
         layers: groups of layers; each may be scanned on axis 0 or 1, or unscanned.
+        never_scanned: as in `Family`.
         values: what changes values; where there is nothing, every bit comes back.
     """
 
@@ -61,6 +62,7 @@ class FamilySummary:
     directions: tuple[str, ...]
     layers: tuple[GroupSummary, ...]
     values: tuple[ValueSummary, ...]
+    never_scanned: str
 
     def __repr__(self) -> str:
         return f"<FamilySummary {self.name}: {', '.join(self.model_types)}>"
@@ -69,7 +71,8 @@ class FamilySummary:
 def summary(family: Family) -> FamilySummary:
     """The family in short."""
     groups = tuple(GroupSummary(each.right, each.left, each.scanned, each.stacked) for each in family.layers)
-    return FamilySummary(family.name, family.model_types, family.models, DIRECTIONS, groups, _values(family))
+    said = family.name, family.model_types, family.models
+    return FamilySummary(*said, DIRECTIONS, groups, _values(family), family.never_scanned)
 
 
 def _values(family: Family) -> tuple[ValueSummary, ...]:
