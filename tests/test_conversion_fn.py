@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.golden_data import FAMILIES, MULTIMODAL, SCAN_NAMES, described, golden_arrays
+from support.golden_data import FAMILIES, GOLDEN_VERSION, MULTIMODAL, SCAN_NAMES, described, golden_arrays
 from support.places import GOLDEN
 
 import ckpttools
@@ -30,7 +30,7 @@ def flat(nested, path=()):
 @pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_what_maxtext_converts(family, scan):
-    options = ToMaxText(scan=scan, text_only=family in MULTIMODAL)
+    options = ToMaxText(scan=scan, text_only=family in MULTIMODAL, maxtext=GOLDEN_VERSION)
     convert = ckpttools.family_conversion_fn(GOLDEN / family / "hf", options)
     made = {path: described(np.asarray(array)) for path, array in flat(convert(weights(family)))}
     wanted = golden_arrays(family, scan)

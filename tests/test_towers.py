@@ -15,7 +15,7 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree, spelled
-from ckpttools.core.errors import ConfigError, CoverageError
+from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.to_hf import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText
@@ -136,3 +136,15 @@ def test_each_tower_of_several_is_there_or_not(tmp_path):
     with pytest.raises(ConfigError, match="no array is there") as error:
         plan_to_huggingface(tmp_path / "out")
     assert "thinker_config.audio_config" in str(error.value.got)
+
+
+@pytest.mark.parametrize("model", ["qwen3-vl", "qwen3-vl-moe", "qwen3-omni"])
+def test_layers_that_take_what_a_tower_sees_are_not_scanned(tmp_path, model):
+    """MaxText refuses such a model; its text part alone may be scanned."""
+    source = GOLDEN_0_2_5 / model / "hf"
+    with pytest.raises(UsageError, match="does not scan the layers") as error:
+        plan_to_maxtext(source)
+    assert "scan=False" in str(error.value.hint) and "text_only=True" in str(error.value.hint)
+    (said, *_) = to_maxtext(source, tmp_path / "out", text_only=True)
+    # There is no text model of this kind in transformers.
+    assert "takes them from the model:" in said

@@ -157,6 +157,7 @@ class Family:
         maxtext_vocab: vocabulary of released models -> rows that MaxText's own configuration has.
         hints: pattern of Hugging Face keys -> what to do where a file has such.
         never_scanned: why MaxText cannot scan the layers; empty where it can.
+        unscanned_with_towers: why it scans those of the text model alone; empty where towers do not matter.
         others: families that models of these types are of where a rule is met, by name.
         settings: what MaxText must be told of a model.
     """
@@ -178,18 +179,18 @@ class Family:
     hints: Mapping[str, str] = field(default_factory=dict)
     settings: SettingRules = field(default_factory=SettingRules)
     never_scanned: str = ""
+    unscanned_with_towers: str = ""
     others: Mapping[str, FlagRule] = field(default_factory=dict)
 
-    def refuse_scanned(self, hint: str) -> None:
+    def refuse_scanned(self, hint: str, *, has_towers: bool = False) -> None:
         """Refuses a layout that MaxText does not have.
 
         Raises:
-            UsageError: no model of this family can be scanned; with the hint.
+            UsageError: no model of this family can be scanned, or none with towers; with the hint.
         """
-        if self.never_scanned:
-            raise UsageError(
-                f"MaxText does not scan the layers of family {self.name}: {self.never_scanned}", hint=hint
-            )
+        why = self.never_scanned or (self.unscanned_with_towers if has_towers else "")
+        if why:
+            raise UsageError(f"MaxText does not scan the layers of family {self.name}: {why}", hint=hint)
 
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""

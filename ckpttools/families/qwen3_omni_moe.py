@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckpttools.families.decoder import TIED
 from ckpttools.families.family import Family, FlagRule, Spelling, tower_blocks, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
-from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DEEP_SIZES, DERIVED, PATCHES
+from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED, PATCHES
 from ckpttools.families.tower import AUDIO, VISION
 from ckpttools.mapping.row import rows
 
@@ -120,6 +120,7 @@ FAMILY = Family(
         "audio": AUDIO,
     },
     towers=("vision", "audio"),
+    unscanned_with_towers=DEEPSTACK,
     left_out=("talker.*", "code2wav.*"),
     spellings=(
         Spelling(

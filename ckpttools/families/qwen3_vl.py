@@ -8,6 +8,7 @@ from ckpttools.families.qwen_tower import (
     CONSTANTS,
     DEEP_MERGER,
     DEEP_SIZES,
+    DEEPSTACK,
     DERIVED,
     LAST_MERGER,
     PATCHES,
@@ -35,6 +36,7 @@ FAMILY = Family(
     derived=DERIVED,
     flags={"tied": TIED, "vision": VISION},
     towers=("vision",),
+    unscanned_with_towers=DEEPSTACK,
     spellings=(HUB,),
     settings=QWEN3.settings,
 )

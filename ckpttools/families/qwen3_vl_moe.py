@@ -4,7 +4,7 @@ from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, NORMS,
 from ckpttools.families.family import Family, decoder_layers, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.families.qwen3_vl import HUB, TOWER
-from ckpttools.families.qwen_tower import CONSTANTS, DEEP_SIZES, DERIVED
+from ckpttools.families.qwen_tower import CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED
 from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
 
@@ -30,6 +30,7 @@ FAMILY = Family(
     derived=DERIVED,
     flags={"tied": TIED, "vision": VISION},
     towers=("vision",),
+    unscanned_with_towers=DEEPSTACK,
     spellings=(HUB,),
     settings=QWEN3_MOE.settings,
 )

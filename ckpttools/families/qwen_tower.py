@@ -50,6 +50,8 @@ DEEP_MERGER = (
     *MERGE,
 )
 
+DEEPSTACK = "its first layers take what the tower's inner blocks see"
+
 SIZES = {
     "vision_layer": ("depth",),
     "vision_embed": ("hidden_size",),

@@ -71,6 +71,7 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
         "flags": mapping(_flag),
         "others": mapping(_flag),
         "never_scanned": text,
+        "unscanned_with_towers": text,
         "dropped": list_of(text),
         "left_out": list_of(_key),
         "towers": list_of(text),

@@ -35,6 +35,7 @@ def family_to_toml(family: Family) -> str:
                 "dropped": family.dropped,
                 "left_out": family.left_out,
                 "never_scanned": family.never_scanned,
+                "unscanned_with_towers": family.unscanned_with_towers,
                 "towers": family.towers,
             }
         ),

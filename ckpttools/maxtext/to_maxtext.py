@@ -125,8 +125,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     if options.scan:
         state = as_variables(state, version_called(options.maxtext))
     towers = [name for tower in family.towers for name in _arrays_of(family, tower, homeless)]
+    way = _way_back(family, options)
     lost = () if carried else [key for key in homeless if key not in towers]
-    remarks = (*_stale(says_quantized(config)), *_lost(lost), *_without(towers, options))
+    remarks = (*_stale(says_quantized(config)), *_lost(lost), *_without(towers, way))
     notes = _notes(family, mapped, options, carried) + Notes(remarks=remarks)
     return MaxTextState(state, carried, spelling.name, notes)
 
@@ -142,9 +143,6 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
     place = tree.metadata.place
     config = required(tree.metadata.config, place)
     family = family_in(_family(tree, config, options.model), version_called(options.maxtext))
-    if options.scan:
-        apart = option("scan", False)
-        family.refuse_scanned(f"{apart} keeps them apart, and MaxText runs them with scan_layers=false")
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
     tied = tying.tied_flags(options.model.tied, head.head if head else None, arrays)
@@ -157,7 +155,17 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
         without=family.towers if options.text_only else tuple(_dropped_towers(family, arrays, options.drop)),
     )
     _require_towers(family, table, arrays, place)
+    if options.scan:
+        _refuse_scanned(family, table)
     return family, replace(table, place=place, padded=_padded(table, options.pad_vocab))
+
+
+def _refuse_scanned(family: Family, table: Table) -> None:
+    """Refuses layers that MaxText does not scan; errors as `Family.refuse_scanned`."""
+    has_towers = any(table.flags[tower].value for tower in family.towers)
+    alone = "" if family.never_scanned else f"; {option('text_only', True)} leaves the towers out"
+    hint = f"{option('scan', False)} keeps them apart, and MaxText runs them with scan_layers=false{alone}"
+    family.refuse_scanned(hint, has_towers=has_towers)
 
 
 def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray], place: str) -> None:
@@ -238,14 +246,20 @@ def _lost(names: Collection[str]) -> Iterator[str]:
         yield f"MaxText has no place for {array_count(names)}; with --carry the way back has them again"
 
 
-def _without(towers: Collection[str], options: ToMaxText) -> Iterator[str]:
+def _way_back(family: Family, options: ToMaxText) -> str:
+    """What becomes of towers that are not converted."""
+    if options.carry:
+        return "are carried along, for the way back"
+    model = "which takes them from the model"
+    if any(each.name == "text" for each in family.spellings):
+        model += f", or writes the text model alone ({option('names', 'text')})"
+    return f"are left out, also for the way back, {model}"
+
+
+def _without(towers: Collection[str], way: str) -> Iterator[str]:
     """What to say of towers that are left out."""
     if towers:
-        said, alone = option("text_only", True), option("names", "text")
-        way = "are carried along, for the way back"
-        if not options.carry:
-            way = f"are left out, so that the way back writes the text model alone ({alone})"
-        yield f"as {said} says, the towers {way}: {array_count(towers)}"
+        yield f"as {option('text_only', True)} says, the towers {way}: {array_count(towers)}"
 
 
 def _told_to_maxtext(rows: int) -> str:
