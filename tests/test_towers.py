@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
+from support.command_line import ckpt
 from support.golden_data import all_described, arrays_by_tensorstore
 from support.places import GOLDEN, GOLDEN_0_2_5
 
@@ -148,3 +149,12 @@ def test_layers_that_take_what_a_tower_sees_are_not_scanned(tmp_path, model):
     (said, *_) = to_maxtext(source, tmp_path / "out", text_only=True)
     # There is no text model of this kind in transformers.
     assert "takes them from the model:" in said
+
+
+def test_the_command_line_names_the_options_that_it_has(tmp_path):
+    done = ckpt("convert", "hf-to-maxtext", GEMMA3, tmp_path / "out", "--text-only", "--no-progress")
+    assert done.exit_code == 0 and "--text-only" in done.stderr
+    refused = ckpt("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "hf", "--no-progress")
+    assert refused.exit_code == 3 and "--names text" in refused.stderr
+    written = ckpt("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "hf", "--names", "text")
+    assert written.exit_code == 0, written.output

@@ -8,12 +8,17 @@ A message is worded when it is made, as a translation would be.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# Switches of which one side has a name of its own.
-_FLAGS = {("zarr3", False): "--zarr2", ("reference", False): "--copy", ("per_layer", False): "--whole"}
+# Switches of which one side has a name of its own, and a value that another command's option has.
+_FLAGS: Mapping[tuple[str, object], str] = {
+    ("zarr3", False): "--zarr2",
+    ("reference", False): "--copy",
+    ("per_layer", False): "--whole",
+    ("names", "text"): "--names text",
+}
 # Arguments whose flags have names that Python keeps for itself.
 _NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
 _PLACES = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"}
@@ -84,6 +89,8 @@ def _argument(name: str, value: object) -> str:
 def flag(name: str, value: object = None) -> str:
     """An option as the command line takes it, whoever asks."""
     plain = f"--{_NAMES.get(name, name).replace('_', '-')}"
+    if (name, value) in _FLAGS:
+        return _FLAGS[name, value]
     if isinstance(value, bool):
-        return plain if value else _FLAGS.get((name, value), f"--no-{plain[2:]}")
+        return plain if value else f"--no-{plain[2:]}"
     return plain if value is None else f"{plain} {value}"
