@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -261,6 +263,60 @@ def begun_again():
     """As another process begins, which knows nothing."""
     plain.STORE._looked.clear()
     plain.STORE._directories.clear()
+
+
+class TestFaultsOfBlocks:
+    """Short reads share blocks, so that what goes wrong with one request concerns many of them."""
+
+    CONTENT = random.Random(1).randbytes(5 * blocks.SIZE + 4321)
+
+    def reads(self, file):
+        """Many short reads, across the ends of blocks too, by many threads at once."""
+        chosen = random.Random(2)
+        starts = [chosen.randrange(len(self.CONTENT) - 900) for _ in range(200)]
+        starts += [n * blocks.SIZE - 450 for n in range(1, 6)]
+        with ThreadPoolExecutor(8) as pool:
+            return [(at, pool.submit(file.read, at, 900)) for at in starts]
+
+    def opened(self, server, where):
+        place = placed("data.safetensors", where, server)
+        server.files[f"{'hub/org/llama' if where == 'hf' else 'llama'}/data.safetensors"] = self.CONTENT
+        file = place.open()
+        file.store.client = Client(SHORT)
+        return file
+
+    @BOTH
+    @pytest.mark.parametrize(
+        "act",
+        [status(503), cut(1000), cut(0), stall(0.5), stall(0.5, 1000)],
+        ids=["503", "cut", "cut at once", "stalls", "stalls in between"],
+    )
+    def test_what_goes_away_is_waited_for_by_all(self, server, where, act):
+        file = self.opened(server, where)
+        server.fault("GET .*data.safetensors", act, 2)
+        assert all(done.result() == self.CONTENT[at : at + 900] for at, done in self.reads(file))
+        assert all(fault.times == 0 for fault in server.faults)
+
+    @BOTH
+    def test_what_does_not_go_away_ends_for_all(self, server, where):
+        file = self.opened(server, where)
+        server.fault("GET .*data.safetensors", cut(0), 10_000)
+        assert all(isinstance(done.exception(), StorageError) for _, done in self.reads(file))
+        server.faults.clear()
+        assert file.read(3, 900) == self.CONTENT[3:903], "and nobody waits for it for ever"
+
+    def test_a_file_that_changes_in_between_is_read_as_it_was_or_refused(self, server):
+        file = self.opened(server, "http")
+        assert file.read(0, 900) == self.CONTENT[:900]
+        server.files["llama/data.safetensors"] = self.CONTENT[::-1]
+        done = [(at, each.exception(), each) for at, each in self.reads(file)]
+        assert any(isinstance(error, SourceChangedError) for _, error, _ in done)
+        assert all(
+            isinstance(error, SourceChangedError) or each.result() == self.CONTENT[at : at + 900]
+            for at, error, each in done
+        )
+        with pytest.raises(SourceChangedError):
+            file.check_unchanged()
 
 
 @pytest.mark.usefixtures("no_blocks")
