@@ -42,7 +42,7 @@ def proofs() -> str:
 
 def _line(family: Family) -> tuple[str, ...]:
     cells = [_cell(family, version, layers) for version in GOLDEN for layers in LAYERS]
-    left_out = ", ".join(f"`{each}`" for each in family.left_out)
+    left_out = ", ".join(f"`{each}`" for each in family.homeless)
     return (family.name, *cells, _back(family), ", ".join(family.towers), left_out)
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt
 from support.golden_data import all_described, arrays_by_tensorstore
 from support.places import GOLDEN, GOLDEN_0_2_5
@@ -158,3 +158,70 @@ def test_the_command_line_names_the_options_that_it_has(tmp_path):
     assert refused.exit_code == 3 and "--names text" in refused.stderr
     written = ckpt("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "hf", "--names", "text")
     assert written.exit_code == 0, written.output
+
+
+TALKER = ("talker.model.norm.weight", "code2wav.pre_transformer.norm.weight")
+
+
+def speaking(place: Path, *names: str, says: object = True) -> Path:
+    """The golden Omni with arrays of what speaks, and a configuration that says that it does, or nothing."""
+    shutil.copytree(OMNI, place)
+    arrays = load_file(OMNI / "model.safetensors")
+    anyone = arrays["thinker.model.norm.weight"]
+    save_file({**arrays, **dict.fromkeys(names, anyone)}, place / "model.safetensors")
+    config = json.loads((place / "config.json").read_bytes())
+    config.pop("enable_audio_output")
+    config |= {} if says is None else {"enable_audio_output": says}
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def test_what_speaks_is_not_lost_unasked(tmp_path):
+    source = speaking(tmp_path / "hf", *TALKER)
+    with pytest.raises(CoverageError, match="which would be lost") as error:
+        plan_to_maxtext(source, ToMaxText(scan=False))
+    assert error.value.got == (
+        f"talker: 1 array, such as {TALKER[0]}, code2wav: 1 array, such as {TALKER[1]}"
+    )
+    assert 'drop="talker.*"' in str(error.value.hint) and 'drop="code2wav.*"' in str(error.value.hint)
+    with pytest.raises(CoverageError, match="which would be lost") as error:
+        plan_to_maxtext(source, ToMaxText(scan=False, drop=("talker.*",)))
+    assert "talker" not in str(error.value.got)
+
+
+def test_what_speaks_comes_back_where_it_was_carried(tmp_path):
+    source = speaking(tmp_path / "hf", *TALKER)
+    to_maxtext(source, tmp_path / "out", scan=False, carry=True)
+    assert back(tmp_path / "out", tmp_path / "back") == all_described(load_file(source / "model.safetensors"))
+    assert (tmp_path / "back" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("says", [True, None])
+def test_a_model_without_what_speaks_promises_no_speech(tmp_path, says):
+    source = speaking(tmp_path / "hf", *TALKER, says=says)
+    to_maxtext(source, tmp_path / "out", scan=False, carry=True, drop=("talker.*", "code2wav.*"))
+    conversion = plan_to_huggingface(tmp_path / "out", ToHuggingFace(), RESOURCES)
+    assert any("enable_audio_output is false" in said for said in conversion.plan.remarks)
+    conversion.run(tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "config.json").read_bytes())["enable_audio_output"] is False
+    whole = back(tmp_path / "out", tmp_path / "whole", like=source, carry=True)
+    assert set(TALKER) <= whole.keys()
+
+
+def test_half_of_what_speaks_is_refused_on_the_way_back(tmp_path):
+    source = speaking(tmp_path / "hf", *TALKER)
+    to_maxtext(source, tmp_path / "out", scan=False, carry=True, drop=("code2wav.*",))
+    with pytest.raises(ConfigError, match="some are there and others are not") as error:
+        plan_to_huggingface(tmp_path / "out")
+    assert error.value.got == "talker, without code2wav"
+
+
+def test_a_head_that_no_gemma_asks_is_promised_only_where_it_is(tmp_path):
+    source = GOLDEN / "gemma3" / "hf"
+    (said,) = to_maxtext(source, tmp_path / "out", exact=True)
+    assert said.startswith("MaxText has no place for")
+    back(tmp_path / "out", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
+    assert config["vision_config"]["vision_use_head"] is False
+    whole = back(tmp_path / "out", tmp_path / "whole", like=source, carry=True)
+    assert whole == all_described(load_file(source / "model.safetensors"))

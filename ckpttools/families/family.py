@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.core.errors import UsageError
@@ -45,6 +46,26 @@ class FlagRule:
                 there = value in self.equals if self.equals else bool(value)
                 return Flag(there, f"{place}: {name} is {json.dumps(value)}", remedy)
         return Flag(self.default, f"{place}: no {self.field[0]}" if self.field else "", remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a model that MaxText has no place for, with weights that somebody trained.
+
+    Attributes:
+        keys: patterns of its Hugging Face keys, as files have them.
+        promise: configuration fields of which the first that is stated says whether a model has it; the first
+            of all is what a configuration without it sets to false. Empty where none does.
+        idle: whether no model of the family asks it, so that it may be left out unasked.
+    """
+
+    keys: tuple[str, ...]
+    promise: tuple[str, ...] = ()
+    idle: bool = False
+
+    def of(self, names: Iterable[str]) -> list[str]:
+        """Of names, those of this part."""
+        return [name for name in names if any(fnmatchcase(name, key) for key in self.keys)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +172,7 @@ class Family:
         dropped: patterns of Hugging Face keys that hold nothing a model needs.
         left_out: templates of Hugging Face keys as files have them, or patterns, for which MaxText has
             no place.
+        parts: parts of a model for which it has none, either, by name.
         towers: flags whose rows are a part beside the text model, such as "vision": a checkpoint of MaxText's
             may have it or not.
         spellings: how files write the rows' Hugging Face keys; the first is written where none is asked for.
@@ -173,6 +195,7 @@ class Family:
     flags: Mapping[str, FlagRule] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    parts: Mapping[str, Part] = field(default_factory=dict)
     towers: tuple[str, ...] = ()
     spellings: tuple[Spelling, ...] = (PLAIN,)
     maxtext_vocab: Mapping[int, int] = field(default_factory=dict)
@@ -233,7 +256,7 @@ class Family:
             flags={**flags, **(overrides or {}), **absent},
             derived=self.derived,
             dropped=self.dropped,
-            left_out=(*map(parse_key, self.left_out), *self.tower_patterns(without)),
+            left_out=(*map(parse_key, self.homeless), *self.tower_patterns(without)),
             place=place,
             is_configured=config is not None,
             remedies=self.hints,
@@ -269,6 +292,11 @@ class Family:
     def _modules(self, towers: Collection[str]) -> set[str]:
         """What the towers' names begin with."""
         return {_module(str(row.left.key)) for row in _rows_of(towers, self.all_rows(None))}
+
+    @property
+    def homeless(self) -> tuple[str, ...]:
+        """Templates and patterns of all Hugging Face keys for which MaxText has no place."""
+        return (*self.left_out, *(key for part in self.parts.values() for key in part.keys))
 
     @property
     def text_layers(self) -> tuple[Layers, ...]:

@@ -1,7 +1,7 @@
 """Gemma 3: cycles of six layers, what remains, and the vision tower of multimodal models."""
 
 from ckpttools.families.decoder import ATTENTION, DECODER_SETTINGS, MLP
-from ckpttools.families.family import Family, Spelling, decoder_layers, tower_blocks
+from ckpttools.families.family import Family, Part, Spelling, decoder_layers, tower_blocks
 from ckpttools.families.gemma import (
     FINAL_NORM,
     HEAD,
@@ -75,6 +75,18 @@ WITHIN = {
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
 
+# A head over what the tower sees, which no Gemma asks.
+POOLING = Part(
+    (
+        "vision_tower.head.*",
+        "vision_tower.vision_model.head.*",
+        "model.vision_tower.head.*",
+        "model.vision_tower.vision_model.head.*",
+    ),
+    ("vision_config.vision_use_head", "vision_config"),
+    idle=True,
+)
+
 FAMILY = Family(
     name="gemma3",
     model_types=("gemma3", "gemma3_text"),
@@ -95,13 +107,7 @@ FAMILY = Family(
     constants={"position": 6, "one": 1, "norm": 2},
     derived={**HEAD_DIM, "block": "layers // 6", "rest": "layers % 6", "cycled": "6 * block"},
     flags={"tied": TIED_BY_DEFAULT, "vision": VISION},
-    # A pooling head, which no Gemma asks.
-    left_out=(
-        "vision_tower.head.*",
-        "vision_tower.vision_model.head.*",
-        "model.vision_tower.head.*",
-        "model.vision_tower.vision_model.head.*",
-    ),
+    parts={"pooling": POOLING},
     towers=("vision",),
     spellings=(
         Spelling({**MODEL_IN_MODEL, **NESTED}),

@@ -1,7 +1,7 @@
 """Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice; a tower."""
 
 from ckpttools.families.decoder import ATTENTION, DECODER_SETTINGS, HEAD_NORMS
-from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks
+from ckpttools.families.family import Family, FlagRule, Part, Spelling, decoder_layers, tower_blocks
 from ckpttools.families.gemma import HEAD, INTERNAL, NESTED, SETTINGS, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.families.tower import VISION, VISION_SIZES
 from ckpttools.mapping.row import row, rows
@@ -146,12 +146,9 @@ FAMILY = Family(
         "vision": VISION,
         "standardized": FlagRule(("vision_config.standardize",)),
     },
-    left_out=(
-        "model.audio_tower.*",
-        "model.embed_audio.*",
-        "audio_tower.*",
-        "embed_audio.*",
-    ),
+    parts={
+        "audio": Part(("model.audio_tower.*", "model.embed_audio.*", "audio_tower.*", "embed_audio.*")),
+    },
     towers=("vision",),
     spellings=(
         Spelling({**WITHIN, **INTERNAL}, name="transformers"),

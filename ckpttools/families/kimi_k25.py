@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckpttools.families.decoder import TIED
 from ckpttools.families.deepseek import CORRECTED
 from ckpttools.families.deepseek import FAMILY as DEEPSEEK
-from ckpttools.families.family import FlagRule, Spelling, within
+from ckpttools.families.family import FlagRule, Part, Spelling, within
 
 FAMILY = replace(
     DEEPSEEK,
@@ -19,6 +19,7 @@ FAMILY = replace(
         "indexer": FlagRule(("text_config.index_n_heads",)),
         "score_correction": FlagRule(("text_config.topk_method", "text_config.model_type"), CORRECTED),
     },
-    left_out=("vision_tower.*", "mm_projector.*", "language_model.model.layers.{prediction+#layers}.*"),
+    left_out=("language_model.model.layers.{prediction+#layers}.*",),
+    parts={"vision": Part(("vision_tower.*", "mm_projector.*"))},
     spellings=(Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}),),
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ckpttools.families.decoder import TIED
-from ckpttools.families.family import Family, FlagRule, Spelling, tower_blocks, within
+from ckpttools.families.family import Family, FlagRule, Part, Spelling, tower_blocks, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED, PATCHES
 from ckpttools.families.tower import AUDIO, VISION
@@ -96,6 +96,8 @@ AUDIO_SIZES = {
 TEXT_PARTS = ("thinker_config.text_config.", "text_config.")
 VISION_PARTS = ("thinker_config.vision_config.", "vision_config.")
 AUDIO_PARTS = ("thinker_config.audio_config.", "audio_config.")
+# A model that says nothing of it speaks.
+SPEECH = ("enable_audio_output", "talker_config")
 
 FAMILY = Family(
     name="qwen3-omni",
@@ -121,7 +123,7 @@ FAMILY = Family(
     },
     towers=("vision", "audio"),
     unscanned_with_towers=DEEPSTACK,
-    left_out=("talker.*", "code2wav.*"),
+    parts={"talker": Part(("talker.*",), SPEECH), "code2wav": Part(("code2wav.*",), SPEECH)},
     spellings=(
         Spelling(
             {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ckpttools.core.errors import FormatError, MappingError, did_you_mean
-from ckpttools.families.family import Family, FlagRule, Spelling
+from ckpttools.families.family import Family, FlagRule, Part, Spelling
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.documents import (
@@ -74,6 +74,7 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
         "unscanned_with_towers": text,
         "dropped": list_of(text),
         "left_out": list_of(_key),
+        "parts": mapping(_part),
         "towers": list_of(text),
         "spellings": list_of(_spelling),
         "maxtext_vocab": _vocabularies,
@@ -84,6 +85,11 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
         # Read before the others, which name them.
         "sets": lambda *_: sets,
     }
+
+
+def _part(value: object, place: str) -> Part:
+    readers: Mapping[str, Reader] = {"keys": list_of(_key), "promise": text_or_texts, "idle": truth}
+    return Part(**fields(readers, required=("keys",))(value, place))
 
 
 def _alternatives(value: object, place: str) -> Alternatives:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import count, groupby
 
 from ckpttools.core.errors import MappingError
-from ckpttools.families.family import PLAIN, Family, FlagRule, Spelling
+from ckpttools.families.family import PLAIN, Family, FlagRule, Part, Spelling
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row, rows_text
 from ckpttools.mapping.row import row as parse_row
@@ -44,8 +44,9 @@ def family_to_toml(family: Family) -> str:
         *_table("sizes", family.sizes),
         *_table("derived", family.derived),
         *_table("constants", family.constants),
-        *(line for name, rule in family.flags.items() for line in _flag("flags", name, rule)),
-        *(line for name, rule in family.others.items() for line in _flag("others", name, rule)),
+        *(line for name, rule in family.flags.items() for line in _fields("flags", name, rule)),
+        *(line for name, part in family.parts.items() for line in _fields("parts", name, part)),
+        *(line for name, rule in family.others.items() for line in _fields("others", name, rule)),
         *_table("maxtext_vocab", {str(rows): wanted for rows, wanted in family.maxtext_vocab.items()}),
         *_table("hints", family.hints),
         *(line for each in family.spellings for line in _spelling(each) if family.spellings != (PLAIN,)),
@@ -116,7 +117,7 @@ def _settings(rules: SettingRules) -> Iterator[str]:
         yield f"settings = {_QUOTES}\n{text}\n{_QUOTES}"
 
 
-def _flag(table: str, name: str, rule: FlagRule) -> Iterator[str]:
+def _fields(table: str, name: str, rule: FlagRule | Part) -> Iterator[str]:
     yield from ("", f"[{table}.{_key(name)}]")
     yield from _entries({each.name: getattr(rule, each.name) for each in fields(rule)})
 

@@ -105,6 +105,7 @@ class Definition:
             name: getattr(family, name) for name in ("model_types", "models", "dropped", "left_out", "towers")
         }
         tuples |= {f"sizes[{axis!r}]": names for axis, names in family.sizes.items()}
+        tuples |= {f"parts[{name!r}].keys": part.keys for name, part in family.parts.items()}
         tuples |= {f"flags[{name!r}].field": rule.field for name, rule in family.flags.items()}
         tuples |= {f"layers[{k}].stacked": group.stacked for k, group in enumerate(family.layers)}
         for place, each in tuples.items():
@@ -172,7 +173,7 @@ class Definition:
                 yield FamilyFinding("formula", axis, f"{formula!r} follows from {axis} itself")
         for axis in sorted(family.constants.keys() & family.sizes.keys()):
             yield FamilyFinding("size", axis, "both the configuration and a constant say its length")
-        for text in family.left_out:
+        for text in family.homeless:
             for name in sorted(parse_key(text).needs - self.axes):
                 yield FamilyFinding("axis", text, f"nothing has an axis {name}{near(name, self.axes)}")
 

@@ -110,7 +110,7 @@ def family_keys(family: Family, view: MaxTextView) -> Iterator[FamilyKeys]:
         return
     groups = _row_groups(family, scan_axis)
     # A pattern with a number in it ignores some layers only; a configuration tells which.
-    ignored = tuple(each for each in (*family.dropped, *family.left_out) if "{" not in each)
+    ignored = tuple(each for each in (*family.dropped, *family.homeless) if "{" not in each)
     for spelling in family.spellings:
         keys = ([(spelling.key(a.right.key), b) for a, b in rows] for rows in groups)
         yield FamilyKeys(family, tuple(map(RowGroup.of, keys)), ignored)

@@ -32,6 +32,7 @@ from ckpttools.maxtext.model_config import (
     true_config,
 )
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.parts import promising_less
 from ckpttools.maxtext.view import view_of
 from ckpttools.maxtext.vocabulary import WAYS, Surplus
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
@@ -187,7 +188,7 @@ def _config(
     made: Mapping[str, LazyArray],
     tied: bool | None,
 ) -> TrueConfig | None:
-    """The configuration of what is written; None where there is none."""
+    """The configuration of what is written, None where there is none; errors as `promising_less`."""
     if files.config is None:
         return None
     rule = bound.family.flags.get(tying.FLAG)
@@ -198,7 +199,7 @@ def _config(
         text or files.config, made, tied, tied_by_default=by_default, vocab=size.length if size else None
     )
     if text is None:
-        return config
+        return promising_less(bound.family, config, made, files.place)
     return replace(config, changes=("it is that of the text model alone", *config.changes))
 
 

@@ -22,6 +22,7 @@ from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
+from ckpttools.maxtext.parts import refuse_lost
 from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.maxtext.variables import as_variables
 from ckpttools.maxtext.versions import NEWEST, version_called
@@ -96,7 +97,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
 
     Raises:
         ConfigError: there is no configuration, or it is not one.
-        CoverageError: the arrays do not match it.
+        CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
         FormatError: weights are quantised.
     """
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
@@ -113,7 +114,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         drop = (*drop, head.head)
     mapped = table.to_left(arrays, drop, exact=options.exact)
     refuse_unmappable(mapped.arrays, config, place)
-    homeless = table.left_out_of(arrays)
+    homeless = {key: array for key, array in table.left_out_of(arrays).items() if not _is_in(key, drop)}
+    if not (options.carry or options.text_only):
+        refuse_lost(family, homeless, place)
     carried = homeless if options.carry else {}
     made = {
         key: cast(array, options.dtype) if options.dtype else array for key, array in mapped.arrays.items()
@@ -196,8 +199,12 @@ def _dropped_towers(family: Family, arrays: Mapping[str, LazyArray], drop: Seque
     """The towers that are left out by the names of all of their arrays."""
     for tower in family.towers if drop else ():
         names = _arrays_of(family, tower, arrays)
-        if names and all(any(fnmatchcase(name, each) for each in drop) for name in names):
+        if names and all(_is_in(name, drop) for name in names):
             yield tower
+
+
+def _is_in(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, each) for each in patterns)
 
 
 def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Family:
@@ -243,7 +250,8 @@ def _notes(family: Family, mapped: Mapped, options: ToMaxText, carried: Mapping[
 def _lost(names: Collection[str]) -> Iterator[str]:
     """What to say of arrays that the way back will not have."""
     if names:
-        yield f"MaxText has no place for {array_count(names)}; with --carry the way back has them again"
+        again = f"with {option('carry', True)} the way back has them again"
+        yield f"MaxText has no place for {array_count(names)}; {again}"
 
 
 def _way_back(family: Family, options: ToMaxText) -> str:
