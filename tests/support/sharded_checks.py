@@ -15,18 +15,15 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import cycle
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import ckpttools
+import support.sharded_families  # noqa: F401  # its checks are among them
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DTYPES
@@ -41,111 +38,14 @@ from ckpttools.core.errors import (
 )
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.run.memory import current_bytes, peak_bytes
-from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.strategies import stored
-from support.golden_data import FAMILIES
+from support.eight_devices import CHECKS, MESHES, bits, by_path, check, counted, fitting, mesh_of, nest, same
 from support.orbax_items import EXPECTED
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.stored_trees import EVERYTHING, values
 
-MESHES = ("fsdp=8", "fsdp=2,tensor=4", "data=2,fsdp=4")
 # Eight bytes each: JAX has them only where it is told to.
 WIDE = {"int64", "uint64", "float64", "complex128"}
-CHECKS: dict[str, Callable[[], None]] = {}
-
-
-def check(test: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[test.__name__] = test
-    return test
-
-
-def mesh_of(text: str) -> Any:
-    import jax
-
-    pairs = [word.split("=") for word in text.split(",")]
-    kinds = (jax.sharding.AxisType.Auto,) * len(pairs)
-    return jax.make_mesh(tuple(int(n) for _, n in pairs), tuple(name for name, _ in pairs), axis_types=kinds)
-
-
-def fitting(shape: tuple[int, ...], mesh: Any, first: int) -> Any:
-    """A sharding that cuts as many axes as can be: mesh axes are dealt out from the array axis `first` on."""
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    entries: list[Any] = [None] * len(shape)
-    order = [(first + k) % len(shape) for k in range(len(shape))] if shape else []
-    for name, length in mesh.shape.items():
-        free = [axis for axis in order if entries[axis] is None and shape[axis] % length == 0]
-        if free:
-            entries[free[0]] = name
-    return NamedSharding(mesh, PartitionSpec(*entries))
-
-
-def bits(array: Any) -> bytes:
-    return np.ascontiguousarray(np.asarray(array)).tobytes()
-
-
-def same(loaded: dict[Any, Any], tree: Tree) -> None:
-    """Bits of each shard are those of the same elements of the checkpoint."""
-    for path, array in tree.arrays.items():
-        value = loaded[path]
-        want = array.read()
-        assert value.shape == array.shape, (path, value.shape)
-        for shard in value.addressable_shards:
-            assert bits(shard.data) == bits(want[shard.index]), (path, shard)
-
-
-def by_path(node: Any, path: tuple[Any, ...] = ()) -> dict[Any, Any]:
-    if isinstance(node, dict):
-        return {k: v for key, each in node.items() for k, v in by_path(each, (*path, key)).items()}
-    if isinstance(node, list):
-        return {k: v for n, each in enumerate(node) for k, v in by_path(each, (*path, n)).items()}
-    return {path: node}
-
-
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """The bytes that are read from files meanwhile."""
-    read, count = LocalFile.read_into, [0]
-
-    def counting(self: LocalFile, offset: int, out: Any) -> None:
-        count[0] += memoryview(out).nbytes
-        read(self, offset, out)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalFile, "read_into", counting)
-        # It reads the header once more.
-        patch.setattr(LocalFile, "check_unchanged", lambda self: None)
-        yield count
-
-
-@check
-def families() -> None:
-    """Every family, in some mesh, straight from Hugging Face's files into MaxText's layout."""
-    for number, (family, text) in enumerate(zip(FAMILIES, cycle(MESHES), strict=False)):
-        source = GOLDEN / family / "hf"
-        tree = ckpttools.open(source)
-        state = to_maxtext(tree, ToMaxText(scan=number % 3 != 2)).state
-        wanted = Tree({path: leaf for path, leaf in state.items() if path[0] == "params"})
-        mesh = mesh_of(text)
-        shardings = {path: fitting(array.shape, mesh, number) for path, array in wanted.arrays.items()}
-        nested = nest(shardings)
-        prepared = ckpttools.load.plan(source, to="maxtext", shardings=nested)
-        with counted() as count:
-            loaded = by_path(prepared.run())
-        same(loaded, wanted)
-        assert prepared.plan.bytes_read == prepared.plan.bytes_needed, (family, prepared.plan)
-        assert count[0] == prepared.plan.bytes_read, (family, count[0], prepared.plan)
-        assert all(loaded[path].sharding == each for path, each in shardings.items())
-
-
-def nest(flat: dict[Any, Any]) -> Any:
-    root: dict[Any, Any] = {}
-    for path, value in flat.items():
-        node = root
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = value
-    return root
 
 
 @check

@@ -25,8 +25,8 @@ from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.strategies import stored
+from support.eight_devices import by_path, counted, fitting, mesh_of, nest, same
 from support.places import HF
-from support.sharded_checks import by_path, counted, fitting, mesh_of, nest, same
 from support.stored_trees import values
 
 DEVICES = 8

@@ -1,0 +1,146 @@
+"""Every golden model onto several meshes, straight from Hugging Face's files into MaxText's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import count
+from pathlib import Path as Directory
+from typing import Any
+
+import ckpttools
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Stored
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.errors import CoverageError
+from ckpttools.maxtext.axis_names import axis_names
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.testing.strategies import stored
+from support.eight_devices import MESHES, by_path, check, counted, fitting, mesh_of, nest, same
+from support.golden_data import FAMILIES, SCAN_NAMES
+from support.places import GOLDEN, GOLDEN_0_2_5
+
+Model = tuple[Directory, bool]
+EXPERTS = "fsdp=2,expert=4"
+# Its value heads take turns, 512 bytes each: a read is longer than what lies between two that are wanted.
+SHORT_RUNS = ("qwen3.5",)
+
+
+def golden_models() -> Iterator[Model]:
+    """What both versions of MaxText converted: directories, and whether layers are stacked."""
+    later = sorted(each.name for each in GOLDEN_0_2_5.iterdir() if each.is_dir())
+    for directory in (*(GOLDEN / name for name in FAMILIES), *(GOLDEN_0_2_5 / name for name in later)):
+        for scan, name in SCAN_NAMES.items():
+            if (directory / f"leaves_{name}.json").exists():
+                yield directory, scan
+
+
+def one_of_each() -> Iterator[Model]:
+    """Each model of each version once, with its layers stacked if it can be had so."""
+    return iter({directory: (directory, scan) for directory, scan in reversed([*golden_models()])}.values())
+
+
+@cache
+def parameters(model: Model) -> Tree:
+    """What a model becomes, for one device, in memory; other tests compare it with what MaxText wrote."""
+    directory, scan = model
+    state = to_maxtext(ckpttools.open(directory / "hf"), ToMaxText(scan=scan)).state
+    read = {path: in_memory(leaf) for path, leaf in state.arrays.items() if path[0] == "params"}
+    return Tree(read, state.metadata)
+
+
+def in_memory(array: LazyArray) -> Stored:
+    """It is compared more than once."""
+    return stored(array.read().view(array.dtype.carrier), array.dtype)
+
+
+def plan(model: Model, **where: Any) -> Any:
+    directory, scan = model
+    return ckpttools.load.plan(directory / "hf", to="maxtext", scan=scan, **where)
+
+
+def loaded(model: Model, prepared: Any) -> dict[Path, Any]:
+    """What comes of it, when bits and the bytes that were read are as they must be."""
+    with counted() as read:
+        found = by_path(prepared.run())
+    same(found, parameters(model))
+    most = prepared.plan.bytes_needed * (1.3 if model[0].name in SHORT_RUNS else 1)
+    assert read[0] == prepared.plan.bytes_read <= most, (model, prepared.plan)
+    return found
+
+
+@check
+def every_family_onto_every_mesh() -> None:
+    """Specs differ from model to model and from mesh to mesh."""
+    numbers = count()
+    for model in golden_models():
+        # Of layers that are not stacked there are many times as many arrays.
+        for text in MESHES if model[1] else [MESHES[next(numbers) % len(MESHES)]]:
+            mesh, first = mesh_of(text), next(numbers)
+            asked = {path: fitting(a.shape, mesh, first) for path, a in parameters(model).arrays.items()}
+            found = loaded(model, plan(model, shardings=nest(asked)))
+            assert {path: each.sharding for path, each in found.items()} == asked
+
+
+@check
+def experts_are_cut_by_the_name_of_their_axis() -> None:
+    """Those that cannot be dealt out evenly are refused."""
+    rules = [("exp", "expert"), ("embed", "fsdp")]
+    kinds = set()
+    for model in one_of_each():
+        arrays = parameters(model).arrays
+        cut = {
+            path: axes.index(("exp", "expert"))
+            for path, axes in axis_names(parameters(model)).items()
+            if ("exp", "expert") in axes
+        }
+        if not cut:
+            continue
+        uneven = any(arrays[path].shape[axis] % 4 for path, axis in cut.items())
+        kinds.add(uneven)
+        if uneven:
+            assert "divided evenly" in refused(model, rules=rules, mesh=EXPERTS)
+            continue
+        found = loaded(model, plan(model, rules=rules, mesh=EXPERTS))
+        assert all(found[path].sharding.spec[axis] == "expert" for path, axis in cut.items()), model
+    assert kinds == {False, True}
+
+
+@check
+def what_jax_cannot_cut_evenly_is_refused_and_nothing_else() -> None:
+    """An axis of each array is cut, whatever its length is."""
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh, seen = mesh_of("fsdp=8"), 0
+    for number, model in enumerate(one_of_each()):
+        arrays = {path: array for path, array in parameters(model).arrays.items() if array.shape}
+        asked = {
+            path: NamedSharding(mesh, PartitionSpec(*[None] * (number % len(array.shape)), "fsdp"))
+            for path, array in arrays.items()
+        }
+        uneven = [path for path in asked if not divided_by_jax(asked[path], arrays[path].shape)]
+        even = {path: each for path, each in asked.items() if path not in uneven}
+        if even:
+            plan(model, shardings=nest(even))
+        for path in uneven[: 1 + number % 2]:
+            error = refused(model, shardings=nest({**even, path: asked[path]}))
+            assert f"{spelled(path)}: an axis cannot be divided evenly" in error, error
+            assert error.count("divided evenly") == 1, error
+            seen += 1
+    assert seen > 20
+
+
+def divided_by_jax(sharding: Any, shape: tuple[int, ...]) -> bool:
+    try:
+        sharding.shard_shape(shape)
+    except ValueError:
+        return False
+    return True
+
+
+def refused(model: Model, **where: Any) -> str:
+    try:
+        plan(model, **where)
+    except CoverageError as error:
+        return str(error)
+    raise AssertionError(f"{model} is not refused")
