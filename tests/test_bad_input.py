@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from support.command_line import ckpt
 from support.hf_models import write_llama
+from support.places import GOLDEN_0_2_5
 
 
 @pytest.fixture
@@ -114,6 +116,25 @@ def test_a_layer_less_than_the_configuration_says(broken):
     result = broken(lambda _, config: config.update(num_hidden_layers=5))
     assert "9 arrays are missing:" in result.stderr
     assert "rope" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "number"),
+    [
+        ("kimi-k2", "num_nextn_predict_layers", 10**9),
+        ("kimi-k2", "n_routed_experts", 10**9),
+        ("kimi-k2", "num_nextn_predict_layers", 10**30),
+        ("qwen3.5", "num_experts", 10**30),
+    ],
+)
+def test_a_configuration_of_more_arrays_than_can_be_listed(tmp_path, case, name, number):
+    hf = shutil.copytree(GOLDEN_0_2_5 / case / "hf", tmp_path / "hf")
+    config = json.loads((hf / "config.json").read_text())
+    config.get("text_config", config)[name] = number
+    (hf / "config.json").write_text(json.dumps(config))
+    result = ckpt("convert", "hf-to-maxtext", hf, tmp_path / "out")
+    assert result.exit_code == 3
+    assert str(number) in result.stderr and name in result.stderr
 
 
 def test_a_tied_configuration_with_a_head(broken):

@@ -155,6 +155,21 @@ class TestSettings:
         assert kept == {key: value for key, value in content.items() if key != "base_config"}
         assert yaml.safe_load(found.yaml()).keys() == content.keys()
 
+    @pytest.mark.parametrize("case", CASES)
+    def test_a_file_is_printed_line_by_line(self, case):
+        hf = GOLDEN / case / "hf"
+        assert ckpt("maxtext-config", hf, "--format", "yaml").stdout == ckpttools.maxtext_config(hf).yaml()
+
+    @pytest.mark.parametrize("value", ["1e-05 x=1", "1e-05", [1], {}, True, 1e400, 10**30])
+    def test_what_is_no_number_is_no_setting(self, tmp_path, value):
+        place = written(tmp_path / "m", {**LLAMA_8B, "rms_norm_eps": value})
+        with pytest.raises(ConfigError, match="rms_norm_eps gives no normalization_layer_epsilon"):
+            ckpttools.maxtext_config(place)
+
+    def test_of_two_rotary_embeddings_it_is_that_of_transformers(self, tmp_path):
+        both = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": LLAMA3_ROPE}
+        assert given_to(written(tmp_path / "m", {**LLAMA_8B, **both}))["model_name"] == "llama3.1-8b"
+
     def test_a_model_whose_code_goes_by_its_name_is_named_and_overridden(self):
         found = given_to(GOLDEN / "gemma3" / "hf")
         assert (found["model_name"], found["override_model_config"]) == ("gemma3-4b", True)
@@ -205,6 +220,33 @@ class TestDeviations:
         config = {**LLAMA_8B, "model_type": "mistral", field: value}
         (found,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
         assert "MaxText" in found.reason
+
+    @pytest.mark.parametrize(
+        ("case", "kinds"),
+        [
+            ("gemma2", {"layer_types": ["full_attention"] * 4}),
+            ("gemma3", {"layer_types": ["sliding_attention"] * 8}),
+            ("gpt-oss", {"layer_types": ["full_attention"] * 4}),
+            ("gpt-oss", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+            ("llama4-scout", {"no_rope_layers": [1] * 8}),
+        ],
+    )
+    def test_layers_of_other_kinds_than_maxtexts(self, tmp_path, case, kinds):
+        config = json.loads((GOLDEN / case / "hf" / "config.json").read_text())
+        usual = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
+        config.get("text_config", config).update(kinds)
+        *others, found = sorted(
+            ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations,
+            key=lambda each: each.what.startswith("layer_types"),
+        )
+        assert set(others) == set(usual)
+        assert "attend to everything" in found.reason
+
+    def test_a_model_that_looks_ahead(self, tmp_path):
+        config = json.loads((GOLDEN / "gemma3" / "hf" / "config.json").read_text())
+        config["text_config"]["use_bidirectional_attention"] = True
+        found = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
+        assert "use_bidirectional_attention is true" in [each.what for each in found]
 
 
 class TestCheck:

@@ -106,7 +106,7 @@ def _settings(found: MaxTextConfig, form: str, command: str | None) -> Iterator[
     if command is not None:
         yield join(["python3", "-m", _PROGRAMS[command], *_ASKED[command], *found.arguments()])
     elif form == "yaml":
-        yield found.yaml().rstrip("\n")
+        yield from found.yaml().splitlines()
     else:
         yield from found.arguments()
 

@@ -142,10 +142,11 @@ FAMILY = Family(
     beta_slow:                        rope.beta_slow | 1
     mscale:                           rope.mscale_all_dim | 1
     rope_interleave:                  config.rope_interleave | true
-    rope_truncate:                    true
+    rope_truncate:                    rope.truncate | true
     rope_attention_scaling:           false
     must rope.type in ["default", "yarn"] -- MaxText's block has no other rotary embedding
     must rope.mscale is rope.mscale_all_dim, if rope.type is "yarn" -- MaxText scales scores alone
+    must rope.attention_factor in [null, 1], if rope.type is "yarn" -- MaxText scales scores alone
     must config.norm_topk_prob is flag.score_correction -- MaxText decides so by the way of scoring
     must config.topk_method is "noaux_tc", if config.n_group not in [null, 1] -- MaxText has the groups of V3
     """

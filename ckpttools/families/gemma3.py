@@ -132,6 +132,9 @@ FAMILY = Family(
     must config.query_pre_attn_scalar is embed // heads, if config.query_pre_attn_scalar is not head_dim
         -- MaxText divides queries by the root of head_dim, or of that
     must rope.type in ["default", "linear"] -- MaxText's block has no other rotary embedding
+    must layer_types.full_every_6 -- MaxText has each sixth layer attend to everything, and no other
+    must config.sliding_window_pattern is 6 -- MaxText has each sixth layer attend to everything, and no other
+    must config.use_bidirectional_attention in [null, false] -- MaxText's layers look back alone
     must config.attn_logit_softcapping in [null, 0] -- MaxText's block has no such cap
     """
         + SETTINGS

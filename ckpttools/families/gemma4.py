@@ -108,6 +108,7 @@ SETTINGS_4 = (
     local_rope_proportion:     1
     must rope.type in ["default", "proportional"] -- MaxText's block has no other rotary embedding
     must rope.local_type is "default" -- MaxText's block has no other rotary embedding
+    must config.use_bidirectional_attention in [null, false, "vision"] -- MaxText's layers look back alone
     must config.attn_logit_softcapping in [null, 0] -- MaxText's block has no such cap
     """
     + SETTINGS
@@ -169,6 +170,7 @@ FAMILY = Family(
     base_moe_mlp_dim:          expert_mlp, if flag.experts
     shared_experts:            1, if flag.experts
     norm_topk_prob:            true, if flag.experts
+    must layer_types.full_every_6 -- MaxText has each sixth layer attend to everything, and no other
     """
         + SETTINGS_4
     ),

@@ -125,6 +125,10 @@ FAMILY = Family(
     hidden_size_per_layer_input: layer_embed
     vocab_size_per_layer_input:  layer_vocab
     use_double_wide_mlp:         flag.wide
+    must layer_types.full_every_5, if flag.fives
+        -- MaxText has each fifth layer attend to everything, and no other
+    must layer_types.full_every_6, if flag.fives is false
+        -- MaxText has each sixth layer attend to everything, and no other
     """
         + SETTINGS_4
     ),

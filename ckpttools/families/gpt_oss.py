@@ -47,6 +47,7 @@ FAMILY = Family(
     mlp_activations_limit:              config.swiglu_limit | 7
     sliding_window_size:                config.sliding_window
     inhomogeneous_layer_cycle_interval: position
+    must layer_types.full_every_2 -- MaxText has each second layer attend to everything, and no other
     must config.swiglu_alpha is 1.702 -- it is 1.702 in MaxText's code
     """
         + EXPERT_SETTINGS

@@ -155,6 +155,8 @@ FAMILY = Family(
     rope_type:                          "llama3.1"
     rope_use_scale:                     true, if rope.type is "llama3"
     rope_use_scale:                     false
+    must layer_types.full_every_4, if config.no_rope_layer_interval in [null, 4]
+        -- MaxText has each fourth layer attend to everything, and no other
     must config.attn_scale is 0.1 -- it is 0.1 in MaxText's code
     must config.floor_scale is 8192 -- it is 8192 in MaxText's code
     must rope.type in ["default", "llama3"] -- MaxText's block has no other rotary embedding

@@ -42,6 +42,7 @@ FAMILY = Family(
     sliding_window_size:                config.sliding_window | config.max_position_embeddings
     inhomogeneous_layer_cycle_interval: position
     normalize_embedding_logits:         false
+    must layer_types.full_every_4 -- MaxText has each fourth layer attend to everything, and no other
     """
         + LLAMA_SETTINGS
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
@@ -109,7 +109,7 @@ def check_coverage(
         NotCoveredError: with every missing, left-over and misshapen array.
     """
     lengths = lengths_of(sizes)
-    _require_countable(wanted, sizes, place)
+    require_countable((each.side for each in wanted), sizes, place)
     sides = {key: each.side for each in wanted for key in each.side.keys(lengths)}
     missing = [key for key in sides if key not in arrays]
     extra = [key for key in arrays if key not in sides]
@@ -154,10 +154,14 @@ def check_coverage(
     )
 
 
-def _require_countable(wanted: Sequence[Expected], sizes: Mapping[str, Size], place: str) -> None:
-    """Refuses a configuration whose numbers ask for more names than can be listed."""
-    for each in wanted:
-        axes = each.side.key.axes
+def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], place: str) -> None:
+    """Refuses a configuration whose numbers ask for more names than can be listed.
+
+    Raises:
+        MappingError: with the number, and who says it.
+    """
+    for side in sides:
+        axes = side.key.axes
         if prod(sizes[axis].length for axis in axes) > _MOST_KEYS:
             size = max((sizes[axis] for axis in axes), key=lambda size: size.length)
             raise MappingError(
@@ -255,8 +259,9 @@ def _choices(
 
 
 def _keys(expected: Expected, lengths: Mapping[str, int]) -> Iterator[str]:
-    """The keys of a side, none where the length of an axis in its key is not known."""
-    if set(expected.side.key.axes) <= set(lengths):
+    """The keys of a side, none where the length of an axis in its key is not known, or too many to list."""
+    axes = expected.side.key.axes
+    if set(axes) <= set(lengths) and prod(lengths[axis] for axis in axes) <= _MOST_KEYS:
         yield from expected.side.keys(lengths)
 
 

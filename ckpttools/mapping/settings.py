@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 
-FIELDS = ("config", "rope")
+FIELDS = ("config", "rope", "layer_types")
 _FLAG, _MUST, _REASON = "flag.", "must ", " -- "
 Relation = Literal["is", "is not", "in", "not in"]
 _RELATIONS: Mapping[str, Relation] = {" is not ": "is not", " is ": "is", " not in ": "not in", " in ": "in"}

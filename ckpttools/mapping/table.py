@@ -14,7 +14,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.coverage import Expected, check_coverage
+from ckpttools.mapping.coverage import Expected, check_coverage, require_countable
 from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
 from ckpttools.mapping.joining import joined, part_of
 from ckpttools.mapping.keys import Key
@@ -256,8 +256,9 @@ class Table:
         """Patterns of the keys that the left side has no place for."""
         sizes = derive(self.sizes, self.derived, self.place)
         lengths = lengths_of(sizes)
-        templates = [key for key in self.left_out if key.needs <= lengths.keys()]
-        return tuple(text for key in templates for text in Side(key, ()).keys(lengths))
+        sides = [Side(key, ()) for key in self.left_out if key.needs <= lengths.keys()]
+        require_countable(sides, sizes, self.place)
+        return tuple(text for side in sides for text in side.keys(lengths))
 
     def _padded(self, mapped: Mapped) -> Mapped:
         """`mapped` with left arrays filled up with zeros on the axes that are to be longer."""

@@ -8,12 +8,15 @@ from typing import Any
 
 from ckpttools.mapping.sizes import nested
 
-_CONFIG, _ROPE = "config.", "rope."
+_CONFIG, _ROPE, _CYCLE = "config.", "rope.", "layer_types.full_every_"
 # Where a multimodal configuration has its text model.
 _PARTS = ("thinker_config.text_config", "text_config", "thinker_config")
 # `rope_scaling` until transformers 4, `rope_parameters` from 5 on; by kind of layers where there are two.
-_ROPES = ("rope_parameters", "rope_scaling")
+# Where a file has both, transformers takes the older one.
+_ROPES = ("rope_scaling", "rope_parameters")
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+# Lists with an entry for each layer: name of the field -> the entry of layers that attend to everything.
+_KINDS = {"layer_types": _GLOBAL, "no_rope_layers": 0}
 # Names of the older way.
 _OLDER = {"theta": ("rope_theta",), "local_theta": ("rope_local_base_freq",)}
 _TYPES = ("rope_type", "type")
@@ -36,13 +39,27 @@ class ModelFacts:
     flags: Mapping[str, bool] = field(default_factory=dict)
 
     def field(self, name: str) -> Any:
-        """`config.NAME`, of the text model if it has it, or `rope.NAME`; None where there is none."""
+        """`config.NAME`, of the text model if it has it, or `rope.NAME`; None where there is none.
+
+        `layer_types.full_every_N` is whether every N-th layer attends to everything, and no other.
+        """
+        if name.startswith(_CYCLE):
+            return self._cycles(int(name.removeprefix(_CYCLE)))
         if name.startswith(_ROPE):
             return self._rope(name.removeprefix(_ROPE))
         name = name.removeprefix(_CONFIG)
         parts = (*(nested(self.config, each) for each in _PARTS), self.config)
         found = (nested(each, name) for each in parts if isinstance(each, Mapping))
         return next((each for each in found if each is not None), None)
+
+    def _cycles(self, every: int) -> bool | None:
+        lists = [(self.field(_CONFIG + name), entry) for name, entry in _KINDS.items()]
+        said = [
+            [each == full for each in kinds] for kinds, full in lists if kinds and isinstance(kinds, list)
+        ]
+        if not said:
+            return None
+        return all(full == (k % every == every - 1) for layers in said for k, full in enumerate(layers))
 
     def _rope(self, name: str) -> Any:
         is_local = name.startswith("local_")

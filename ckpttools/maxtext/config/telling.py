@@ -28,6 +28,8 @@ _OF_YARN = frozenset(
         "rope_attention_scaling",
     )
 )
+# Infinity and what no setting holds; NaN is below nothing.
+_TOO_LARGE = 2**63
 Values = Mapping[str, ModelSetting]
 
 
@@ -67,6 +69,8 @@ def _setting(rule: Setting, facts: ModelFacts, place: str) -> ModelSetting:
                 wanted="one of " + ", ".join(term.words or ()),
             ) from error
         if value is not None:
+            if term.kind == "field" and term.words is None:
+                _require_usable(rule.name, term, value, place)
             return ModelSetting(rule.name, _whole(value), _source(term, place))
     raise ConfigError(
         f"nothing says {rule.name}",
@@ -74,6 +78,22 @@ def _setting(rule: Setting, facts: ModelFacts, place: str) -> ModelSetting:
         wanted=" or ".join(map(_plain, rule.terms)),
         hint="complete the config.json",
     )
+
+
+def _require_usable(name: str, term: Term, value: Any, place: str) -> None:
+    """Refuses what is in a configuration where MaxText wants a number, or yes or no."""
+    usual = defaults().get(name)
+    if isinstance(usual, bool):
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(usual, int | float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits, wanted = is_number and abs(value) < _TOO_LARGE, "a number"
+    else:
+        return
+    if not fits:
+        raise ConfigError(
+            f"{_plain(term)} gives no {name}", place=place, got=json.dumps(value), wanted=wanted
+        )
 
 
 def _plain(term: Term) -> str:
