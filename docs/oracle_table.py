@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from oracle.cases import DEVIATIONS, LAYERS, configurations
+from oracle.cases import DEVIATIONS, SCANNED, TEXT_WHERE_SCANNED, configurations, forms
 from oracle.results import PASSED, Row, read
 
 HEAD = """# What MaxText itself makes of it
@@ -54,12 +54,13 @@ already, as `tests/oracle/setup.sh` makes them; `make test` then runs one model 
 """
 COLUMNS = {"loads": "load", "logits": "logits", "back": "export", "resumes": "resume"}
 NOT_RUN = "not run"
+TEXT_ALONE = "text alone: MaxText scans no layers that take what the tower's inner blocks see"
 
 
 def oracle_page() -> str:
     rows = read()
     notes: dict[str, int] = {}
-    lines = [_cells(case, layers, rows, notes) for case in configurations() for layers in LAYERS]
+    lines = [_cells(case, layers, rows, notes) for case in configurations() for layers in forms(case)]
     head = ("model", "layers", *COLUMNS, "run on")
     table = [f"| {' | '.join(each)} |" for each in (head, ("---",) * len(head), *lines)]
     noted = [f"{number}. {note}" for note, number in notes.items()]
@@ -73,6 +74,8 @@ def _cells(
     said = [_cell(row, step, notes) for step in COLUMNS.values()]
     if case in DEVIATIONS:
         said[1] += _note(DEVIATIONS[case].reason, notes)
+    if layers == SCANNED and case in TEXT_WHERE_SCANNED:
+        layers += _note(TEXT_ALONE, notes)
     return case, layers, *said, row.date if row else ""
 
 

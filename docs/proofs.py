@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from oracle.cases import configurations
 from oracle.results import PASSED, Row, read
 
 from ckpttools.families.family import Family
@@ -71,19 +72,19 @@ def _back(family: Family) -> str:
 
 
 def _rows(family: Family, layers: str) -> list[Row]:
-    cases = {case.name for version in GOLDEN for case in _cases(version) if _of(case) is family}
+    cases = {name for name, config in configurations().items() if _of(config) is family}
     return [row for row in read().values() if row.family in cases and row.layers == layers]
 
 
 @cache
 def _cases(version: str) -> tuple[Path, ...]:
-    return tuple(sorted(path.parents[1] for path in (FIXTURES / GOLDEN[version]).glob("*/hf/config.json")))
+    return tuple(sorted((FIXTURES / GOLDEN[version]).glob("*/hf/config.json")))
 
 
 @cache
-def _of(case: Path) -> Family:
-    return family_of(json.loads((case / "hf" / "config.json").read_bytes()), str(case))
+def _of(config: Path) -> Family:
+    return family_of(json.loads(config.read_bytes()), str(config))
 
 
-def _made(case: Path, layers: str) -> bool:
-    return (case / f"leaves_{layers}.json").is_file()
+def _made(config: Path, layers: str) -> bool:
+    return (config.parents[1] / f"leaves_{layers}.json").is_file()

@@ -30,12 +30,15 @@ class FlagRule:
         default: what an absent field means.
         remedy: what a user can do where the arrays are not as the configuration says; `{tied}` in it is the
             option of this name.
+        by_arrays: whether arrays of a Hugging Face model decide, where they show it, by names or shapes: a
+            matter of how files were written. The configuration then decides the way back alone.
     """
 
     field: tuple[str, ...]
     equals: tuple[object, ...] = ()
     default: bool = False
     remedy: str = ""
+    by_arrays: bool = False
 
     def read(self, config: Mapping[str, Any], place: str) -> Flag:
         """The flag as a configuration sets it."""
@@ -44,8 +47,11 @@ class FlagRule:
             value = nested(config, name)
             if value is not None:
                 there = value in self.equals if self.equals else bool(value)
-                return Flag(there, f"{place}: {name} is {json.dumps(value)}", remedy)
-        return Flag(self.default, f"{place}: no {self.field[0]}" if self.field else "", remedy)
+                return Flag(
+                    there, f"{place}: {name} is {json.dumps(value)}", remedy, by_arrays=self.by_arrays
+                )
+        source = f"{place}: no {self.field[0]}" if self.field else ""
+        return Flag(self.default, source, remedy, by_arrays=self.by_arrays)
 
 
 @dataclass(frozen=True, slots=True)

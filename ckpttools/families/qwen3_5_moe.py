@@ -22,7 +22,7 @@ INPUTS = rows("""
     in_proj_ba.kernel: embed (key_heads input ratio)
         <-> in_proj_{input:b,a}.weight: (key_heads ratio) embed
 """)
-# Models that are quantised have an array for each expert, and text models as transformers writes them.
+# Published with fused experts; quantised, or written by transformers, there is an array for each expert.
 EXPERTS = rows("""
     below mlp.routed_experts <-> mlp
     gate.kernel: embed expert     <-> gate.weight:                       expert embed
@@ -35,6 +35,7 @@ EXPERTS = rows("""
 APART = FlagRule(
     ("quantization_config.quant_method", "model_type"),
     ("fp8", "compressed-tensors", "awq", "gptq", "qwen3_5_moe_text"),
+    by_arrays=True,
 )
 COMMON = (*NORMS, *EXPERTS, *SHARED_EXPERT)
 

@@ -140,6 +140,7 @@ def _flag(value: object, place: str) -> FlagRule:
         "equals": list_of(scalar),
         "default": truth,
         "remedy": text,
+        "by_arrays": truth,
     }
     return FlagRule(**{"field": (), **fields(readers)(value, place)})
 

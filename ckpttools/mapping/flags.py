@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import ConfigError
 from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
@@ -20,12 +22,15 @@ class Flag:
         source: who says so.
         remedy: what a user can do where the arrays are not as it says.
         open_key: a key that is there whether it is set or not, where nothing else decides; else None.
+        by_arrays: whether Hugging Face arrays decide, where they show it, and not who says so: it is of their
+            files, not of the model.
     """
 
     value: bool
     source: str
     remedy: str = ""
     open_key: str | None = None
+    by_arrays: bool = False
 
 
 def inferred_flags(
@@ -54,6 +59,50 @@ def _inferred(name: str, sides: Sequence[tuple[Row, Side]], keys: Collection[str
         if found:
             return Flag(there, f"{found[0]}, which is there")
     return Flag(not having, f"{sorted(having or lacking)[0]}, which is not there")
+
+
+def seen_flags(
+    names: Sequence[str],
+    sides: Sequence[tuple[Row, Side]],
+    arrays: Mapping[str, LazyArray],
+    sizes: Mapping[str, int],
+) -> dict[str, Flag]:
+    """The flags that arrays show by their names or, where those are the same either way, by their shapes.
+
+    Args:
+        names: of the flags.
+        sides: each row with the side whose keys are looked for.
+        arrays: what is there.
+        sizes: axis -> length, of those that are known.
+    """
+    found = inferred_flags(names, sides, arrays)
+    shown = {name: flag for name, flag in found.items() if flag.open_key is None}
+    return {**shown, **_by_shapes(found.keys() - shown.keys(), sides, arrays, sizes)}
+
+
+def _by_shapes(
+    names: Collection[str],
+    sides: Sequence[tuple[Row, Side]],
+    arrays: Mapping[str, LazyArray],
+    sizes: Mapping[str, int],
+) -> dict[str, Flag]:
+    """Each flag of which an array has the shape of a row with it and of none without it, or the reverse."""
+    flags = {}
+    for name in sorted(names):
+        fitting: dict[str, set[bool]] = {}
+        for row, side in sides:
+            key = side.key.first()
+            if name in row.flags and key in arrays and _fits(side, arrays[key], sizes):
+                fitting.setdefault(key, set()).add(name in row.when.split())
+        shown = (key for key, values in sorted(fitting.items()) if len(values) == 1)
+        for key in islice(shown, 1):
+            flags[name] = Flag(fitting[key].pop(), f"{key}, which is {list(arrays[key].shape)}")
+    return flags
+
+
+def _fits(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> bool:
+    known = sizes.keys() | set(side.key.axes)
+    return set(side.axes) <= known and side.shape(sizes) == array.shape
 
 
 def refuse_open(flags: Mapping[str, Flag], place: str) -> None:

@@ -15,7 +15,7 @@ from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.coverage import Expected, check_coverage, require_countable
-from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open
+from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open, seen_flags
 from ckpttools.mapping.joining import joined, part_of
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
@@ -243,6 +243,9 @@ class Table:
         sides = [(each.row, each.source) for each in all_directions]
         undecided = {name for row in self.rows for name in row.flags} - self.flags.keys()
         flags = {**self.flags, **inferred_flags(sorted(undecided), sides, kept)}
+        if not inverse:
+            shown = sorted(name for name, flag in self.flags.items() if flag.by_arrays)
+            flags |= seen_flags(shown, sides, kept, lengths_of(self.sizes))
         present = frozenset(name for name, flag in flags.items() if flag.value)
         directions = [each for each in all_directions if each.row.applies(present)]
         absent = [each for each in all_directions if not each.row.applies(present)]

@@ -57,6 +57,8 @@ def logits(directory: str, tokens: list[int], target: str) -> dict[str, list[str
     model, loaded = model_class(config).from_pretrained(
         directory, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
+    # Of a model that speaks, the part that thinks.
+    model = getattr(model, "thinker", model)
     with torch.no_grad():
         computed = model.eval()(torch.tensor([tokens])).logits[0].float().numpy()
     np.save(target, computed)

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracle import environments, results, steps
-from oracle.cases import LAYERS, configuration, configurations, named
+from oracle.cases import LAYERS, SCANNED, configuration, configurations, forms, named
 from oracle.results import FAILED, PASSED, Finding, Row
 from oracle.worker import StepError, Worker
 
@@ -62,12 +62,14 @@ def run(asked: argparse.Namespace, directory: Path) -> int:
     ):
         versions = {**maxtext("versions"), **torch("versions")}
         for layers, family in product(asked.layers, asked.families):
+            if layers not in forms(family):
+                continue
             print(family, layers, flush=True)
             work = directory / family / layers
             try:
                 model = made(family, directory, torch)
                 work.mkdir()
-                bench = steps.Bench(family, layers == "scanned", model, work, torch, maxtext)
+                bench = steps.Bench(family, layers == SCANNED, model, work, torch, maxtext)
                 findings = found(bench, asked.steps)
             except StepError as refusal:
                 findings = {"convert": Finding(FAILED, f"transformers: {refusal}")}

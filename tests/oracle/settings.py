@@ -1,20 +1,20 @@
-"""What MaxText is told: the sizes of a model, and how the oracle wants it computed."""
+"""What MaxText is told: what `ckpt maxtext-config` says of a model, and how the oracle wants it computed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from oracle.sizes import sizes
+from oracle.commands import ckpt
 
 # Everything in float32 on one CPU, with nothing that is random or for speed.
 COMPUTED = {
     "run_name": "run",
     "hardware": "cpu",
     "skip_jax_distributed_system": True,
-    "override_model_config": True,
     "enable_checkpointing": True,
     "async_checkpointing": False,
     "attention": "dot_product",
@@ -30,6 +30,7 @@ COMPUTED = {
     "remat_policy": "full",
     "log_config": False,
     "dataset_type": "synthetic",
+    "use_multimodal": False,
     # Every expert takes all of its tokens.
     "sparse_matmul": False,
     "megablox": False,
@@ -44,12 +45,17 @@ TRAINED = {
 }
 
 
+@cache
+def said(model: Path, scanned: bool) -> tuple[str, ...]:
+    """What the command says, as it is: nothing of the model is told to MaxText but this."""
+    return tuple(ckpt("maxtext-config", model, "--scan" if scanned else "--no-scan").splitlines())
+
+
 def of(model: Path, scanned: bool, directory: Path, **more: Any) -> list[str]:
     """`key=value` for a model, by its config.json."""
-    those = sizes(json.loads((model / "config.json").read_bytes()))
     places = {"base_output_directory": directory, "jax_cache_dir": model.parents[1] / "compiled"}
-    chosen = {"scan_layers": scanned, **places}
-    return [f"{key}={_text(value)}" for key, value in {**COMPUTED, **chosen, **those, **more}.items()]
+    own = [f"{key}={_text(value)}" for key, value in {**COMPUTED, **places, **more}.items()]
+    return [*said(model, scanned), *own]
 
 
 def _text(value: Any) -> Any:

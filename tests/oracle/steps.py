@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from oracle import settings
-from oracle.cases import DEVIATIONS, NONE
+from oracle.cases import DEVIATIONS, NONE, TEXT_WHERE_SCANNED
 from oracle.commands import ckpt
 from oracle.worker import StepError, Worker
 
@@ -57,8 +57,10 @@ class Bench:
 
 
 def convert(bench: Bench) -> str:
-    form = "--scan" if bench.scanned else "--no-scan"
-    ckpt("convert", "hf-to-maxtext", bench.model, bench.converted, form, "--carry")
+    form = ["--scan"] if bench.scanned else ["--no-scan"]
+    if bench.scanned and bench.family in TEXT_WHERE_SCANNED:
+        form.append("--text-only")
+    ckpt("convert", "hf-to-maxtext", bench.model, bench.converted, *form, "--carry")
     return ""
 
 

@@ -1,0 +1,90 @@
+"""Experts as transformers writes them and as they are published: the same model, whichever the files have."""
+
+import json
+import shutil
+
+import ml_dtypes  # noqa: F401 - numpy then knows bfloat16
+import pytest
+from safetensors.numpy import load_file, save_file
+from support.places import GOLDEN_0_2_5
+
+import ckpttools
+
+EXPERTS = "mlp.experts."
+
+
+def turned(arrays):
+    """Fused experts the other way round, as transformers has them in memory."""
+    return {key: array.swapaxes(1, 2).copy() if EXPERTS in key else array for key, array in arrays.items()}
+
+
+def apart(arrays):
+    """An array for each expert in place of the fused."""
+    found = {}
+    for key, array in arrays.items():
+        before, experts, name = key.partition(EXPERTS)
+        if name not in ("gate_up_proj", "down_proj"):
+            found[key] = array
+            continue
+        names = ("gate_proj", "up_proj") if name == "gate_up_proj" else ("down_proj",)
+        for expert, whole in enumerate(array):
+            for one, part in zip(names, whole.reshape(len(names), -1, whole.shape[-1]), strict=True):
+                found[f"{before}{experts}{expert}.{one}.weight"] = part.copy()
+    return found
+
+
+WRITTEN = {"qwen3-vl-moe": turned, "qwen3.5": apart}
+
+
+def files(directory, model, change, config=None):
+    source = GOLDEN_0_2_5 / model / "hf"
+    shutil.copytree(source, directory)
+    if config is not None:
+        (directory / "config.json").write_text(json.dumps(config))
+    save_file(change(load_file(source / "model.safetensors")), directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("model", WRITTEN)
+def test_the_files_of_either_make_the_same_checkpoint(model, tmp_path):
+    source = files(tmp_path / "hf", model, WRITTEN[model])
+    ckpttools.hf_to_maxtext(source, tmp_path / "made", scan=False)
+    ckpttools.hf_to_maxtext(GOLDEN_0_2_5 / model / "hf", tmp_path / "wanted", scan=False)
+    assert ckpttools.hash(tmp_path / "made").digest == ckpttools.hash(tmp_path / "wanted").digest
+    assert ckpttools.verify(tmp_path / "wanted", against=source).equal
+
+
+@pytest.mark.parametrize("model", WRITTEN)
+def test_the_way_back_writes_what_is_published(model, tmp_path):
+    source = files(tmp_path / "hf", model, WRITTEN[model])
+    ckpttools.hf_to_maxtext(source, tmp_path / "made", scan=False)
+    ckpttools.maxtext_to_hf(tmp_path / "made", tmp_path / "back", like=source)
+    published = load_file(GOLDEN_0_2_5 / model / "hf" / "model.safetensors")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert {key: (array.shape, array.tobytes()) for key, array in back.items()} == {
+        key: (array.shape, array.tobytes()) for key, array in published.items()
+    }
+
+
+def test_of_square_experts_the_other_array_tells_how_they_lie(tmp_path):
+    """Experts half as wide as the model: one of the two arrays has the same shape either way."""
+    config = json.loads((GOLDEN_0_2_5 / "qwen3-vl-moe" / "hf" / "config.json").read_bytes())
+    width = config["text_config"]["hidden_size"] // 2
+    config["text_config"]["moe_intermediate_size"] = width
+
+    def cut(arrays):
+        found = {}
+        for key, array in arrays.items():
+            if key.endswith(EXPERTS + "gate_up_proj"):
+                array = array[:, :, : 2 * width].copy()
+            if key.endswith(EXPERTS + "down_proj"):
+                array = array[:, :width].copy()
+            found[key] = array
+        return found
+
+    digests = set()
+    for name, change in (("published", cut), ("turned", lambda arrays: turned(cut(arrays)))):
+        source = files(tmp_path / name, "qwen3-vl-moe", change, config)
+        ckpttools.hf_to_maxtext(source, tmp_path / "made" / name, scan=False)
+        digests.add(ckpttools.hash(tmp_path / "made" / name).digest)
+    assert len(digests) == 1
