@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
-from support.places import DOCS, GOLDEN
+from support.places import DOCS, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.core.errors import ConfigError, MappingError, UsageError
@@ -145,6 +145,27 @@ class TestSettings:
             assert found.pop("load_parameters_path") == str(tmp_path / way / "0" / "items")
             assert found == given_to(hf, scan=scan)
             assert found["scan_layers"] is scan
+
+    def test_paths_are_absolute(self, tmp_path, monkeypatch):
+        """Orbax refuses others."""
+        succeed("convert", "hf-to-maxtext", GOLDEN / "llama3.1" / "hf", tmp_path / "out")
+        monkeypatch.chdir(tmp_path)
+        assert given_to("out")["load_parameters_path"] == str(tmp_path / "out" / "0" / "items")
+        wanted = f"load_parameters_path={tmp_path / 'out' / '0' / 'items'}"
+        assert ckpttools.maxtext_config("out", check=[wanted]).contradictions == ()
+
+    def test_towers_are_named(self, tmp_path):
+        vision = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
+        succeed("convert", "hf-to-maxtext", vision, tmp_path / "whole")
+        succeed("convert", "hf-to-maxtext", vision, tmp_path / "text", "--text-only")
+        (note,) = ckpttools.maxtext_config(tmp_path / "whole").notes
+        assert "towers (vision) take use_multimodal=true" in note
+        assert ckpttools.maxtext_config(tmp_path / "text").notes[0].startswith("text alone")
+
+    def test_without_a_configuration_the_model_is_asked_for(self):
+        with pytest.raises(ConfigError, match="there is no config") as caught:
+            ckpttools.maxtext_config(GOLDEN / "llama3.1" / "maxtext_scanned")
+        assert "like" in caught.value.hint
 
     @pytest.mark.parametrize("case", CASES)
     def test_what_is_printed_is_read_as_it_was(self, case):

@@ -56,8 +56,12 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, place
     return family_of(required(config, place), CONFIG)
 
 
-def required(config: Mapping[str, object] | None, place: str) -> Mapping[str, object]:
-    """`config`, which must be there.
+def required(
+    config: Mapping[str, object] | None,
+    place: str,
+    hint: str = "copy it there from where the weights came from",
+) -> Mapping[str, object]:
+    """`config`, which must be there; the hint says what to do otherwise.
 
     Raises:
         ConfigError: it is not.
@@ -67,7 +71,7 @@ def required(config: Mapping[str, object] | None, place: str) -> Mapping[str, ob
             "there is no config.json beside the weights",
             place=place,
             wanted="the model's config.json, which says its family and sizes",
-            hint="copy it there from where the weights came from",
+            hint=hint,
         )
     return config
 

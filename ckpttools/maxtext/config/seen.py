@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
@@ -17,6 +18,7 @@ from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, 
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.stores.registry import parse
 
 PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
 _VOCAB = "vocab"
@@ -77,7 +79,8 @@ def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
 
 
 def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | None) -> SeenModel:
-    config = required(files.config, tree.metadata.place)
+    hint = f"name the directory of the model it came from: {option('like')} HF_DIR"
+    config = required(files.config, tree.metadata.place, hint)
     options = ModelOptions(family, files.rope_layout)
     found = family_for(config, options, tree.metadata.place)
     arrays = view.named
@@ -89,7 +92,7 @@ def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | 
     rows = {_VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
     facts = ModelFacts(config, {**lengths, **rows}, seen)
     model = SeenModel(found, facts, CONFIG, tuple(_stored(tree, view)))
-    return replace(model, notes=tuple(_notes(view, config, arrays)))
+    return replace(model, notes=tuple(_notes(view, config, arrays, found)))
 
 
 def _stored(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
@@ -98,10 +101,14 @@ def _stored(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
     if view.scan_axis not in (None, SCAN_AXIS):
         yield ModelSetting(PARAM_SCAN_AXIS, view.scan_axis, source)
     if view.optimizer is None and tree.metadata.place:
-        yield ModelSetting(LOAD_PARAMETERS, tree.metadata.place, "where it lies")
+        # Orbax refuses relative paths.
+        place = str(parse(tree.metadata.place).absolute())
+        yield ModelSetting(LOAD_PARAMETERS, place, "where it lies")
 
 
-def _notes(view: MaxTextView, config: Mapping[str, Any], names: Collection[str]) -> Iterator[str]:
+def _notes(
+    view: MaxTextView, config: Mapping[str, Any], names: Collection[str], family: Family
+) -> Iterator[str]:
     if view.optimizer is not None:
         yield (
             "this is a training checkpoint: it goes on by base_output_directory and run_name, and "
@@ -110,3 +117,9 @@ def _notes(view: MaxTextView, config: Mapping[str, Any], names: Collection[str])
     towers = absent_towers(config, names)
     if towers:
         yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"
+    there = family.towers_in(names)
+    if there:
+        yield (
+            f"with these settings MaxText runs the text model alone: towers ({', '.join(there)}) take "
+            "use_multimodal=true and the model_name of one of its own models that has them"
+        )
