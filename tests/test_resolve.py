@@ -351,6 +351,15 @@ class TestSizes:
         for size in ("vocab_size", "base_num_decoder_layers", "base_emb_dim"):
             assert [each.split(" ")[0] for each in problems("e591f30", f"{size}=999")] == [size]
 
+    @pytest.mark.parametrize("said", ["model_name=qwen3-next-80b-a3b", "decoder_block=qwen3_next"])
+    def test_stacks_of_another_version_are_seen_by_name_and_by_blocks(self, said):
+        source = GOLDEN / "qwen3-next" / "hf"
+        tree = ckpttools.hf_to_maxtext.plan(source, "memory://out", maxtext="e591f30").plan.tree
+        settings = settings_of(parsed([said]), {})
+        found = looked_at(tree, "parameters", "params", settings, VERSIONS["0.2.5"])
+        stacks = next(each for each in found.problems if each.what.startswith("layers are stacked"))
+        assert "--maxtext 0.2.5 --family qwen3-next" in (stacks.do or "")
+
     def test_without_a_model_nothing_is_compared(self):
         found = resolve(load_parameters_path=SCANNED)
         assert "sizes were not compared" in " ".join(found.notes)

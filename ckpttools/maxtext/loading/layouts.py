@@ -27,7 +27,7 @@ def unread_layouts(
         view: of the checkpoint.
         wanted: what of it is read.
         version: of MaxText.
-        model: its name, as the settings have it.
+        model: its name, or that of its blocks, as the settings have it.
         where: place of the checkpoint.
     """
     if wanted == "parameters":
@@ -58,8 +58,8 @@ def _variables(view: MaxTextView, version: Version, where: str) -> Iterator[Prob
         )
 
 
-def _moved(version: Version, where: str) -> str:
-    return f"`ckpt remap {quote(where)} DST --maxtext {version.name}`"
+def _moved(version: Version, where: str, family: str = "") -> str:
+    return f"`ckpt remap {quote(where)} DST --maxtext {version.name}{family}`"
 
 
 def _in_a_collection(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
@@ -85,7 +85,9 @@ def _linear_attention(view: MaxTextView, version: Version, model: str, where: st
     wants_kinds = model.startswith(version.stacked_by_kind)
     if by_kind != wants_kinds:
         wanted = f"{LAYERS}/{LOCAL} and {LAYERS}/{GLOBAL}" if wants_kinds else f"{LAYERS}/layer_N"
+        # Stacks below positions fit several families.
+        family = next((f" --family {each}" for each in version.stacked_by_kind if model.startswith(each)), "")
         yield Problem(
             f"layers are stacked below {', '.join(stacks)}, and MaxText {version.name} looks for {wanted}",
-            _moved(version, where),
+            _moved(version, where, family),
         )

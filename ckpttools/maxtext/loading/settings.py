@@ -46,6 +46,7 @@ _BASE: Mapping[str, object] = {
 _MODEL: Mapping[str, object] = {
     "model_name": "default",
     "override_model_config": False,
+    "decoder_block": "llama2",
     "scan_layers": True,
     "param_scan_axis": 1,
     "global_parameter_scale": 1,

@@ -10,7 +10,7 @@ from ckpttools.array.tree import Empty, Path, Tree, spelled
 from ckpttools.maxtext.layout import DECODER, EMBEDDING, HEAD, OPTIMIZER, PARAMS
 from ckpttools.maxtext.loading.layouts import unread_layouts
 from ckpttools.maxtext.loading.report import Problem, Setting, Wanted
-from ckpttools.maxtext.loading.settings import Settings
+from ckpttools.maxtext.loading.settings import DEFAULT, Settings
 from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView, view_of
 
@@ -56,10 +56,18 @@ def looked_at(tree: Tree, wanted: Wanted, key: str, settings: Settings, version:
     if not problems:
         view = view_of(tree)
         problems += [*_kind(tree, view, wanted, where), *_layers(view, settings, where)]
-        problems += unread_layouts(view, wanted, version, settings.text("model_name"), where)
+        problems += unread_layouts(view, wanted, version, _model(settings), where)
         problems += _sizes(view, settings)
         notes += _notes(tree, view, wanted, settings)
     return Looked(tuple(problems), tuple(notes))
+
+
+def _model(settings: Settings) -> str:
+    """The name of the model; of one that has none of its own, that of its blocks, spelled like one."""
+    name = settings.text("model_name")
+    if name != DEFAULT or settings["decoder_block"].source == "default":
+        return name
+    return settings.text("decoder_block").replace("_", "-")
 
 
 def _nesting(tree: Tree, key: str, where: str) -> Iterator[Problem]:
