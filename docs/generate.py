@@ -26,6 +26,10 @@ layers unscanned, or scanned on axis 0 or 1. *Scanned* names MaxText's groups of
 are stacked in their arrays. *Way back* says which bfloat16 values do not come back to the bit; `--exact`
 stores what is rounded in float32, so that it does.
 
+Which family a model is of, `model_type` in its `config.json` says. Whether it converts as it is, what becomes
+other values, and what is left out, `ckpt convert hf-to-maxtext MODEL DST --dry-run` says from headers alone,
+also of `hf://ORG/NAME`; with which settings MaxText runs it, `ckpt maxtext-config MODEL`.
+
 `ckpt families show NAME` prints every row, `ckpt families show NAME --toml` a file to start
 [a family of your own](add-a-family.md) from.
 """
@@ -59,6 +63,8 @@ def cells(family: FamilySummary) -> tuple[str, ...]:
     """One row of the table."""
     groups = [f"`{group.scanned}` {', '.join(group.stacked)}".rstrip() for group in family.layers]
     groups = [f"never: {family.never_scanned}"] if family.never_scanned else groups
+    if why := families()[family.name].unscanned_with_towers:
+        groups.append(f"with towers never: {why}")
     values = [f"{_rows(each)}: {each.reason}".replace("*", r"\*") for each in family.values]
     return (
         family.name,

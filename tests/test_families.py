@@ -292,6 +292,21 @@ def test_unknown_families_are_named_with_near_ones():
     assert "ckpt families" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "model, family",
+    [
+        ("Kimi-K2", "deepseek"),
+        ("kimi_k2", "deepseek"),
+        ("gemma4-e2b", "gemma4-small"),
+        ("DeepSeek V3.2", "deepseek"),
+    ],
+)
+def test_names_of_models_lead_to_their_families(model, family):
+    with pytest.raises(UnknownNameError) as caught:
+        family_named(model)
+    assert caught.value.hint == f"{model} is of the family {family}"
+
+
 def test_a_configuration_of_an_unknown_model_type():
     with pytest.raises(ConfigError, match="no family has model_type 'qwen9'") as caught:
         family_of({"model_type": "qwen9"}, "config.json")

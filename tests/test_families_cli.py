@@ -254,3 +254,10 @@ class TestBadInput:
         column = len(f"self_attention.{sides}, h")
         assert f"column {column} of 'self_attention.{sides}, halve" in result.stderr
         assert not (tmp_path / "out").exists()
+
+
+def test_long_labels_are_apart_from_their_texts():
+    assert (
+        "\n  vision_position  vision_config.num_position_embeddings\n"
+        in succeed("families", "show", "qwen3-vl").stdout
+    )

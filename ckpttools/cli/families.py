@@ -75,9 +75,9 @@ def _family_lines(family: FamilySummary) -> Iterator[str]:
         yield from _entry("exact", "all values")
 
 
-def _entry(label: str, text: str) -> Iterator[str]:
+def _entry(label: str, text: str, column: int = _COLUMN) -> Iterator[str]:
     """A label and a text, which goes on below itself where the terminal ends."""
-    yield from labelled(f"  {label}", printable(text or "-"), _COLUMN, _room())
+    yield from labelled(f"  {label}", printable(text or "-"), column, _room())
 
 
 def _room() -> int:
@@ -116,10 +116,12 @@ def show_family(family: str, as_toml: bool, as_json: bool) -> None:
 
 def _sizes(family: Family) -> Iterator[str]:
     yield ""
+    names = [*family.sizes, *family.derived, *family.constants]
+    column = max(_COLUMN, *(len(name) + 4 for name in names))
     for axis, alternatives in family.sizes.items():
-        yield from _entry(axis, " or ".join(map(str, alternatives)))
+        yield from _entry(axis, " or ".join(map(str, alternatives)), column)
     for axis, each in {**family.derived, **family.constants}.items():
-        yield from _entry(axis, f"= {each}")
+        yield from _entry(axis, f"= {each}", column)
 
 
 def _groups(family: Family) -> Iterator[str]:

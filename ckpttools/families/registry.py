@@ -62,8 +62,24 @@ def family_named(name: str) -> Family:
     raise UnknownNameError(
         f"unknown family {name!r}",
         wanted="one of " + ", ".join(families()),
-        hint=did_you_mean(name, families()) or _else(),
+        hint=_of_model(name) or did_you_mean(name, families()) or _else(),
     )
+
+
+def _of_model(name: str) -> str | None:
+    """The families of which `name` is a model or a `model_type`, such as Kimi-K2; None where it is none."""
+    word = _letters(name)
+    found = [
+        family.name
+        for family in families().values()
+        if word in map(_letters, (*family.model_types, *family.models))
+    ]
+    return f"{name} is of the family {' or '.join(found)}" if found else None
+
+
+def _letters(name: str) -> str:
+    """What names have in common however they are written: letters, digits and points."""
+    return "".join(each for each in name.lower() if each.isalnum() or each == ".")
 
 
 def family_of(config: Mapping[str, Any], place: str) -> Family:
