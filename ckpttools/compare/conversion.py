@@ -167,8 +167,10 @@ def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> NamedArrays
     head, remarks = _head(tree, options), []
     dropped = [name for name in made.notes.dropped if name != head]
     if dropped:
+        towerless = "its towers are not there or " if options.text_only and family.towers else ""
         said = f" or {option('drop')} says so" if options.drop else ""
-        remarks.append(f"left out, as family {family.name} has no row for it{said}: {array_count(dropped)}")
+        why = f"{towerless}family {family.name} has no row for it{said}"
+        remarks.append(f"left out, as {why}: {array_count(dropped)}")
     if head in made.notes.dropped:
         remarks.append(f"left out, as {why_headless}: the output head, {head}")
     return NamedArrays(per_layer(parameters), tuple(remarks))
