@@ -125,6 +125,7 @@ def _publish(
     """Publishes; `beside` others that may do so, too: then whoever is at work does it later."""
     from ckpttools.api.published import Published
     from ckpttools.api.publishing import publish_plan
+    from ckpttools.cli.next_text import print_next
     from ckpttools.cli.plan_text import closing_line
     from ckpttools.cli.progress import listening
     from ckpttools.stores.publishing import LockedError
@@ -144,6 +145,7 @@ def _publish(
         show([f"{receipt.destination}: published before; nothing is left to do"])
     else:
         show([closing_line(receipt)])
+        print_next(receipt.destination)
 
 
 @dataclass

@@ -26,6 +26,7 @@ def carry_out_together(
         coordinator, process, progress, as_json: as `ckpttools.cli.options.output_options` says.
     """
     from ckpttools.api.together import Told, convert_together
+    from ckpttools.cli.next_text import print_next
     from ckpttools.cli.parts_text import part_line, waiting_line
     from ckpttools.cli.plan_text import closing_line
     from ckpttools.cli.progress import listening
@@ -45,4 +46,5 @@ def carry_out_together(
             print_json(receipt)
         else:
             show([closing_line(receipt)])
+            print_next(receipt.destination)
     left_job()

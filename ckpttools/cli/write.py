@@ -81,6 +81,7 @@ def _print_plan(prepared: Prepared, source: Place, as_json: bool) -> None:
 
 def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
     from ckpttools.api.plan_report import made_above
+    from ckpttools.cli.next_text import print_next
     from ckpttools.cli.plan_text import closing_line, print_notes
     from ckpttools.cli.progress import listening
 
@@ -93,3 +94,4 @@ def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
         print_json(receipt)
     else:
         show([closing_line(receipt)])
+        print_next(receipt.destination)

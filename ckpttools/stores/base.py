@@ -413,6 +413,14 @@ class KeepsUploads(Protocol):
 
 
 @runtime_checkable
+class Forgets(Protocol):
+    """A store that remembers what it was told, to ask less."""
+
+    def forget(self, key: str) -> None:
+        """Asks again for what is at a key."""
+
+
+@runtime_checkable
 class Renames(Protocol):
     """A store in which a file, or a directory with all below it, gets another key in one step."""
 

@@ -44,6 +44,7 @@ class LlamaSizes:
             "head_dim": self.head_dim,
             "num_hidden_layers": self.layers,
             "vocab_size": self.vocab,
+            "rms_norm_eps": 1e-5,
             "tie_word_embeddings": self.tied,
             "torch_dtype": "bfloat16",
             "rope_scaling": {"rope_type": "llama3", "factor": 32.0},

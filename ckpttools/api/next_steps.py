@@ -1,0 +1,166 @@
+"""What a checkpoint that was just written is loaded with: one call, one small report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from shlex import join, quote
+
+from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.maxtext_config import maxtext_config
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CheckpointError
+from ckpttools.families.registry import families
+from ckpttools.maxtext.config.report import MaxTextConfig
+from ckpttools.maxtext.config.seen import LOAD_PARAMETERS, PARAM_SCAN_AXIS
+from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.recognition import guess_families
+from ckpttools.maxtext.view import view_of
+from ckpttools.stores.base import Forgets
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.web.hub_name import HubName
+
+_LOAD_STATE = "load_full_state_path"
+_CHECKPOINTS = "checkpoints"
+# How parameters alone are nested for MaxText.
+_LOADED_FLAVOUR = "linen"
+_CAUSAL = "ForCausalLM"
+# In which a model computes; what is stored in others, no loader takes for weights.
+_COMPUTED = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class NextSteps:
+    """What to do with a checkpoint.
+
+    Attributes:
+        uses: what loads it, as it is typed.
+        surprises: what may not be expected of it, a clause each.
+    """
+
+    uses: tuple[str, ...]
+    surprises: tuple[str, ...] = ()
+
+
+def next_steps(where: Where) -> NextSteps | None:
+    """What loads a checkpoint, and what may surprise then; reads no array.
+
+    Args:
+        where: what was written: a run, a directory of a model.
+
+    Returns:
+        None for what is no whole model that MaxText or transformers loads, or cannot be looked at.
+    """
+    place = parse(where)
+    try:
+        tree = open_checkpoint(place)
+        if not _is_whole(tree):
+            return None
+        return _of_maxtext(tree, place) if view_of(tree).is_maxtext else _of_transformers(tree, place)
+    except CheckpointError:
+        # The checkpoint is there; that nothing can be said of it is no failure of what made it.
+        return None
+    finally:
+        # Whoever replaces it later in this process looks again at what is there.
+        if isinstance(place.store, Forgets):
+            place.store.forget(place.key)
+
+
+def _is_whole(tree: Tree) -> bool:
+    """Whether all names of a model are there, in dtypes in which one computes."""
+    dtype = _main_dtype(view_of(tree).named)
+    guesses = guess_families(tree, families().values())
+    return dtype in _COMPUTED and any(each.matched == each.wanted for each in guesses)
+
+
+def _main_dtype(arrays: Mapping[str, LazyArray]) -> str:
+    """The dtype of most elements."""
+    count: Counter[str] = Counter()
+    for array in arrays.values():
+        count[array.dtype.name] += array.size
+    return count.most_common(1)[0][0] if count else ""
+
+
+def _of_maxtext(tree: Tree, place: Place) -> NextSteps | None:
+    if tree.metadata.format != "orbax":
+        return None
+    if place.store.scheme not in ("file", "gs"):
+        return NextSteps((f"MaxText reads disks and gs:// alone: `ckpt copy {quote(str(place))} DIR`",))
+    if view_of(tree).optimizer is None and view_of(tree).flavour.name != _LOADED_FLAVOUR:
+        made = f"`ckpt strip-optimizer {quote(str(place))} DST --flavour {_LOADED_FLAVOUR}`"
+        return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {made}",))
+    config = _config_of(tree)
+    known = {} if config is None else {each.name: each for each in config.told}
+    head = known.get("model_name")
+    said = [str(head)] if config is not None and config.is_named and head else []
+    uses = [join([*said, *_stored(tree)])]
+    if config is not None and not config.is_named:
+        uses.append(f"all settings: `ckpt maxtext-config {quote(str(place))}`")
+    resumed = _resumed(tree)
+    return NextSteps((*uses, *resumed), tuple(_surprises(tree)))
+
+
+def _config_of(tree: Tree) -> MaxTextConfig | None:
+    try:
+        return maxtext_config(tree)
+    except CheckpointError:
+        return None
+
+
+def _stored(tree: Tree) -> Iterator[str]:
+    """Where it lies and how, as settings of MaxText."""
+    view = view_of(tree)
+    setting = LOAD_PARAMETERS if view.optimizer is None else _LOAD_STATE
+    yield f"{setting}={parse(tree.metadata.place).absolute()}"
+    yield f"{SCAN_LAYERS}={'true' if view.is_stacked else 'false'}"
+    if view.scan_axis not in (None, SCAN_AXIS):
+        yield f"{PARAM_SCAN_AXIS}={view.scan_axis}"
+
+
+def _resumed(tree: Tree) -> Iterator[str]:
+    """How a run goes on from its full state, where it lies as MaxText lays runs out."""
+    run = parse(tree.metadata.place).absolute().parent.parent
+    if view_of(tree).optimizer is not None and run.name == _CHECKPOINTS:
+        out = run.parent.parent
+        yield "the run goes on: " + join([f"base_output_directory={out}", f"run_name={run.parent.name}"])
+
+
+def _surprises(tree: Tree) -> Iterator[str]:
+    view = view_of(tree)
+    dtype = _main_dtype(view.named)
+    if dtype != "float32" and view.optimizer is None:
+        yield f"stored in {dtype}; MaxText loads it in weight_dtype, by default float32"
+    rows = view.parameters[EMBEDDING].shape[0] if EMBEDDING in view.parameters else None
+    config = ModelFiles.of(tree, None).config or {}
+    said = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    if rows is not None and isinstance(said, int) and rows != said:
+        yield f"vocab_size={rows}, where config.json says {said}"
+
+
+def _of_transformers(tree: Tree, place: Place) -> NextSteps | None:
+    config = tree.metadata.config
+    kinds = (config or {}).get("architectures") or ()
+    if tree.metadata.format != "safetensors" or config is None or not kinds:
+        return None
+    kind = "AutoModelForCausalLM" if str(kinds[0]).endswith(_CAUSAL) else str(kinds[0])
+    where = _name_for_transformers(place)
+    if where is None:
+        return NextSteps((f"transformers reads disks and the hub: `ckpt copy {quote(str(place))} DIR`",))
+    name, revision = where
+    wanted = f'"{name}", revision="{revision}"' if revision else f'"{name}"'
+    served = join(["vllm", "serve", name, *(["--revision", revision] if revision else [])])
+    return NextSteps((f"{kind}.from_pretrained({wanted})", served))
+
+
+def _name_for_transformers(place: Place) -> tuple[str, str] | None:
+    """What transformers and vLLM call a place, and its revision; None where they do not read."""
+    if place.store.scheme == "file":
+        return str(place), ""
+    if place.store.scheme != "hf":
+        return None
+    found = HubName.of(place.key)
+    return None if found.path else (found.repo, found.revision)

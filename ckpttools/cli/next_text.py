@@ -1,0 +1,21 @@
+"""What to do with what was written, on stderr, below the closing line."""
+
+from __future__ import annotations
+
+from ckpttools.cli.output import labelled, prose_width, say
+from ckpttools.stores.place import Place
+
+_COLUMN = 9
+
+
+def print_next(destination: Place) -> None:
+    """One line of what loads it, one of what may surprise; nothing for what is no model."""
+    from ckpttools.api.next_steps import next_steps
+
+    found = next_steps(destination)
+    if found is None:
+        return
+    lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(found.uses)]
+    if found.surprises:
+        lines += labelled("note", "; ".join(found.surprises), _COLUMN, prose_width())
+    say(*lines)

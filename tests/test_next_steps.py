@@ -1,0 +1,118 @@
+"""What is said below the closing line: settings and calls that load what was written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.command_line import ckpt, succeed
+from support.hf_models import write_llama
+from support.places import HF, TRAINED
+
+import ckpttools
+from ckpttools.api.next_steps import next_steps
+
+
+def words_of(use):
+    return dict(each.split("=", 1) for each in use.split())
+
+
+@pytest.fixture
+def converted(tmp_path):
+    ckpttools.hf_to_maxtext(HF, tmp_path / "it")
+    return tmp_path / "it"
+
+
+class TestMaxText:
+    @pytest.mark.parametrize("flags", [(), ("--no-scan",), ("--scan-axis", 0)])
+    def test_a_run_with_them_finds_the_parameters(self, flags, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        done = succeed("convert", "hf-to-maxtext", HF, "it", *flags)
+        assert done.stdout.count("\n") == 1
+        said = next(line for line in done.stderr.splitlines() if line.startswith("next"))
+        given = words_of(said.removeprefix("next"))
+        assert given["load_parameters_path"] == f"{tmp_path}/it/0/items"
+        assert given["scan_layers"] == ("false" if "--no-scan" in flags else "true")
+        assert given.get("param_scan_axis") == ("0" if "--scan-axis" in flags else None)
+        assert ckpttools.resolve(**given).loads
+
+    def test_other_settings_are_asked_for(self, converted):
+        assert next_steps(converted).uses[1:] == (f"all settings: `ckpt maxtext-config {converted}`",)
+
+    def test_a_model_of_maxtext_s_is_named(self, converted, monkeypatch):
+        config = "ckpttools.api.maxtext_config.fitting_model"
+        monkeypatch.setattr(config, lambda values: "llama3.1-8b")
+        (use,) = next_steps(converted).uses
+        assert use.startswith("model_name=llama3.1-8b load_parameters_path=/")
+
+    def test_surprises(self, tmp_path):
+        write_llama(tmp_path / "hf", vocab_size=500)
+        ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "it", pad_vocab=512)
+        assert next_steps(tmp_path / "it").surprises == (
+            "stored in bfloat16; MaxText loads it in weight_dtype, by default float32",
+            "vocab_size=512, where config.json says 500",
+        )
+
+    def test_none_where_all_is_as_expected(self, tmp_path):
+        ckpttools.hf_to_maxtext(HF, tmp_path / "it", dtype="float32")
+        assert next_steps(tmp_path / "it").surprises == ()
+
+    def test_a_full_state(self, tmp_path):
+        ckpttools.unstack(TRAINED, tmp_path / "it")
+        (use, _) = (*next_steps(tmp_path / "it").uses, "")
+        given = words_of(use)
+        assert given == {"load_full_state_path": f"{tmp_path}/it/1/items", "scan_layers": "false"}
+        assert ckpttools.resolve(run_name="new", **given).loads
+
+    def test_a_run_goes_on(self, tmp_path):
+        run = tmp_path / "out" / "mine" / "checkpoints"
+        ckpttools.cast(TRAINED, run, dtype="float32")
+        wanted = f"the run goes on: base_output_directory={tmp_path}/out run_name=mine"
+        assert wanted in next_steps(run).uses
+        assert ckpttools.resolve(base_output_directory=tmp_path / "out", run_name="mine").loads
+
+    def test_another_nesting(self, tmp_path):
+        ckpttools.strip_optimizer(TRAINED, tmp_path / "it", flavour="nnx")
+        assert not ckpttools.resolve(load_parameters_path=tmp_path / "it/0/items").loads
+        (use,) = next_steps(tmp_path / "it").uses
+        assert use.endswith(f"`ckpt strip-optimizer {tmp_path}/it DST --flavour linen`")
+
+    def test_in_a_bucket_that_maxtext_does_not_read(self, converted):
+        ckpttools.convert(converted, "memory://next/it", format="orbax")
+        assert next_steps("memory://next/it").uses == (
+            "MaxText reads disks and gs:// alone: `ckpt copy memory://next/it DIR`",
+        )
+
+
+class TestTransformers:
+    def test_the_class_and_the_server(self, converted, tmp_path):
+        done = succeed("convert", "maxtext-to-hf", converted, tmp_path / "my model")
+        assert done.stderr.splitlines()[-2:] == [
+            f'next     AutoModelForCausalLM.from_pretrained("{tmp_path}/my model")',
+            f"         vllm serve '{tmp_path}/my model'",
+        ]
+
+    def test_the_class_that_config_json_names(self, tmp_path):
+        write_llama(tmp_path / "hf", architectures=["MineForConditionalGeneration"])
+        assert next_steps(tmp_path / "hf").uses[0].startswith("MineForConditionalGeneration.from")
+
+
+class TestNothingIsSaid:
+    def test_of_a_part(self, converted, tmp_path):
+        done = succeed("select", converted, tmp_path / "part", "--drop", "*norm*")
+        assert "next" not in done.stderr
+
+    def test_of_what_no_model_computes_in(self, converted, tmp_path):
+        ckpttools.cast(converted, tmp_path / "new", dtype="float8_e4m3fn")
+        assert next_steps(tmp_path / "new") is None
+
+    def test_of_other_formats(self, converted, tmp_path):
+        ckpttools.convert(converted, tmp_path / "new", format="zarr3")
+        assert next_steps(tmp_path / "new") is None
+
+    def test_of_nothing(self, tmp_path):
+        assert next_steps(tmp_path / "none") is None
+
+    def test_with_json(self, tmp_path):
+        done = ckpt("convert", "hf-to-maxtext", HF, tmp_path / "it", "--json")
+        assert json.loads(done.stdout) and "next" not in done.stderr
