@@ -64,7 +64,7 @@ SIZES = {
     "patch_width": ("patch_size",),
     "merge": ("spatial_merge_size",),
 }
-DEEP_SIZES = {**SIZES, "deep": ("deepstack_visual_indexes",)}
+DEEP_SIZES = {**SIZES, "deep": ("deepstack_visual_indexes.#",)}
 CONSTANTS = {"norm": 2}
 DERIVED = {
     **HEAD_DIM,

@@ -37,10 +37,15 @@ A number at the end is the length where none is there, and a 0 there lets a fiel
 
 
 def nested(config: Mapping[str, Any], name: str) -> Any:
-    """The field of a configuration at a dotted name, with numbers for items of lists; None without one."""
+    """The field of a configuration at a dotted name; None without one.
+
+    Below a list, a number is for the item there, and `#` for how many there are.
+    """
     value: Any = config
     for key in name.split("."):
-        if isinstance(value, list) and key.isdecimal():
+        if isinstance(value, list) and key == "#":
+            value = len(value)
+        elif isinstance(value, list) and key.isdecimal():
             value = value[int(key)] if int(key) < len(value) else None
         else:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -52,10 +57,8 @@ def sizes_from_config(
 ) -> dict[str, Size]:
     """The axis lengths that a configuration states; axes that it is silent about are left out.
 
-    A list states how many entries it has.
-
     Raises:
-        ConfigError: a field is neither a positive whole number nor a list.
+        ConfigError: a field is no positive whole number.
     """
     sizes: dict[str, Size] = {}
     for axis, alternatives in fields.items():
@@ -72,8 +75,6 @@ def sizes_from_config(
 
 
 def _length(value: object, name: str, place: str, least: int) -> int:
-    if isinstance(value, list):  # of one entry for each, as `deepstack_visual_indexes`
-        return len(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(
             f"{name} is not a size",
