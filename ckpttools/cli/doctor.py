@@ -115,7 +115,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
-        return "healthy: nothing found; values were not read"
+        return "healthy: nothing found; values were not read (`ckpt inspect stats --nan` reads them)"
     levels = [each.level for each in diagnosis.findings]
     parts = [plural(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
     return ("no errors, " if diagnosis.healthy else "") + ", ".join(parts)

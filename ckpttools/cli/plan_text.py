@@ -71,7 +71,8 @@ def print_notes(notes: Notes, remarks: Sequence[str] = ()) -> None:
 def closing_line(receipt: Receipt) -> str:
     """What a finished run did, in one line."""
     rate = (receipt.bytes_out - receipt.bytes_resumed) / max(receipt.seconds, 1e-9)
-    speed = f" ({disk(rate)}/s)" if rate else ""
+    # Of links a rate says nothing.
+    speed = f" ({disk(rate)}/s)" if rate and not receipt.bytes_referenced else ""
     parts = [
         plural(receipt.arrays, "array"),
         f"{disk(receipt.bytes_out)} in {receipt.seconds:.2f} s{speed}",
