@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 
 from ckpttools.array.lazy import LazyArray
@@ -217,7 +218,9 @@ def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Fa
         hint = f"`ckpt families` lists what there is, none with these names: describe yours in a file, {own}"
         if fitting:
             those = " and ".join(fitting)
-            chosen = option("family", fitting[0])
+            said = str(config.get("model_type"))
+            near = max(fitting, key=lambda name: SequenceMatcher(None, name, said).ratio())
+            chosen = option("family", near)
             hint = f"its arrays have the names of {those}: if the model computes alike, {chosen} converts it"
         raise error.at(hint=hint) from error
 
