@@ -17,7 +17,9 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
+from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.to_hf import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.transforms.select import Select
@@ -147,8 +149,40 @@ def test_layers_that_take_what_a_tower_sees_are_not_scanned(tmp_path, model):
         plan_to_maxtext(source)
     assert "scan=False" in str(error.value.hint) and "text_only=True" in str(error.value.hint)
     (said, *_) = to_maxtext(source, tmp_path / "out", text_only=True)
-    # There is no text model of this kind in transformers.
-    assert "takes them from the model:" in said
+    assert "writes the text model alone" in said
+
+
+TEXT_MODELS = {
+    "qwen3-vl": "Qwen3ForCausalLM",
+    "qwen3-vl-moe": "Qwen3MoeForCausalLM",
+    "qwen3-omni": "Qwen3MoeForCausalLM",
+    "qwen3.5": "Qwen3_5MoeForCausalLM",
+}
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_a_text_model_is_one_that_transformers_has(tmp_path, model):
+    """Its configuration is of that class, and what it makes in MaxText is the text part."""
+    to_maxtext(GOLDEN_0_2_5 / model / "hf", tmp_path / "out", scan=False)
+    back(tmp_path / "out", tmp_path / "hf", spelling="text")
+    config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
+    assert config["architectures"] == [TEXT_MODELS[model]]
+    assert ("mrope_section" in config["rope_parameters"]) == (model == "qwen3.5")
+    to_maxtext(tmp_path / "hf", tmp_path / "again", scan=False)
+    whole, again = (
+        all_described(arrays_by_tensorstore(tmp_path / name / "0" / "items")) for name in ("out", "again")
+    )
+    assert again == {path: leaf for path, leaf in whole.items() if "_encoder" not in path}
+
+
+def test_a_text_model_states_what_the_whole_one_means_by_saying_nothing():
+    """Qwen3-VL normalises the weights of experts whatever it says, Qwen 3 only where it is told to."""
+    whole = json.loads((GOLDEN_0_2_5 / "qwen3-vl-moe" / "hf" / "config.json").read_bytes())
+    text = next(each for each in families()["qwen3-vl-moe"].spellings if each.name == "text")
+    for said in ({}, {"norm_topk_prob": False}):
+        part = {key: value for key, value in whole["text_config"].items() if key != "norm_topk_prob"}
+        made = text_config({**whole, "text_config": {**part, **said}}, text)
+        assert made is not None and made["norm_topk_prob"] is True
 
 
 def test_the_command_line_names_the_options_that_it_has(tmp_path):

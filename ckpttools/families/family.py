@@ -82,11 +82,20 @@ class Spelling:
         prefixes: prefix of the rows -> prefix in the files.
         model_types: values of `model_type` whose files are written so; empty for all others.
         name: what users call it.
+        architecture: of transformers, that the configuration of such files names; empty where it follows from
+            that of the whole model.
+        without: fields of the whole model's text part that this configuration does not have, dots for nested
+            ones.
+        defaults: what it states where the whole model's text part is silent, as the two mean different things
+            by that.
     """
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
     model_types: tuple[str, ...] = ()
     name: str = "hub"
+    architecture: str = ""
+    without: tuple[str, ...] = ()
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
     def key(self, key: Key) -> Key:
         """A key template of the rows as these files have it."""

@@ -11,8 +11,17 @@ from ckpttools.families.decoder import (
     SIZES,
     TIED,
 )
-from ckpttools.families.family import Family, decoder_layers
+from ckpttools.families.family import Family, Spelling, decoder_layers
 from ckpttools.mapping.settings import setting_rules
+
+# The text model of what sees and hears computes the same: of text, the three positions of a token are one.
+POSITIONS = (
+    "rope_parameters.mrope_section",
+    "rope_parameters.mrope_interleaved",
+    "rope_scaling.mrope_section",
+    "rope_scaling.mrope_interleaved",
+)
+TEXT = Spelling(model_types=("qwen3",), name="text", architecture="Qwen3ForCausalLM", without=POSITIONS)
 
 FAMILY = Family(
     name="qwen3",

@@ -67,6 +67,6 @@ FAMILY = Family(
     flags={"tied": TIED, "apart": APART, "vision": VISION},
     left_out=("mtp.*",),
     towers=("vision",),
-    spellings=(HUB, Spelling(name="text")),
+    spellings=(HUB, Spelling(model_types=("qwen3_5_moe_text",), name="text")),
     settings=setting_rules('decoder_block: "qwen3_5"' + SETTINGS),
 )

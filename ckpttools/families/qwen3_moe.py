@@ -12,7 +12,8 @@ from ckpttools.families.decoder import (
     SIZES,
     TIED,
 )
-from ckpttools.families.family import Family, decoder_layers
+from ckpttools.families.family import Family, Spelling, decoder_layers
+from ckpttools.families.qwen3 import POSITIONS
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import setting_rules
 
@@ -23,6 +24,15 @@ EXPERTS = rows("""
     wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed
     wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp
 """)
+
+# What sees and hears normalises unless it says otherwise.
+TEXT = Spelling(
+    model_types=("qwen3_moe",),
+    name="text",
+    architecture="Qwen3MoeForCausalLM",
+    without=POSITIONS,
+    defaults={"norm_topk_prob": True},
+)
 
 FAMILY = Family(
     name="qwen3-moe",

@@ -5,6 +5,7 @@ from dataclasses import replace
 from ckpttools.families.decoder import TIED
 from ckpttools.families.family import Family, FlagRule, Part, Spelling, tower_blocks, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
+from ckpttools.families.qwen3_moe import TEXT
 from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED, PATCHES
 from ckpttools.families.tower import AUDIO, VISION
 from ckpttools.mapping.row import rows
@@ -93,7 +94,7 @@ AUDIO_SIZES = {
 
 
 # Of the whole model, and of one whose thinker was saved alone.
-TEXT_PARTS = ("thinker_config.text_config.", "text_config.")
+TEXT_PARTS = ("thinker_config.text_config.", "text_config.", "")
 VISION_PARTS = ("thinker_config.vision_config.", "vision_config.")
 AUDIO_PARTS = ("thinker_config.audio_config.", "audio_config.")
 # A model that says nothing of it speaks.
@@ -134,6 +135,7 @@ FAMILY = Family(
             }
         ),
         Spelling(model_types=("qwen3_omni_moe_thinker",), name="thinker"),
+        TEXT,
     ),
     settings=QWEN3_MOE.settings,
 )

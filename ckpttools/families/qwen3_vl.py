@@ -3,6 +3,7 @@
 from ckpttools.families.decoder import SIZES, TIED
 from ckpttools.families.family import Family, Spelling, tower_blocks, within
 from ckpttools.families.qwen3 import FAMILY as QWEN3
+from ckpttools.families.qwen3 import TEXT
 from ckpttools.families.qwen_tower import (
     BLOCK,
     CONSTANTS,
@@ -31,12 +32,12 @@ FAMILY = Family(
     models=("Qwen3-VL 2B to 32B",),
     rows=QWEN3.rows,
     layers=(*QWEN3.layers, *TOWER),
-    sizes={**within(SIZES, "text_config."), **within(DEEP_SIZES, "vision_config.")},
+    sizes={**within(SIZES, "text_config.", ""), **within(DEEP_SIZES, "vision_config.")},
     constants=CONSTANTS,
     derived=DERIVED,
     flags={"tied": TIED, "vision": VISION},
     towers=("vision",),
     unscanned_with_towers=DEEPSTACK,
-    spellings=(HUB,),
+    spellings=(HUB, TEXT),
     settings=QWEN3.settings,
 )

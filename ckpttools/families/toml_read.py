@@ -146,7 +146,14 @@ def _flag(value: object, place: str) -> FlagRule:
 
 
 def _spelling(value: object, place: str) -> Spelling:
-    readers: Mapping[str, Reader] = {"prefixes": mapping(text), "model_types": list_of(text), "name": text}
+    readers: Mapping[str, Reader] = {
+        "prefixes": mapping(text),
+        "model_types": list_of(text),
+        "name": text,
+        "architecture": text,
+        "without": list_of(text),
+        "defaults": mapping(scalar),
+    }
     return Spelling(**fields(readers)(value, place))
 
 

@@ -124,8 +124,15 @@ def _fields(table: str, name: str, rule: FlagRule | Part) -> Iterator[str]:
 
 def _spelling(spelling: Spelling) -> Iterator[str]:
     yield from ("", "[[spellings]]", f"name = {_value(spelling.name)}")
-    yield from _entries({"model_types": spelling.model_types})
+    yield from _entries(
+        {
+            "model_types": spelling.model_types,
+            "architecture": spelling.architecture,
+            "without": spelling.without,
+        }
+    )
     yield from _table("spellings.prefixes", spelling.prefixes, gap=False)
+    yield from _table("spellings.defaults", spelling.defaults, gap=False)
 
 
 def _table(name: str, values: Mapping[str, object], gap: bool = True) -> Iterator[str]:

@@ -202,7 +202,8 @@ class Definition:
             for prefix in each.prefixes:
                 if not any(key.startswith(prefix) for key in keys):
                     yield FamilyFinding("spelling", each.name, f"no row's key begins with {prefix!r}")
-            for model_type in each.model_types:
+            # A text model with an architecture of its own is of another family.
+            for model_type in () if each.architecture else each.model_types:
                 if model_type not in family.model_types:
                     text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"
                     yield FamilyFinding("spelling", each.name, text)

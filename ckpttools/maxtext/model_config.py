@@ -16,6 +16,8 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import inner
 from ckpttools.core.dtypes import DType
+from ckpttools.families.family import Spelling
+from ckpttools.mapping.sizes import nested
 from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.weights import quantized, signs_of_scheme
@@ -27,6 +29,8 @@ _ROWS = "vocab_size"
 _TEXT, _PART = "text_config", "_config"
 # Words in the names of a tower's arrays.
 _TOWERS = {"vision_config": ("vision", "visual"), "audio_config": ("audio",)}
+# What has a text part in a part of its own.
+_AROUND = ("thinker_config",)
 _PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 # What stands at the top of a multimodal configuration and is the text model's.
@@ -188,17 +192,26 @@ def absent_prediction(config: Mapping[str, Any], names: Collection[str]) -> str 
     return None if there else field
 
 
-def text_config(config: Mapping[str, Any], model_type: str) -> dict[str, Any] | None:
+def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any] | None:
     """The configuration of the text model within a multimodal one; None for one that is of text alone.
 
     Args:
         config: the multimodal one.
-        model_type: of the text model.
+        spelling: how the text model alone is written.
     """
-    text = config.get(_TEXT)
+    around = [config, *(config[name] for name in _AROUND if isinstance(config.get(name), Mapping))]
+    text = around[-1].get(_TEXT)
     if not isinstance(text, Mapping):
         return None
-    shared = {field: config[field] for field in _SHARED if field in config}
+    shared = {field: each[field] for each in around for field in _SHARED if each.get(field) is not None}
+    own = {field: value for field, value in text.items() if value is not None or field not in shared}
+    made = {**shared, **json.loads(json.dumps(own)), "model_type": spelling.model_types[0]}
+    for name in spelling.without:
+        within, _, last = name.rpartition(".")
+        part = nested(made, within) if within else made
+        if isinstance(part, dict):
+            part.pop(last, None)
+    made = {**spelling.defaults, **made}
     kinds = text.get("architectures") or config.get("architectures") or ()
     named = [str(kind).replace("ForConditionalGeneration", "ForCausalLM") for kind in kinds]
-    return {"architectures": named, **shared, **text, "model_type": model_type}
+    return {**made, "architectures": [spelling.architecture] if spelling.architecture else named}

@@ -193,7 +193,7 @@ def _config(
         return None
     rule = bound.family.flags.get(tying.FLAG)
     by_default = rule is not None and rule.default
-    text = text_config(files.config, bound.spelling.model_types[0]) if options.spelling == TEXT else None
+    text = text_config(files.config, bound.spelling) if options.spelling == TEXT else None
     size = bound.table.sizes.get(_VOCAB) if options.padding_rows == "keep" else None
     config = true_config(
         text or files.config, made, tied, tied_by_default=by_default, vocab=size.length if size else None
@@ -320,8 +320,11 @@ class _Unbound:
         model = self.options.model
         # A head that is to be made is made in Hugging Face's spelling, once all is mapped.
         way = "keep" if model.tied == "materialize" else model.tied
+        config = self.files.config
+        if config is not None and self.options.spelling == TEXT:
+            config = text_config(config, spelling) or config
         table = family.table(
-            self.files.config,
+            config,
             self.files.place,
             scan_axis=_scan_axis(family, self.arrays, self.options.scan_axis),
             spelling=spelling,
