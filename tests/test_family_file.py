@@ -178,12 +178,16 @@ class TestRoundTrip:
             ("scale head_dim inf", "not a number", None),
             ("scale head_dim 1 bfloat", "not a floating-point type", "did you mean bfloat16?"),
             ("scale head_dim 1 int8", "not a floating-point type", None),
+            ("whole int32", "not a value op", None),
+            ("whole int32 float32", "not a type of whole numbers", None),
         ],
     )
     def test_what_is_no_value_op(self, text, message, hint):
         with pytest.raises(MappingError, match=message) as caught:
             parse_op(text)
-        assert caught.value.wanted == "scale AXIS POWER [DTYPE] or shift AMOUNT"
+        assert (
+            caught.value.wanted == "scale AXIS POWER [DTYPE], shift AMOUNT, fill NUMBER or whole DTYPE DTYPE"
+        )
         assert hint is None or caught.value.hint == hint
 
     @pytest.mark.parametrize("name", ["a b", "#", "\u2003"])

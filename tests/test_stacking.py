@@ -187,6 +187,7 @@ def test_the_user_names_the_family(tmp_path, golden, family):
         ("qwen3-next", Cycle(4, "layers-local-global")),
         ("gemma3", Cycle(6, "layers")),
         ("gemma4", Cycle(6, "local-global")),
+        ("deepseek4", Cycle(2, "blocks-layers")),
     ],
 )
 def test_cycles(family, cycle):

@@ -193,8 +193,8 @@ def stack(
             them, else 1.
         cycle: layers after which their kinds repeat; None as they were before `unstack`, else as in the
             model's family.
-        cycle_names: what positions of a cycle are called: "layers", "layer", "local-global" or
-            "layers-local-global"; None to tell.
+        cycle_names: what positions of a cycle are called: "layers", "layer", "local-global",
+            "layers-local-global" or "blocks-layers"; None to tell.
         family: the model's family, or a file that describes one; None to tell.
         maxtext: version of MaxText that is to load it, such as "0.2.5"; None for the layout before `unstack`,
             else the newest.

@@ -156,8 +156,7 @@ def _as_hugging_face(tree: Tree, said: Converting, memory: int) -> tuple[Tree, N
         files = ModelFiles.of(tree, said.model)
         with _of_the_same_model(tree, files, said.family):
             made = to_huggingface(tree, way, files)
-    if said.padding_rows is None:
-        refuse_learned(made.surplus, tree.metadata.place, memory=memory, reserved=0)
+    refuse_learned(made.surplus, tree.metadata.place, said.padding_rows, memory=memory, reserved=0)
     config: Mapping[str, Any] | None = None if made.config is None else made.config.config
     return made.tree.with_metadata(config=config), made.notes
 

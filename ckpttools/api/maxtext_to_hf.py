@@ -125,7 +125,6 @@ def plan_to_huggingface(
     conversion = resources.plan(with_origin(model.tree, tree), beside, model.notes)
     # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
     # padding. Only once the plan is made, which refuses what does not fit into the memory.
-    if options.padding_rows is None:
-        held = conversion.plan.held_bytes
-        refuse_learned(model.surplus, tree.metadata.place, memory=resources.memory, reserved=held)
+    held, place = conversion.plan.held_bytes, tree.metadata.place
+    refuse_learned(model.surplus, place, options.padding_rows, memory=resources.memory, reserved=held)
     return conversion

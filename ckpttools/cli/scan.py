@@ -44,9 +44,10 @@ from ckpttools.maxtext.versions import VERSIONS
 )
 @click.option(
     "--cycle-names",
-    type=click.Choice(("layers", "layer", "local-global", "layers-local-global")),
+    type=click.Choice(("layers", "layer", "local-global", "layers-local-global", "blocks-layers")),
     help="What positions of a cycle are called: layers/layers_0, layers/layer_0, scanned_blocks/local_layers "
-    "and global_layer (gemma4), or these below layers (qwen3-next). By default as in the model's family.",
+    "and global_layer (gemma4), these below layers (qwen3-next), or scanned_blocks/layers_0 behind single "
+    "layers (deepseek4). By default as in the model's family.",
 )
 @click.option(
     "--maxtext",

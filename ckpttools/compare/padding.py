@@ -12,7 +12,8 @@ from ckpttools.maxtext.vocabulary import less_padding, rows_that_count
 def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
     """Leaves out rows that MaxText has beyond Hugging Face's vocabulary, if they are zeros.
 
-    Other rows become an array of their own on that side. Reads them.
+    Other rows become an array of their own on that side, as do arrays that MaxText alone has, and learned
+    something in. Reads them.
 
     Args:
         both: the arrays that are compared.
@@ -22,7 +23,8 @@ def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> P
     Raises:
         CheckpointError: they cannot be read, or the memory is too small.
     """
-    rows = rows_that_count({name: each for name, each in both.surplus.items() if name in both.b}, way, memory)
+    surplus = {name: each for name, each in both.surplus.items() if name in both.b or each.is_whole}
+    rows = rows_that_count(surplus, way, memory)
     made = replace(both, b={**both.b, **rows.arrays}, remarks=(*both.remarks, *map(Remark, rows.remarks)))
     if both.maxtext is None:
         return made

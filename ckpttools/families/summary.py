@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckpttools.families.family import Family
-from ckpttools.mapping.op_text import exactness_of, op_text
-from ckpttools.mapping.values import Scale, Shift, ValueOp
+from ckpttools.mapping.op_text import exactness_of, op_said
+from ckpttools.mapping.values import ValueOp
 
 DIRECTIONS = ("hf-to-maxtext", "maxtext-to-hf")
 
@@ -84,6 +84,5 @@ def _values(family: Family) -> tuple[ValueSummary, ...]:
 
 
 def _value(op: ValueOp, rows: tuple[str, ...]) -> ValueSummary:
-    text = op_text(op) if isinstance(op, Scale | Shift) else repr(op)
     exactness = exactness_of(op)
-    return ValueSummary(text, exactness.exact, exactness.reason, rows)
+    return ValueSummary(op_said(op), exactness.exact, exactness.reason, rows)

@@ -13,6 +13,7 @@ from ckpttools.core.region import Shape
 from ckpttools.family_check.definition import LAYOUTS
 from ckpttools.family_check.findings import FamilyFinding, TriedLayout, findings_of, hints_of
 from ckpttools.mapping.axes import Side
+from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.table import Table
 
@@ -50,7 +51,8 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
     """
     rows = present_rows(bind(None), lengths)
     findings = list(_made_twice([(row.right, row.left) for row in rows], lengths))
-    right = _spelled([row.right for row in rows], lengths) if right is None else right
+    stored = [row.right for row in rows if not isinstance(row.op, Fill)]
+    right = _spelled(stored, lengths) if right is None else right
     hints: list[str] = []
     layouts: list[TriedLayout] = []
     # Where two rows make one key, all else follows from that.
@@ -120,6 +122,6 @@ def _differing(arrays: Mapping[str, LazyArray], wanted: Shapes) -> Iterator[Fami
     for key, array in arrays.items():
         if key not in wanted:
             yield FamilyFinding("not expected", key, "no row has this key")
-        elif array.shape != wanted[key] or array.dtype != _F32:
+        elif array.shape != wanted[key] or (array.dtype.is_float and array.dtype != _F32):
             made = f"{array.dtype}{list(array.shape)}"
             yield FamilyFinding("shape", key, f"got {made}, wanted {_F32}{list(wanted[key])}")

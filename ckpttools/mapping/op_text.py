@@ -1,15 +1,19 @@
-"""Value ops as text, for files and listings: `scale head_dim -0.5`, `scale embed 0.5 bfloat16`, `shift 1`."""
+"""Value ops as text, for files and listings: `scale embed 0.5 bfloat16`, `shift 1`, `whole int32 int64`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError, did_you_mean
+from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.values import Exactness, Scale, Shift, ValueOp
+from ckpttools.mapping.whole_numbers import Whole
 
-OPS = ("scale", "shift")
-_FORMS = "scale AXIS POWER [DTYPE] or shift AMOUNT"
+OPS = ("scale", "shift", "fill", "whole")
+_FORMS = "scale AXIS POWER [DTYPE], shift AMOUNT, fill NUMBER or whole DTYPE DTYPE"
+_WHOLE = [dtype.name for dtype in DTYPES.values() if dtype.kind in ("int", "uint") and dtype.bits >= 8]
 
 
 def parse_op(text: str) -> ValueOp:
@@ -25,6 +29,10 @@ def parse_op(text: str) -> ValueOp:
             return Scale(axis, _number(power, text), _float_type(dtype, text))
         case ["shift", amount]:
             return Shift(_number(amount, text))
+        case ["fill", number]:
+            return Fill(_number(number, text))
+        case ["whole", left, right]:
+            return Whole(_whole_type(left, text), _whole_type(right, text))
     raise MappingError("not a value op", got=repr(text), wanted=_FORMS)
 
 
@@ -41,7 +49,19 @@ def op_text(op: ValueOp) -> str:
             return f"scale {axis} {_spelled(power)} {dtype}"
         case Shift(amount=amount):
             return f"shift {_spelled(amount)}"
+        case Fill(number=number):
+            return f"fill {_spelled(number)}"
+        case Whole(left=left, right=right):
+            return f"whole {left} {right}"
     raise MappingError("this value op cannot be written as text", got=repr(op), wanted=_FORMS)
+
+
+def op_said(op: ValueOp) -> str:
+    """An op as text, or as Python says it."""
+    try:
+        return op_text(op)
+    except MappingError:
+        return repr(op)
 
 
 def exactness_of(op: ValueOp) -> Exactness:
@@ -51,6 +71,10 @@ def exactness_of(op: ValueOp) -> Exactness:
             return Exactness(False, f"times {_factor(op)}: exact where that is a power of two, else rounded")
         case Shift():
             return op.bound({}).exactness(DTYPES["bfloat16"])
+        case Fill():
+            return op.bound({}).exactness(DTYPES["float32"])
+        case Whole():
+            return op.bound({}).exactness(DTYPES[op.right])
     return Exactness(False, f"{op!r}: as the plan of a conversion says")
 
 
@@ -77,12 +101,14 @@ def _number(word: str, text: str) -> float:
 
 def _float_type(name: str, text: str) -> str:
     floats = [dtype.name for dtype in DTYPES.values() if dtype.is_float]
-    if name in floats:
+    return _one_of(floats, name, text, "not a floating-point type")
+
+
+def _whole_type(name: str, text: str) -> str:
+    return _one_of(_WHOLE, name, text, "not a type of whole numbers")
+
+
+def _one_of(known: Sequence[str], name: str, text: str, message: str) -> str:
+    if name in known:
         return name
-    raise MappingError(
-        "not a floating-point type",
-        place=text,
-        got=name,
-        wanted=_FORMS,
-        hint=did_you_mean(name, floats),
-    )
+    raise MappingError(message, place=text, got=name, wanted=_FORMS, hint=did_you_mean(name, known))

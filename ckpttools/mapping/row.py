@@ -20,7 +20,7 @@ from typing import Any
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Key
-from ckpttools.mapping.op_text import op_text
+from ckpttools.mapping.op_text import op_said
 from ckpttools.mapping.row_text import (
     ARROW,
     NOWHERE,
@@ -31,7 +31,7 @@ from ckpttools.mapping.row_text import (
     single_spaced,
     split_rows,
 )
-from ckpttools.mapping.values import Scale, Shift, ValueOp
+from ckpttools.mapping.values import ValueOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Row:
         """The text that `row` makes it from, where its names and its op have one."""
         said = [f"{self.left} {ARROW} {self.right}"]
         if self.op is not None:
-            said.append(op_text(self.op) if isinstance(self.op, Scale | Shift) else repr(self.op))
+            said.append(op_said(self.op))
         flags = {"when": self.when, "unless": self.unless, "above": self.above}
         return ", ".join([*said, *(f"{word} {names}" for word, names in flags.items() if names)])
 

@@ -15,6 +15,7 @@ from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.coverage import Expected, check_coverage, require_countable
+from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open, seen_flags
 from ckpttools.mapping.joining import joined, part_of
 from ckpttools.mapping.keys import Key
@@ -22,6 +23,7 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion
 from ckpttools.mapping.sizes import Observation, Size, derive, lengths_of, require, sizes_from_keys, unify
 from ckpttools.mapping.values import BoundOp
+from ckpttools.mapping.whole_numbers import Recoded, Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Mapped:
         cut: for each axis that was longer in the source than in the model, both lengths.
         surplus: source key -> the axis on which it was longer.
         unused: source keys that made nothing, where only what could be made was asked for.
+        whole: target keys of whole numbers, by their rows.
+        filled: source key -> array that the target side has none of, and the number it should be full of.
     """
 
     arrays: Mapping[str, LazyArray]
@@ -64,6 +68,13 @@ class Mapped:
     cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     surplus: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    whole: frozenset[str] = frozenset()
+    filled: Mapping[str, tuple[LazyArray, float]] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> dict[str, LazyArray]:
+        """The arrays that are no whole numbers by their rows."""
+        return {key: array for key, array in self.arrays.items() if key not in self.whole}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,8 @@ class _Direction:
     ) -> RowConversion:
         """The expressions that this makes; errors as `Table.to_left`."""
         op = self.row.op.bound(sizes) if self.row.op else None
+        if isinstance(op, Recoded):
+            op = replace(op, name=str(self.target.key))
         if op and self.inverse:
             op = op.inverse()
         elif op and exact:
@@ -223,10 +236,12 @@ class Table:
         return {key: array for key, array in arrays.items() if _matches(key, patterns)}
 
     def _converted(self, settled: _Settled, *, exact: bool = False, leave_out: str = "") -> Mapped:
-        kept, said, flags = settled.arrays, settled.sizes, settled.flags
+        said, flags = settled.sizes, settled.flags
         sides = [each.source for each in settled.directions]
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
-        require(said, axes, _observed(kept, sides, said), self.place)
+        require(said, axes, _observed(settled.arrays, sides, said), self.place)
+        settled = _filled_up(settled)
+        kept = settled.arrays
         expected = [_expected(each, flags) for each in settled.directions]
         unwanted = [_expected(each, flags) for each in settled.absent]
         dropped, remedies = settled.dropped, self.remedies
@@ -345,13 +360,29 @@ def _expected(direction: _Direction, flags: Mapping[str, Flag]) -> Expected:
     return Expected(direction.source, "; ".join(why), "; ".join(remedies))
 
 
+def _filled_up(settled: _Settled) -> _Settled:
+    """With the right arrays that are in no file, where they are what is mapped and their shape is known."""
+    sizes = lengths_of(settled.sizes)
+    made: dict[str, LazyArray] = {}
+    for each in settled.directions:
+        known = {*each.source.axes, *each.source.key.needs} <= sizes.keys()
+        if isinstance(each.row.op, Fill) and known and not each.inverse:
+            made |= dict.fromkeys(each.source.keys(sizes), each.row.op.array(each.source.shape(sizes)))
+    return replace(settled, arrays={**made, **settled.arrays})
+
+
 def _made(settled: _Settled, exact: bool) -> Mapped:
     """Every target array, once all is accounted for."""
     sizes, arrays = lengths_of(settled.sizes), settled.arrays
     made = _Made(sizes)
     notes: list[ValueNote] = []
     changed: set[str] = set()
+    whole: set[str] = set()
+    filled: dict[str, tuple[LazyArray, float]] = {}
     for each in settled.directions:
+        if isinstance(each.row.op, Fill) and each.inverse:
+            filled |= {key: (arrays[key], each.row.op.number) for key in each.source.keys(sizes)}
+            continue
         parts = each.parts(arrays, sizes)
         conversion = each.conversion(sizes, parts, exact=exact)
         own = {
@@ -361,10 +392,19 @@ def _made(settled: _Settled, exact: bool) -> Mapped:
         made.add(each.target, own)
         if conversion.op:
             changed |= own.keys()
+            whole |= own.keys() if isinstance(each.row.op, Whole) else set()
             dtype = each.dtype(sizes, arrays)
             exactness = conversion.op.exactness(dtype)
             notes.append(ValueNote(str(each.target.key), exactness.exact, exactness.reason, dtype))
-    return Mapped(made.arrays, sizes, tuple(notes), settled.dropped, frozenset(changed))
+    return Mapped(
+        made.arrays,
+        sizes,
+        tuple(notes),
+        settled.dropped,
+        frozenset(changed),
+        whole=frozenset(whole),
+        filled=filled,
+    )
 
 
 class _Made:
@@ -389,7 +429,7 @@ class _Made:
 def _made_partly(settled: _Settled) -> Mapped:
     """Every target array whose sources are all there."""
     sizes = lengths_of(settled.sizes)
-    arrays, made, used = settled.arrays, _Made(sizes), set[str]()
+    arrays, made, used = _filled_up(settled).arrays, _Made(sizes), set[str]()
     for each in settled.directions:
         if not {*each.source.axes, *each.source.key.needs, *each.target.key.needs} <= sizes.keys():
             continue
@@ -402,7 +442,7 @@ def _made_partly(settled: _Settled) -> Mapped:
                 conversion = each.conversion(own, parts, exact=False)
                 made.add(each.target, {each.target.key.format(index, sizes): conversion.at(index, parts)})
                 used.update(keys)
-    unused = tuple(key for key in arrays if key not in used)
+    unused = tuple(key for key in settled.arrays if key not in used)
     return Mapped(made.arrays, sizes, (), settled.dropped, unused=unused)
 
 

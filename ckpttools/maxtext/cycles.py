@@ -14,9 +14,9 @@ from ckpttools.core.region import Shape
 from ckpttools.core.text import ranges
 from ckpttools.core.wording import option
 from ckpttools.maxtext.layers import LayerStack, single_layers
-from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYERS, LOCAL, REMAINDER
+from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYER, LAYERS, LOCAL, REMAINDER
 
-CycleNames = Literal["layers", "layer", "local-global", "layers-local-global"]
+CycleNames = Literal["layers", "layer", "local-global", "layers-local-global", "blocks-layers"]
 # What one layer holds: path below the layer -> shape and dtype.
 Contents = Mapping[Path, tuple[Shape, DType]]
 
@@ -24,6 +24,8 @@ Contents = Mapping[Path, tuple[Shape, DType]]
 # occurs with one naming only; the decay of a gated delta rule with several, by model and version of MaxText.
 _INFERRED_FROM: Mapping[str, CycleNames] = {"layer_scalar": "local-global"}
 _OPEN = "A_log"
+# Layers in one cycle where those before it are single ones, as MaxText has it in DeepSeek V4 alone.
+_PAIR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Cycle:
         length: layers in one repetition.
         names: what MaxText calls it: "layers" for layers/layers_{0..}, "layer" for layers/layer_{0..},
             "local-global" for scanned_blocks/{local_layers,global_layer}, "layers-local-global" for the same
-            below layers; None where that is not known.
+            below layers, "blocks-layers" for scanned_blocks/layers_{0..} with the layers before the first
+            whole cycle one by one; None where that is not known.
     """
 
     length: int
@@ -65,6 +68,9 @@ def stacks_to_make(
         _require_all(name, numbers)
         layers = _contents(decoder, name, len(numbers))
         wanted = cycle if name == LAYERS else None
+        if name == LAYERS and names == "blocks-layers":
+            made += _stacks_behind(layers, wanted or _PAIR)
+            continue
         length = _period(layers) if wanted is None else wanted
         _require_alike(name, layers, length)
         if length == 1:
@@ -84,6 +90,24 @@ def _require_all(name: str, numbers: Sequence[int]) -> None:
         )
 
 
+def _stacks_behind(layers: Sequence[Contents], length: int) -> list[LayerStack]:
+    """The stacks of whole cycles, behind as few single layers as there can be."""
+    starts = range(len(layers) % length, len(layers) - length + 1, length)
+    first = next((n for n in starts if _repeats(layers[n:], length)), None)
+    if first is None:
+        raise ShapeError(
+            f"the last {length} layers are no cycle that others could repeat",
+            place=f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}",
+            hint=f"say {option('cycle')} N",
+        )
+    cycle = Cycle(length, "blocks-layers")
+    return _block(BLOCKS, LAYERS, cycle, length, (len(layers) - first) // length, first)
+
+
+def _repeats(layers: Sequence[Contents], length: int) -> bool:
+    return all(a == b for a, b in zip(layers, layers[length:], strict=False))
+
+
 def _contents(decoder: Mapping[Path, LazyArray], name: str, count: int) -> Sequence[Contents]:
     numbers = {f"{name}_{number}": number for number in range(count)}
     layers: list[dict[Path, tuple[Shape, DType]]] = [{} for _ in numbers]
@@ -96,7 +120,7 @@ def _contents(decoder: Mapping[Path, LazyArray], name: str, count: int) -> Seque
 def _period(layers: Sequence[Contents]) -> int:
     """Layers after which all repeats, at least once; 1 where none do, which `_require_alike` then refuses."""
     halves = range(1, len(layers) // 2 + 1)
-    return next((n for n in halves if all(a == b for a, b in zip(layers, layers[n:], strict=False))), 1)
+    return next((n for n in halves if _repeats(layers, n)), 1)
 
 
 def _require_alike(name: str, layers: Sequence[Contents], length: int) -> None:
@@ -152,8 +176,9 @@ def _block(top: str, name: str, cycle: Cycle, span: int, repeats: int | None, st
     outer = () if repeats is None else (repeats,)
     starts = range(start, start + (repeats or 1) * cycle.length, cycle.length)
     if cycle.names not in ("local-global", "layers-local-global"):
+        word = LAYER if cycle.names == "layer" else LAYERS
         return [
-            LayerStack((top, f"{cycle.names}_{k}"), name, outer, tuple(first + k for first in starts))
+            LayerStack((top, f"{word}_{k}"), name, outer, tuple(first + k for first in starts))
             for k in range(span)
         ]
     local = min(span, cycle.length - 1)

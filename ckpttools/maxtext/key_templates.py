@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import product
 
 from ckpttools.families.family import Family
+from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.keys import Field, Key, key_of
 from ckpttools.mapping.row import Row
 from ckpttools.maxtext.family_layouts import layouts_of
@@ -112,7 +113,9 @@ def family_keys(family: Family, view: MaxTextView) -> Iterator[FamilyKeys]:
     # A pattern with a number in it ignores some layers only; a configuration tells which.
     ignored = tuple(each for each in (*family.dropped, *family.homeless) if "{" not in each)
     for spelling in family.spellings:
-        keys = ([(spelling.key(a.right.key), b) for a, b in rows] for rows in groups)
+        keys = (
+            [(spelling.key(a.right.key), b) for a, b in rows if not isinstance(a.op, Fill)] for rows in groups
+        )
         yield FamilyKeys(family, tuple(map(RowGroup.of, keys)), ignored)
 
 

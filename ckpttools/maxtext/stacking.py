@@ -89,7 +89,7 @@ def cycle_of(family: Family, version: Version) -> Cycle:
 
 def _names(scanned: list[str]) -> CycleNames:
     if any(BLOCKS in key for key in scanned):
-        return "local-global"
+        return "blocks-layers" if any(f"{BLOCKS}.{LAYERS}_" in key for key in scanned) else "local-global"
     if any(key.endswith(f".{LOCAL}") for key in scanned):
         return "layers-local-global"
     return "layer" if any(f".{LAYER}_" in key for key in scanned) else "layers"

@@ -90,7 +90,8 @@ class HuggingFaceModel:
         config: what `config.json` says, None where none is known.
         notes: what the user should know.
         has_text_model: whether the family has a text model without towers.
-        surplus: name -> rows of the array it was made from that the model has no place for.
+        surplus: name -> rows of the array it was made from that the model has no place for; MaxText's name
+            -> an array that it alone has.
     """
 
     tree: Tree
@@ -120,7 +121,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         bound = _with_all_rows(bound, wanted)
     mapped = bound.table.to_right(wanted, (_VOCAB,))
     source.require_agreement(bound, wanted)
-    refuse_unmappable(mapped.arrays, tree.metadata.config, tree.metadata.place)
+    refuse_unmappable(mapped.weights, tree.metadata.config, tree.metadata.place)
     main = _main_dtype(arrays, mapped)
     made = {key: _restored(key, array, mapped, main) for key, array in mapped.arrays.items()}
     head = tying.right_head(bound.family, bound.spelling)
@@ -158,12 +159,14 @@ def _with_all_rows(bound: _Bound, arrays: Mapping[str, LazyArray]) -> _Bound:
 
 
 def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> Iterator[tuple[str, Surplus]]:
-    """What was cut off, by the name of what was made of the rest."""
+    """What is left out: of arrays by the name of what was made of the rest, else by its own."""
     for row in table.rows:
         name = str(row.left.key)
         if name in mapped.surplus:
             kept = mapped.sizes[_VOCAB]
             yield str(row.right.key), Surplus.of(name, arrays[name], mapped.surplus[name], kept)
+    for name, (array, number) in mapped.filled.items():
+        yield name, Surplus(name, array, 0, 0, number)
 
 
 def _carried(
@@ -446,9 +449,13 @@ def _main_dtype(arrays: Mapping[str, LazyArray], mapped: Mapped) -> DType | None
 
 def _restored(key: str, array: LazyArray, mapped: Mapped, main: DType | None) -> LazyArray:
     """An array that was widened for its changed values, in the dtype of the others again."""
-    if main is None or key not in mapped.changed or array.dtype.bits <= main.bits:
+    if main is None or key not in mapped.changed or not _is_wider(array.dtype, main):
         return array
     return cast(array, main)
+
+
+def _is_wider(dtype: DType, main: DType) -> bool:
+    return dtype.is_float and dtype.bits > main.bits
 
 
 def _notes(mapped: Mapped, main: DType | None, options: ToHuggingFace, dropped: tuple[str, ...]) -> Notes:
@@ -460,7 +467,7 @@ def _notes(mapped: Mapped, main: DType | None, options: ToHuggingFace, dropped: 
         options: what the user wants.
         dropped: what is left out.
     """
-    rounded = [main is not None and each.dtype.bits > main.bits for each in mapped.values]
+    rounded = [main is not None and _is_wider(each.dtype, main) for each in mapped.values]
     changed = list(zip(mapped.values, rounded, strict=True))
     inexact = [Note(each.key, each.reason) for each, back in changed if not (each.exact or back)]
     values = [

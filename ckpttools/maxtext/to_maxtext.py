@@ -114,7 +114,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     if options.model.tied == "drop" and head and head.head in arrays:
         drop = (*drop, head.head)
     mapped = table.to_left(arrays, drop, exact=options.exact)
-    refuse_unmappable(mapped.arrays, config, place)
+    refuse_unmappable(mapped.weights, config, place)
     homeless = {key: array for key, array in table.left_out_of(arrays).items() if not _is_in(key, drop)}
     if not (options.carry or options.text_only):
         refuse_lost(family, homeless, place)

@@ -34,13 +34,15 @@ class Surplus:
         name: of the array.
         rows: the rows beyond, lazily.
         axis: the axis of the array along which they lie.
-        kept: how many rows the model has.
+        kept: how many rows the model has; none of an array that MaxText alone has.
+        fill: what all elements are as long as nothing was learned.
     """
 
     name: str
     rows: LazyArray
     axis: int
     kept: int
+    fill: float = 0
 
     @classmethod
     def of(cls, name: str, array: LazyArray, axis: int, kept: int) -> Surplus:
@@ -48,6 +50,11 @@ class Surplus:
         start, shape = [0] * len(array.shape), list(array.shape)
         start[axis], shape[axis] = kept, array.shape[axis] - kept
         return cls(name, window(array, tuple(start), tuple(shape)), axis, kept)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model has no such array, so that these are all of its rows."""
+        return self.kept == 0
 
     @property
     def count(self) -> int:
@@ -61,11 +68,13 @@ class Surplus:
 
     @property
     def place(self) -> str:
-        """The array's name with the indices of these rows: `embedding[256:300]`."""
+        """The array's name, with the indices of these rows where there are others: `embedding[256:300]`."""
+        if self.is_whole:
+            return self.name
         return f"{self.name}[{':, ' * self.axis}{self.kept}:{self.there}]"
 
     def first_learned(self, *, memory: int, reserved: int = 0) -> int | None:
-        """The first row found that is not zero, None where all are; 0 and -0 are zero. Reads up to that row.
+        """The first row found that is not `fill`, None where all are; 0 and -0 are alike. Reads up to it.
 
         Args:
             memory: bytes that may be resident at most.
@@ -89,7 +98,7 @@ class Surplus:
 
         values = self.rows.read(piece)
         for part in split_to(piece, _ELEMENTS):
-            learned = np.moveaxis(values[part.relative_to(piece).slices] != 0, self.axis, 0)
+            learned = np.moveaxis(values[part.relative_to(piece).slices] != self.fill, self.axis, 0)
             if learned.any():
                 found = learned.reshape(len(learned), -1).any(axis=1)
                 return self.kept + part.start[self.axis] + int(found.argmax())
@@ -154,7 +163,8 @@ def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int
 
     Args:
         surplus: by whatever names.
-        way: "keep" where all count and "drop" where none does, unread; None where their content decides.
+        way: "keep" where all count and "drop" where none does, unread; None where their content decides, as
+            it always does of arrays that MaxText alone has.
         memory: bytes that may be resident at most.
 
     Raises:
@@ -164,6 +174,10 @@ def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int
     remarks: list[str] = []
     dropping = option("padding_rows", "drop")
     for each in surplus.values():
+        if each.is_whole:
+            if each.first_learned(memory=memory) is not None:
+                arrays[each.place] = each.rows
+            continue
         row = each.first_learned(memory=memory) if way is None else None
         if way == "drop":
             remarks.append(f"left out, as {dropping} says: {each.place}")
@@ -179,15 +193,35 @@ def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int
     return Counted(arrays, tuple(remarks))
 
 
-def refuse_learned(surplus: Mapping[str, Surplus], place: str, *, memory: int, reserved: int) -> None:
-    """Refuses to cut off rows that are not those of padding. Reads them, as only their content shows it.
+def refuse_learned(
+    surplus: Mapping[str, Surplus], place: str, way: str | None, *, memory: int, reserved: int
+) -> None:
+    """Refuses to leave out what was learned. Reads it, as only its content shows that.
+
+    Args:
+        surplus: by whatever names.
+        place: the checkpoint, for messages.
+        way: what the user wants of rows beyond the vocabulary; these are not read where there is any.
+        memory, reserved: as of `Surplus.first_learned`.
 
     Raises:
-        ConfigError: one of them is not zero.
+        ConfigError: a row beyond the vocabulary is not zero, or an array that MaxText alone has is not what
+            it began as.
         CheckpointError: as `Surplus.first_learned`.
     """
     for each in surplus.values():
+        if way is not None and not each.is_whole:
+            continue
         row = each.first_learned(memory=memory, reserved=reserved)
+        if row is not None and each.is_whole:
+            raise ConfigError(
+                f"Hugging Face's model computes as if this were {each.fill:g} throughout, and it is not",
+                place=f"{each.name} in {place}",
+                got=f"something else at {row}: it was trained",
+                wanted=f"{each.fill:g} throughout, as MaxText begins with",
+                hint="take a step at which it is unchanged, or train again with it frozen "
+                "(trainable_parameters_mask in MaxText)",
+            )
         if row is not None:
             raise ConfigError(
                 f"the last {each.count} rows of the vocabulary would be cut off, and they are not zero",
