@@ -49,6 +49,11 @@ def job(words, count=2, dying=None):
     return [each.returncode for each in started], said
 
 
+def unstamped(place):
+    """Its files, but for one in which Orbax has the time."""
+    return {name: each for name, each in files_in(place).items() if not STAMPED.search(name)}
+
+
 # Four take about 40 CPU seconds.
 MANY = pytest.mark.skipif("CKPTTOOLS_PROCESSES" not in os.environ, reason="CKPTTOOLS_PROCESSES=all")
 
@@ -66,12 +71,18 @@ def test_a_killed_process_ends_the_job_by_its_name_and_the_next_job_goes_on(tmp_
     assert "13 arrays" in said[0] and f"part 1/{later}" in said[1], said
     assert any("done before" in each for each in said), said
     run("convert", "hf-to-maxtext", SHARDED, tmp_path / "alone")
-    alone, together = (
-        {name: each for name, each in files_in(tmp_path / place).items() if not STAMPED.search(name)}
-        for place in ("alone", "out")
-    )
-    assert alone == together
+    assert unstamped(tmp_path / "alone") == unstamped(tmp_path / "out")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["alone", "out"]
+
+
+def test_several_processes_reshard_to_the_bytes_of_one(tmp_path):
+    source = GOLDEN / "llama3.1" / "maxtext_scanned"
+    aimed = ("--mesh", "fsdp=4,tensor=2", "--subchunks", "4KiB")
+    codes, said = job(["reshard", source, tmp_path / "out", *aimed])
+    assert codes == [0, 0], said
+    assert all(re.search(r"part ./2 of .*: [1-9]\d* tasks", each) for each in said), said
+    run("reshard", source, tmp_path / "alone", *aimed)
+    assert unstamped(tmp_path / "alone") == unstamped(tmp_path / "out")
 
 
 def test_what_cannot_be_planned_ends_all_processes(tmp_path):
