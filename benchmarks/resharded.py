@@ -57,7 +57,8 @@ def write(directory: Path, layout: str) -> None:
         return jax.device_put(array, NamedSharding(mesh, spec))
 
     tree = jax.tree.map(put, ckpttools.load(directory / "converted", keep="params/*"))
-    with ocp.CheckpointManager(directory / layout, item_names=("items",)) as manager:
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
+    with ocp.CheckpointManager(directory / layout, item_handlers={"items": handler}) as manager:
         manager.save(0, args=ocp.args.Composite(items=ocp.args.PyTreeSave(tree)))
 
 
