@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ckpttools.api.arguments import Size, dtype_of, text_of
@@ -34,6 +35,7 @@ def maxtext_to_hf(
     destination: Where,
     *,
     like: Where | None = None,
+    maxtext_config: Sequence[Where] = (),
     dtype: DType | str | None = None,
     prefix: str | None = None,
     names: Literal["hub", "transformers", "text"] | None = None,
@@ -55,6 +57,9 @@ def maxtext_to_hf(
         destination: directory that appears, with weights, `config.json` and what else there is of the model,
             when everything is written.
         like: directory of the model it came from, or a `config.json`; None for what was carried along.
+        maxtext_config: where no `config.json` was carried along: the settings of the run that made the
+            checkpoint, as they are given to MaxText, a configuration file first, then `NAME=VALUE`. One is
+            made of them and of the arrays' shapes.
         dtype: of all floating-point arrays, such as "bfloat16"; None keeps those stored.
         prefix: path of a model within a composite one; only its arrays are written.
         names: how tensors are named, where the hub and transformers differ; "text" writes the text model of
@@ -74,6 +79,7 @@ def maxtext_to_hf(
     """
     options = ToHuggingFace(
         like=like,
+        maxtext_config=tuple(map(str, maxtext_config)),
         dtype=dtype_of(dtype),
         prefix=prefix,
         spelling=names,

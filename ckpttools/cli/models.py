@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import split
 from typing import Any
 
 import click
@@ -121,7 +122,20 @@ def hf_to_maxtext(**options: Any) -> None:
     write(hf_to_maxtext.plan, **options)
 
 
+def _words(_context: click.Context, _option: click.Parameter, said: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of all that was said, each of which may hold several."""
+    return tuple(word for each in said for word in split(each))
+
+
 _back_options = together(
+    click.option(
+        "--maxtext-config",
+        multiple=True,
+        callback=_words,
+        metavar="WORDS",
+        help="Where no config.json was carried along: make it of the settings of the run, CONFIG.yml first, "
+        "then NAME=VALUE, as one text or one by one. Sizes are compared with the arrays.",
+    ),
     click.option(
         "--like",
         type=MODEL,

@@ -148,6 +148,11 @@ FAMILY = Family(
     must rope.mscale is rope.mscale_all_dim, if rope.type is "yarn" -- MaxText scales scores alone
     must rope.attention_factor in [null, 1], if rope.type is "yarn" -- MaxText scales scores alone
     must config.norm_topk_prob is flag.score_correction -- MaxText decides so by the way of scoring
+    must config.topk_group is 1, if config.n_group in [null, 1] -- MaxText chooses among all experts
+    must config.num_key_value_heads is heads -- MaxText's latent attention has keys for every head
+    must config.model_type is "deepseek_v32", if flag.indexer -- MaxText has an indexer in V3.2 alone
+    must config.model_type is not "deepseek_v2", if flag.score_correction
+        -- MaxText corrects scores as V3 does
     must config.topk_method is "noaux_tc", if config.n_group not in [null, 1] -- MaxText has the groups of V3
     """
         + DECODER_SETTINGS

@@ -107,6 +107,8 @@ SETTINGS_4 = (
     global_rope_proportion:    rope.partial_rotary_factor | 0.25
     local_rope_proportion:     1
     must rope.type in ["default", "proportional"] -- MaxText's block has no other rotary embedding
+    must rope.type is "proportional", if rope.partial_rotary_factor is not null
+        -- MaxText turns the parts of heads that this type turns
     must rope.local_type is "default" -- MaxText's block has no other rotary embedding
     must config.use_bidirectional_attention in [null, false, "vision"] -- MaxText's layers look back alone
     must config.attn_logit_softcapping in [null, 0] -- MaxText's block has no such cap

@@ -21,8 +21,8 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.agreement import same_family, same_values
+from ckpttools.maxtext.config.back import SETTINGS, config_of_settings
 from ckpttools.maxtext.family_layouts import family_as_stored
-from ckpttools.maxtext.layout import SCAN_AXIS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, rope_flags
 from ckpttools.maxtext.model_config import (
     TrueConfig,
@@ -33,6 +33,7 @@ from ckpttools.maxtext.model_config import (
 )
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.parts import promising_less
+from ckpttools.maxtext.stacked_on import stored_scan_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.maxtext.vocabulary import WAYS, Surplus
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
@@ -60,6 +61,8 @@ class ToHuggingFace:
         padding_rows: what becomes of rows beyond the vocabulary: "keep" writes them, with a vocabulary of so
             many, "drop" leaves them out, whatever they hold; None leaves out zeros and refuses others.
         read: options for opening the source.
+        maxtext_config: settings of the run, as they are given to MaxText, of which `config.json` is made
+            where none was carried along.
     """
 
     like: Where | None = None
@@ -71,6 +74,7 @@ class ToHuggingFace:
     carry: bool = False
     padding_rows: str | None = None
     read: ReadOptions = field(default_factory=ReadOptions)
+    maxtext_config: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("way with padding rows", self.padding_rows, WAYS)
@@ -109,9 +113,10 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         CoverageError: the arrays are not those of that model.
         FormatError: weights are quantised.
     """
-    options = _as_it_was_made(options, files)
     arrays = _parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
+    files = _with_made_config(files, options, arrays)
+    options = _as_it_was_made(options, files)
     source = _Unbound(arrays, tree.metadata.place, options, files)
     bound = source.bound()
     unwanted = _unwanted_head(bound, arrays, options.model.tied)
@@ -147,6 +152,34 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     has_text_model = any(each.name == TEXT for each in bound.family.spellings)
     surplus = dict(_surplus(bound.table, wanted, mapped))
     return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
+
+
+def _with_made_config(
+    files: ModelFiles, options: ToHuggingFace, arrays: Mapping[str, LazyArray]
+) -> ModelFiles:
+    """The files with a configuration made of MaxText's settings, where the user gives some.
+
+    Raises:
+        UsageError: there is a configuration.
+        ConfigError: as `config_of_settings`.
+    """
+    if not options.maxtext_config:
+        return files
+    if files.config is not None:
+        raise UsageError(
+            "the model's own config.json is at hand: none is made of MaxText's settings",
+            place=files.place,
+            hint=f"leave out {option('maxtext_config')}",
+        )
+    config = config_of_settings(
+        options.maxtext_config,
+        arrays,
+        scan_axis=options.scan_axis,
+        family=options.model.family,
+        text_alone=options.spelling == TEXT,
+    )
+    # Names as of the text model that it describes, whatever those of the model it came from were.
+    return replace(files, config=config, place=SETTINGS, spelling=None)
 
 
 def _with_all_rows(bound: _Bound, arrays: Mapping[str, LazyArray]) -> _Bound:
@@ -329,7 +362,7 @@ class _Unbound:
         table = family.table(
             config,
             self.files.place,
-            scan_axis=_scan_axis(family, self.arrays, self.options.scan_axis),
+            scan_axis=stored_scan_axis(family, self.arrays, self.options.scan_axis),
             spelling=spelling,
             overrides={
                 **rope_flags(family, model),
@@ -422,20 +455,6 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
         return family.spelling_of(files.weights)
     model_type = (files.config or {}).get("model_type")
     return family.spelling_for(model_type if isinstance(model_type, str) else None)
-
-
-def _scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int | None) -> int | None:
-    """The axis on which layers are stacked, None where each has arrays of its own."""
-    stacked, single = (
-        sum(key.first() in arrays for key in {row.left.key for row in family.all_rows(axis)})
-        for axis in (SCAN_AXIS, None)
-    )
-    if stacked <= single:
-        return None
-    if asked is not None:
-        return asked
-    found = view_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
-    return SCAN_AXIS if found is None else found
 
 
 def _main_dtype(arrays: Mapping[str, LazyArray], mapped: Mapped) -> DType | None:

@@ -130,11 +130,18 @@ def fitting_model(values: Values) -> str | None:
 
 
 def _fits(wanted: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    idle = _OF_YARN if wanted.get("rope_type") != "yarn" else frozenset()
-    if wanted.get("attention_type") == "mla":
-        idle |= {"head_dim"}
     names = {name for name, value in model.items() if value != own.get(name)} | wanted.keys()
-    return all(wanted.get(name, own.get(name)) == model.get(name) for name in names - idle)
+    return all(wanted.get(name, own.get(name)) == model.get(name) for name in names - idle(wanted))
+
+
+def idle(wanted: Mapping[str, Any]) -> frozenset[str]:
+    """The settings that nothing reads in a model of these."""
+    found = _OF_YARN if wanted.get("rope_type") != "yarn" else frozenset()
+    if wanted.get("attention_type") == "mla":
+        found |= {"head_dim"}
+    if not wanted.get("logits_via_embedding"):
+        found |= {"normalize_embedding_logits"}
+    return found
 
 
 def told(values: Values, named: str | None) -> dict[str, ModelSetting]:

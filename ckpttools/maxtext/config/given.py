@@ -1,0 +1,83 @@
+"""Settings of a run, each with who says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.core.errors import UsageError
+from ckpttools.maxtext.config.models import defaults, models
+from ckpttools.maxtext.config.report import ModelSetting
+from ckpttools.maxtext.config.telling import MODEL_NAME
+from ckpttools.maxtext.loading.command import Command, parsed
+from ckpttools.maxtext.loading.configuration import COMMAND_LINE, Layer, files_of, flat, model_of
+from ckpttools.maxtext.loading.settings import DEFAULTS
+from ckpttools.maxtext.loading.sizes import architecture
+from ckpttools.stores.registry import parse
+
+_SCAN, _AXIS = "scan_layers", "param_scan_axis"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run is told.
+
+    Attributes:
+        values: name -> setting.
+        is_whole: whether what nobody says is as MaxText has it by default, and among `values`.
+    """
+
+    values: Mapping[str, ModelSetting]
+    is_whole: bool
+
+    def value(self, name: str) -> Any:
+        """Of a setting; None where nobody says it."""
+        found = self.values.get(name)
+        return None if found is None else found.value
+
+
+def given(words: Sequence[str]) -> Given:
+    """The settings in the words of a run; whole if a configuration file or a model is named.
+
+    Args:
+        words: as they are given to MaxText: a configuration file, then `NAME=VALUE`.
+
+    Raises:
+        UsageError: nothing is said, or a word is no setting.
+        StorageError, FormatError, ConfigError: a file is not there, or no configuration.
+    """
+    command = parsed(list(words))
+    if not command.file and not command.overrides:
+        raise UsageError("no setting is given", wanted="a configuration file or NAME=VALUE")
+    return _given(command)
+
+
+def _given(command: Command) -> Given:
+    path = parse(command.file) if command.file else None
+    files = files_of(path, []) if path else []
+    own = Layer(COMMAND_LINE, command.overrides)
+    model = model_of([*files, own], path)
+    name = {**_flat(files), **dict(flat(own.values))}.get(MODEL_NAME)
+    is_whole = path is not None or bool(model.values)
+    layers = [_defaults()] if is_whole else []
+    layers += [*files, _known(name), model, own]
+    found: dict[str, ModelSetting] = {}
+    for layer in layers:
+        found |= {key: ModelSetting(key, value, layer.source) for key, value in flat(layer.values)}
+    return Given(found, is_whole)
+
+
+def _flat(layers: Sequence[Layer]) -> dict[str, Any]:
+    return {key: value for layer in layers for key, value in flat(layer.values)}
+
+
+def _defaults() -> Layer:
+    scan = {name: DEFAULTS[name] for name in (_SCAN, _AXIS)}
+    return Layer("MaxText's default", {**defaults(), **scan, MODEL_NAME: DEFAULTS[MODEL_NAME]})
+
+
+def _known(name: object) -> Layer:
+    """What the model of a name has where MaxText is not installed."""
+    values = models().get(architecture(name), {}) if isinstance(name, str) else {}
+    return Layer(f"model {name}", values)

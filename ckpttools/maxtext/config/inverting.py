@@ -1,0 +1,313 @@
+"""Rules of a family read the other way: from settings to the fields of a `config.json`.
+
+Rules have conditions, and conditions look at fields. So each choice of those fields is tried: with it the
+rules that apply are known, and each gives the field that it reads. Nothing is believed of that: what was
+made must say, by the same rules, what was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from ckpttools.families.family import Family
+from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
+from ckpttools.mapping.settings import Condition, Limit, Setting, Term
+from ckpttools.maxtext.config.checking import same
+from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.given import Given
+from ckpttools.maxtext.config.models import defaults
+from ckpttools.maxtext.config.report import Contradiction, ModelSetting
+from ckpttools.maxtext.config.telling import MODEL_NAME, idle
+from ckpttools.maxtext.config.written import MODEL_TYPE, text_types, written
+
+# Rules stand on each other's results: a condition on a field, that on the length of an axis.
+_PASSES = 4
+# Beyond any number of layers.
+_LONGEST = 2000
+_SETTINGS = "MaxText's settings"
+_FLAG = "flag."
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the arrays of a checkpoint show.
+
+    Attributes:
+        lengths: of axes.
+        flags: yes and no.
+        has_arrays: whether there is a checkpoint at all.
+    """
+
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    flags: Mapping[str, bool] = field(default_factory=dict)
+    has_arrays: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration by one choice.
+
+    Attributes:
+        config: what was made.
+        settings: what its rules say of it.
+        missing: settings that would have to be said.
+        contradictions: between settings, rules and arrays.
+    """
+
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    missing: tuple[str, ...]
+    contradictions: tuple[Contradiction, ...]
+
+
+def candidates(family: Family, given: Given, known: Known) -> Iterator[Candidate]:
+    """The configurations by all choices, likely ones first."""
+    choices = _choices(family, given, known)
+    for values in product(*choices.values()):
+        yield _Attempt(family, given, known, dict(zip(choices, values, strict=True))).made()
+
+
+def _choices(family: Family, given: Given, known: Known) -> dict[str, list[Any]]:
+    """Field -> its possible values, of those on which it depends which rules apply."""
+    found: dict[str, list[Any]] = {MODEL_TYPE: list(text_types(family))}
+    for name, rule in family.flags.items():
+        flat = next((each for each in rule.field if "." not in each), None)
+        sizes = {each for names in family.sizes.values() for each in names}
+        if flat is None or rule.equals:
+            continue
+        # Set by a length that is there, a flag is assumed until the length is.
+        of = f"{_FLAG}{name}" if flat in sizes else f"config.{flat}"
+        found[of] = [known.flags[name]] if name in known.flags else [False, True]
+    rules = family.settings
+    every = [each for rule in rules.settings for each in rule.conditions]
+    every += [each for limit in rules.limits for each in limit.conditions]
+    for each in every:
+        _add(found, each)
+    for limit in rules.limits:
+        if limit.wanted.left.name in found or (limit.wanted.relation == "in" and not limit.conditions):
+            _add(found, limit.wanted)
+    for name in found.keys() - {MODEL_TYPE}:
+        found[name] += [value for value in _given_for(family, given, name) if value not in found[name]]
+    return {name: _in_order(values) for name, values in found.items() if values}
+
+
+def _add(found: dict[str, list[Any]], condition: Condition) -> None:
+    if condition.left.kind == "field":
+        values = found.setdefault(condition.left.name, [])
+        values += [value for value in _said(condition.right) if value not in values]
+
+
+def _in_order(values: list[Any]) -> list[Any]:
+    """Plain ones first, then by the rules; null last, since transformers fills up what is absent."""
+    # What is 0 where it may be null is off, which transformers calls null alone.
+    kept = [each for each in values if each is None or None not in values or same(each, 0) is False]
+    return sorted(kept, key=lambda each: (each is None, each != "default"))
+
+
+def _said(term: Term) -> list[Any]:
+    if term.kind == "formula":
+        return [term]
+    if term.kind != "value":
+        return []
+    return list(term.value) if isinstance(term.value, list) else [term.value]
+
+
+def _given_for(family: Family, given: Given, name: str) -> Iterator[Any]:
+    for rule in family.settings.settings:
+        if any(term.name == name and term.words is None for term in rule.terms):
+            found = given.value(rule.name)
+            # Below zero is MaxText's word for none.
+            if found is not None and not (isinstance(found, int) and found < 0):
+                yield found
+
+
+class _Attempt:
+    """One choice, and what follows from it."""
+
+    def __init__(self, family: Family, given: Given, known: Known, choice: Mapping[str, Any]) -> None:
+        self.family, self.given, self.known = family, given, known
+        self.choice = {name: each for name, each in choice.items() if not name.startswith(_FLAG)}
+        self.assumed = {
+            name.removeprefix(_FLAG): each for name, each in choice.items() if name.startswith(_FLAG)
+        }
+        self._forget()
+
+    def _forget(self) -> None:
+        self.lengths = {**self.family.constants, **self.known.lengths}
+        self.fields: dict[str, Any] = {}
+        self.sources: dict[str, ModelSetting] = {}
+        self.wrong: dict[str, Contradiction] = {}
+
+    def made(self) -> Candidate:
+        """What comes of it."""
+        for _ in range(_PASSES):
+            # What follows from rules that did not apply after all is forgotten.
+            facts = self._facts(self.assumed)
+            self._forget()
+            self._choose(facts)
+            for rule in self.family.settings.chosen(facts).values():
+                said = self.given.values.get(rule.name)
+                if said is not None and said.value is not None:
+                    self._invert(rule, said)
+            for limit in self.family.settings.limits:
+                self._keep(limit, facts)
+            self._derive()
+        facts = self._facts()
+        told = dict(self._forward(facts))
+        missing = tuple(name for name in told if self._is_missing(name, told[name], facts))
+        wrong = (*self.wrong.values(), *self._contradictions(facts, told))
+        return Candidate(facts.config, told, missing, wrong)
+
+    def _choose(self, facts: ModelFacts) -> None:
+        """Takes the choice, formulas among it once they can be worked out."""
+        for name, each in self.choice.items():
+            found = each.of(facts) if isinstance(each, Term) else each
+            if found is not None or not isinstance(each, Term):
+                self.fields[name] = found
+
+    def _facts(self, assumed: Mapping[str, bool] | None = None) -> ModelFacts:
+        fields = {MODEL_TYPE: self.choice[MODEL_TYPE], **self.fields}
+        config = written(self.family, self.lengths, fields)
+        flags = {name: rule.read(config, "").value for name, rule in self.family.flags.items()}
+        return ModelFacts(config, self.lengths, {**flags, **(assumed or {})})
+
+    def _invert(self, rule: Setting, said: ModelSetting) -> None:
+        for term, below in zip(rule.terms, (*rule.terms[1:], None), strict=True):
+            # A zero that stands for nothing: transformers wants null.
+            is_off = below is not None and below.kind == "value" and below.value == 0 == said.value
+            if term.kind == "field" and term.name not in self.choice:
+                self.fields[term.name] = None if is_off else _word(term, said.value)
+                return
+            if term.kind == "formula" and is_off:
+                self._absent(term.name)
+                return
+            if term.kind == "formula" and self._length(term.name, said):
+                return
+
+    def _absent(self, axis: str) -> None:
+        for name in self.family.sizes.get(axis, ()):
+            if isinstance(name, str) and "." not in name and axis not in self.known.lengths:
+                self.fields[f"config.{name}"] = None
+
+    def _length(self, axis: str, said: ModelSetting) -> bool:
+        """Takes the length of an axis; False where the term is no axis of this family."""
+        if axis not in self.family.sizes and axis not in self.family.derived and axis not in self.lengths:
+            return False
+        if isinstance(said.value, bool) or not isinstance(said.value, int):
+            return True
+        there = self.lengths.setdefault(axis, said.value)
+        if there != said.value:
+            source = self.sources.get(axis)
+            by = f"{source}, {source.source}" if source else "the arrays"
+            self.wrong[said.name] = Contradiction(said.name, said.value, said.source, there, by)
+        elif axis not in self.known.lengths:
+            self.sources.setdefault(axis, said)
+        return True
+
+    def _keep(self, limit: Limit, facts: ModelFacts) -> None:
+        """Says what MaxText does whatever it is told."""
+        left, right = limit.wanted.left, limit.wanted.right
+        if limit.wanted.relation != "is" or not all(each.holds(facts) for each in limit.conditions):
+            return
+        wanted = right.of(facts)
+        if left.kind == "formula" and left.name in self.family.sizes and isinstance(wanted, int):
+            self.lengths.setdefault(left.name, wanted)
+        # Of a rotary embedding of one type; what is not there is as of the plain one.
+        is_told = left.kind == "field" and (not left.name.startswith("rope.") or limit.conditions)
+        if is_told and left.name not in self.choice and (wanted is not None or right.kind == "value"):
+            self.fields[left.name] = wanted
+
+    def _derive(self) -> None:
+        """Lengths by formulas over others, and the one unknown of a formula whose value is known."""
+        for axis, formula in self.family.derived.items():
+            unknown = axes_in(formula) - self.lengths.keys()
+            if axis not in self.lengths and not unknown:
+                found = _value(formula, self.lengths)
+                self.lengths |= {} if found is None else {axis: found}
+            elif axis in self.lengths and len(unknown) == 1:
+                (other,) = unknown
+                fitting = [
+                    n
+                    for n in range(1, _LONGEST)
+                    if _value(formula, {**self.lengths, other: n}) == self.lengths[axis]
+                ]
+                self.lengths |= {other: fitting[0]} if len(fitting) == 1 else {}
+
+    def _forward(self, facts: ModelFacts) -> Iterator[tuple[str, Any]]:
+        """What the configuration says by the rules; None where that is nothing."""
+        for name, rule in self.family.settings.chosen(facts).items():
+            found = (_of(term, facts) for term in rule.terms)
+            yield name, next((each for each in found if each is not None), None)
+
+    def _is_missing(self, name: str, found: Any, facts: ModelFacts) -> bool:
+        if self.given.value(name) is not None:
+            return False
+        terms = self.family.settings.chosen(facts)[name].terms
+        free = [each for each in terms if each.kind in ("field", "formula")]
+        fields = [each for each in free if each.kind == "field" and each.name not in self.fields]
+        unseen = [each for each in free if each.kind == "formula" and not self.known.has_arrays]
+        return found is None or bool(fields or unseen)
+
+    def _contradictions(self, facts: ModelFacts, said: Mapping[str, Any]) -> Iterator[Contradiction]:
+        own = defaults()
+        asked = {
+            name: each
+            for name, each in self.given.values.items()
+            if (name in own or name in said or name == MODEL_NAME) and each.value is not None
+        }
+        for name in sorted((asked.keys() | said.keys()) - idle(said)):
+            wanted = said.get(name, own.get(name))
+            if name not in asked or (name == MODEL_NAME and not self._is_of_code(asked[name].value)):
+                continue
+            if not same(self._as_in_rules(name, asked[name].value), wanted):
+                source = (
+                    f"family {self.family.name}" if name in said else "MaxText's default, with this family"
+                )
+                yield Contradiction(name, asked[name].value, asked[name].source, wanted, source)
+        for name, there in self.known.flags.items():
+            if (rule := self.family.flags[name]).field and facts.flags[name] != there:
+                yield Contradiction(rule.field[0], facts.flags[name], _SETTINGS, there, "the arrays")
+        for limit in self.family.settings.limits:
+            if not limit.holds(facts):
+                what = str(limit.wanted.left)
+                yield Contradiction(what, facts.field(what), _SETTINGS, str(limit.wanted), limit.reason)
+
+    def _as_in_rules(self, name: str, said: Any) -> Any:
+        """A setting; of models that have one code, the name that the rules know."""
+        if name != MODEL_NAME or not isinstance(said, str):
+            return said
+        known = self._names()
+        alike = [each for each in known if each.partition("-")[0] == said.partition("-")[0]]
+        return said if said in known or not alike else alike[0]
+
+    def _is_of_code(self, said: Any) -> bool:
+        """Whether the name of a model is one of those that the family's code looks at."""
+        return self._as_in_rules(MODEL_NAME, said) in self._names()
+
+    def _names(self) -> list[str]:
+        rules = (each for each in self.family.settings.settings if each.name == MODEL_NAME)
+        return [str(term.value) for rule in rules for term in rule.terms]
+
+
+def _word(term: Term, said: Any) -> Any:
+    """The value of the field that gives a setting; None where there is none."""
+    if term.words is None:
+        return said
+    return next((word for word, value in term.words.items() if value == said), None)
+
+
+def _of(term: Term, facts: ModelFacts) -> Any:
+    try:
+        return term.of(facts)
+    except KeyError:
+        return None
+
+
+def _value(formula: str, lengths: Mapping[str, int]) -> int | None:
+    try:
+        return value(formula, lengths)
+    except DoesNotDivideError:
+        return None

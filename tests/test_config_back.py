@@ -1,0 +1,160 @@
+"""`config.json` from MaxText's settings and arrays, where none was carried along."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from support.command_line import ckpt, succeed
+from support.places import GOLDEN, GOLDEN_0_2_5, HF
+
+import ckpttools
+from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.maxtext.config.back import config_of_settings
+from ckpttools.maxtext.config.models import models
+
+# Of what these need (rotary sections of images, layers of another pattern) no rule speaks, or no family.
+REFUSED = {
+    "deepseek4-284b",
+    "gemma4-e2b",
+    "qwen3-omni-30b-a3b",
+    "qwen3-vl-2b",
+    "qwen3-vl-30b-a3b",
+    "qwen3-vl-4b",
+    "qwen3.5-35b-a3b",
+    "qwen3.5-397b-a17b",
+}
+CASES = {
+    f"{place.name}/{each.parent.parent.name}": each.parent
+    for place in (GOLDEN, GOLDEN_0_2_5)
+    for each in sorted(place.glob("*/hf/config.json"))
+    if each.parent.parent.name not in ("deepseek4", "gemma4-e2b")
+}
+
+
+def of_config(directory, config):
+    (directory / "config.json").write_text(json.dumps(config))
+    return ckpttools.maxtext_config(directory / "config.json")
+
+
+def values(found):
+    return {each.name: each.value for each in found.settings if each.name != "scan_layers"}
+
+
+class TestSettingsAlone:
+    @pytest.mark.parametrize("case", CASES)
+    def test_what_is_made_says_the_same(self, tmp_path, case):
+        told = ckpttools.maxtext_config(CASES[case])
+        made = config_of_settings(told.arguments())
+        found = of_config(tmp_path, made)
+        assert values(found) == values(told)
+        # What MaxText cannot do otherwise is said as it does it.
+        assert [each for each in found.deviations if "embedding" not in each.what] == []
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_a_file_says_as_much(self, tmp_path, case):
+        told = ckpttools.maxtext_config(CASES[case])
+        file = tmp_path / "mine.yml"
+        file.write_text("base_config: base.yml\n" if told.model_name else told.yaml())
+        words = [str(file), *(told.arguments() if told.model_name else ())]
+        assert config_of_settings(words) == config_of_settings(told.arguments())
+
+    @pytest.mark.parametrize("name", sorted(models().keys() - REFUSED))
+    def test_the_name_of_a_model_is_enough(self, tmp_path, name):
+        found = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
+        assert found.is_named
+        assert models()[found.model_name] == models()[name]
+
+    @pytest.mark.parametrize("name", sorted(REFUSED))
+    def test_what_no_rule_speaks_of_is_refused(self, name):
+        with pytest.raises(ConfigError):
+            config_of_settings([f"model_name={name}"])
+
+    @pytest.mark.parametrize("case", ["golden/gpt-oss", "golden/gemma4-moe"])
+    @settings(max_examples=10)
+    @given(data=st.data())
+    def test_none_is_made_up(self, case, data):
+        """One setting less gives the same, where it follows from the others, or is asked for."""
+        told = ckpttools.maxtext_config(CASES[case]).arguments()
+        left_out = data.draw(st.sampled_from(told))
+        words = [each for each in told if each != left_out]
+        try:
+            assert config_of_settings(words) == config_of_settings(told)
+        except ConfigError as error:
+            assert left_out.partition("=")[0] in f"{error} {error.wanted}"
+
+    def test_all_that_is_missing_is_listed(self):
+        with pytest.raises(ConfigError, match="not all are there") as caught:
+            config_of_settings(["decoder_block=llama2", "base_emb_dim=64", "rope_type=default"])
+        for name in ("base_mlp_dim", "head_dim", "normalization_layer_epsilon", "vocab_size"):
+            assert f"{name}=VALUE" in str(caught.value.wanted)
+        assert "base_emb_dim" not in str(caught.value.wanted)
+
+    def test_what_the_family_cannot_is_refused(self):
+        with pytest.raises(ConfigError, match="of family llama describes") as caught:
+            config_of_settings(["model_name=llama3.1-8b", "use_qk_norm=true"])
+        assert "use_qk_norm=true (command line)" in str(caught.value.got)
+
+
+class TestCheckpoints:
+    # Qwen 3 with experts: MaxText always renormalises, and the model does not.
+    @pytest.mark.parametrize("case", ["llama3.1", "gemma3", "deepseek2"])
+    @pytest.mark.parametrize("scan", ["--scan", "--no-scan"])
+    def test_sizes_come_from_arrays(self, tmp_path, case, scan):
+        hf = GOLDEN / case / "hf"
+        succeed("convert", "hf-to-maxtext", hf, tmp_path / "m", scan)
+        told = values(ckpttools.maxtext_config(hf))
+        self.forget(tmp_path / "m")
+        shown = ("base_emb_dim", "base_num_query_heads", "vocab_size", "base_num_decoder_layers")
+        words = [f"{name}={json.dumps(value)}" for name, value in told.items() if name not in shown]
+        succeed(
+            "convert",
+            "maxtext-to-hf",
+            tmp_path / "m",
+            tmp_path / "hf",
+            "--maxtext-config",
+            "'" + "' '".join(words) + "'",
+        )
+        assert values(ckpttools.maxtext_config(tmp_path / "hf")) == told
+        with (
+            safe_open(next(hf.glob("*.safetensors")), "np") as wanted,
+            safe_open(tmp_path / "hf" / "model.safetensors", "np") as made,
+        ):
+            assert set(made.keys()) <= set(wanted.keys())
+
+    def test_a_size_that_is_not_theirs_is_refused(self, tmp_path):
+        told = ckpttools.maxtext_config(HF)
+        self.made(tmp_path / "m")
+        words = " ".join([*told.arguments(), "base_emb_dim=128"])
+        done = ckpt("convert", "maxtext-to-hf", tmp_path / "m", tmp_path / "hf", "--maxtext-config", words)
+        assert done.exit_code == 3
+        assert "base_emb_dim=128 (command line)" in done.output
+        assert "base_emb_dim=64 (the arrays)" in done.output
+        assert not (tmp_path / "hf").exists()
+
+    def test_beside_a_configuration_it_is_refused(self, tmp_path):
+        succeed("convert", "hf-to-maxtext", HF, tmp_path / "m")
+        with pytest.raises(UsageError, match="is at hand"):
+            ckpttools.maxtext_to_hf(tmp_path / "m", tmp_path / "hf", maxtext_config=["rope_type=yarn"])
+
+    def test_towers_are_refused(self, tmp_path):
+        hf = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
+        told = ckpttools.maxtext_config(hf).arguments()
+        succeed("convert", "hf-to-maxtext", hf, tmp_path / "m", "--no-scan")
+        self.forget(tmp_path / "m")
+        with pytest.raises(ConfigError, match="do not describe towers"):
+            ckpttools.maxtext_to_hf(tmp_path / "m", tmp_path / "hf", maxtext_config=told)
+        ckpttools.maxtext_to_hf(tmp_path / "m", tmp_path / "hf", maxtext_config=told, names="text")
+        config = json.loads((tmp_path / "hf" / "config.json").read_text())
+        assert (config["model_type"], config["architectures"]) == ("gemma3_text", ["Gemma3ForCausalLM"])
+
+    def made(self, place):
+        succeed("convert", "hf-to-maxtext", HF, place)
+        self.forget(place)
+
+    def forget(self, place):
+        for each in place.rglob("config.json"):
+            each.unlink()
