@@ -101,11 +101,11 @@ class TestSettingsAlone:
 
 class TestCheckpoints:
     # Qwen 3 with experts: MaxText always renormalises, and the model does not.
-    @pytest.mark.parametrize("case", ["llama3.1", "gemma3", "deepseek2"])
+    @pytest.mark.parametrize("case", ["llama3.1", "gemma2", "deepseek2"])
     @pytest.mark.parametrize("scan", ["--scan", "--no-scan"])
     def test_sizes_come_from_arrays(self, tmp_path, case, scan):
         hf = GOLDEN / case / "hf"
-        succeed("convert", "hf-to-maxtext", hf, tmp_path / "m", scan)
+        succeed("convert", "hf-to-maxtext", hf, tmp_path / "m", scan, "--text-only")
         told = values(ckpttools.maxtext_config(hf))
         self.forget(tmp_path / "m")
         shown = ("base_emb_dim", "base_num_query_heads", "vocab_size", "base_num_decoder_layers")
@@ -123,7 +123,9 @@ class TestCheckpoints:
             safe_open(next(hf.glob("*.safetensors")), "np") as wanted,
             safe_open(tmp_path / "hf" / "model.safetensors", "np") as made,
         ):
-            assert set(made.keys()) <= set(wanted.keys())
+            # As the text model has them, whatever the model it came from had before them.
+            names = {name.replace("language_model.model.", "model.") for name in wanted.keys()}  # noqa: SIM118
+            assert set(made.keys()) <= names
 
     def test_a_size_that_is_not_theirs_is_refused(self, tmp_path):
         told = ckpttools.maxtext_config(HF)

@@ -175,7 +175,7 @@ def _incomplete(names: Iterable[str]) -> ConfigError:
 
 
 def _contradicted(family: Family, found: Sequence[Contradiction]) -> ConfigError:
-    unique = {str(each): each for each in found}.values()
+    unique = {each.name: each for each in reversed(found)}.values()
     return ConfigError(
         f"no config.json of family {family.name} describes this model",
         place=SETTINGS,
