@@ -73,7 +73,7 @@ class TestSettingsAlone:
         with pytest.raises(ConfigError):
             config_of_settings([f"model_name={name}"])
 
-    @pytest.mark.parametrize("case", ["golden/gpt-oss", "golden/gemma4-moe"])
+    @pytest.mark.parametrize("case", ["golden/gpt-oss", "golden/gemma2"])
     @settings(max_examples=10)
     @given(data=st.data())
     def test_none_is_made_up(self, case, data):
