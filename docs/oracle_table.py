@@ -44,6 +44,9 @@ Two differences that were found elsewhere, and whose they are:
   scores torch and MaxText choose others. Once transformers takes the first of them, as MaxText does,
   logits are 1e-5 apart.
 
+Of models with towers, what is compared is text; *loads* is of the text part, too. Logits of images were not
+run: `ckpt maxtext-config` does not yet say the settings of a tower (`use_multimodal`, `*_for_vit`).
+
 ```
 make oracle                        # everything: hours; makes its environments in .venv-oracle
 make oracle FAMILY=llama,qwen3     # some: a name, or how several begin

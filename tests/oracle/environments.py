@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,17 @@ class Pythons:
 
 
 def found() -> Pythons:
-    """Those that environment variables name, else those of .venv-oracle, made where it is absent."""
+    """Those that environment variables name, else those of .venv-oracle, made where it is absent.
+
+    Raises:
+        SystemExit: they cannot be made; the script has said why.
+    """
     there = present()
     if there is None:
         print(f"makes {MADE}, about 5 minutes", flush=True)
-        subprocess.run([HERE / "setup.sh", MADE], check=True)
+        ended = subprocess.run([HERE / "setup.sh", MADE], check=False).returncode
+        if ended:
+            sys.exit(ended)
         there = present()
     assert there is not None
     return there

@@ -5,8 +5,8 @@ set -euo pipefail
 directory=${1:?usage: setup.sh DIRECTORY}
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3.12}
-"$python" -c 'import sys; assert sys.version_info[:2] == (3, 12)' || {
-  echo "MaxText needs Python 3.12: name one with PYTHON=" >&2
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || {
+  echo "MaxText needs Python 3.12, not $python: name one with PYTHON=, or environments with ORACLE_MAXTEXT= and ORACLE_TORCH=" >&2
   exit 3
 }
 
