@@ -158,9 +158,16 @@ class TestSettings:
         vision = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
         succeed("convert", "hf-to-maxtext", vision, tmp_path / "whole")
         succeed("convert", "hf-to-maxtext", vision, tmp_path / "text", "--text-only")
-        (note,) = ckpttools.maxtext_config(tmp_path / "whole").notes
-        assert "towers (vision) take use_multimodal=true" in note
+        given = given_to(tmp_path / "whole")
+        assert given["use_multimodal"] is True and given["vision_encoder_block"] == "gemma3"
+        assert given["hidden_size_for_vit"] == 24 and given["patch_size_for_vit"] == 28
+        assert not any("vit" in name or "multimodal" in name for name in given_to(tmp_path / "text"))
         assert ckpttools.maxtext_config(tmp_path / "text").notes[0].startswith("text alone")
+
+    def test_a_tower_that_forbids_scanning_is_told_of_unscanned_layers(self):
+        given = given_to(GOLDEN_0_2_5 / "qwen3-vl" / "hf")
+        assert given["scan_layers"] is False and given["mrope_section"] == [4, 2, 2]
+        assert given["deepstack_visual_indexes_for_vit"] == [0, 1]
 
     def test_without_a_configuration_the_model_is_asked_for(self):
         with pytest.raises(ConfigError, match="there is no config") as caught:

@@ -108,9 +108,11 @@ def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:
         UsageError: it is there, and is to be otherwise; or MaxText cannot scan it.
     """
     if not model.stored:
-        is_scanned = not model.family.never_scanned if scan is None else scan
+        family, flags = model.family, model.facts.flags
+        towers = family.unscanned_with_towers and any(flags.get(each) for each in family.towers)
+        is_scanned = not (family.never_scanned or towers) if scan is None else scan
         if is_scanned:
-            model.family.refuse_scanned(f"say {option('scan', False)}")
+            family.refuse_scanned(f"say {option('scan', False)}", has_towers=bool(towers))
         yield ModelSetting(SCAN_LAYERS, is_scanned, "as it is converted")
         return
     for each in model.stored:

@@ -126,6 +126,16 @@ FAMILY = Family(
     model_name:                 "gemma3-4b", if config.query_pre_attn_scalar is head_dim
     model_name:                 "gemma3-27b"
     decoder_block:              "gemma3"
+    use_multimodal:              true, if flag.vision
+    vision_encoder_block:        "gemma3", if flag.vision
+    image_size_for_vit:          config.vision_config.image_size | 896, if flag.vision
+    num_channels_for_vit:        channel | 3, if flag.vision
+    patch_size_for_vit:          patch_height, if flag.vision
+    conv_stride_for_vit:         patch_height, if flag.vision
+    hidden_size_for_vit:         vision_embed, if flag.vision
+    intermediate_size_for_vit:   vision_mlp, if flag.vision
+    num_hidden_layers_for_vit:   vision_layer, if flag.vision
+    num_attention_heads_for_vit: vision_heads, if flag.vision
     local_rope_max_timescale:   rope.local_theta | 10000
     rope_linear_scaling_factor: rope.factor, if rope.type is "linear"
     rope_linear_scaling_factor: 1

@@ -14,7 +14,9 @@ from ckpttools.families.qwen_tower import (
     LAST_MERGER,
     PATCHES,
 )
+from ckpttools.families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.families.tower import VISION
+from ckpttools.mapping.settings import setting_rules
 
 # As published and as transformers writes it; `lm_head` stays where it is.
 HUB = Spelling({"visual.": "model.visual.", "model.": "model.language_model."})
@@ -39,5 +41,12 @@ FAMILY = Family(
     towers=("vision",),
     unscanned_with_towers=DEEPSTACK,
     spellings=(HUB, TEXT),
-    settings=QWEN3.settings,
+    settings=setting_rules(
+        """
+    model_name:           "qwen3-vl-2b", if flag.vision
+    vision_encoder_block: "qwen3_vl", if flag.vision
+    """
+        + TOWER_SETTINGS
+    )
+    + QWEN3.settings,
 )

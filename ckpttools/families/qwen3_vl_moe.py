@@ -8,8 +8,10 @@ from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.families.qwen3_moe import TEXT
 from ckpttools.families.qwen3_vl import HUB, TOWER
 from ckpttools.families.qwen_tower import CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED
+from ckpttools.families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 # As published, what goes into an expert comes first, unlike in all other fused experts; transformers turns
 # that around when it loads, and writes a model that it made itself as it has it. It loads either. The text
@@ -49,5 +51,12 @@ FAMILY = Family(
     unscanned_with_towers=DEEPSTACK,
     # It normalises whatever it says.
     spellings=(HUB, replace(TEXT, without=(*TEXT.without, "norm_topk_prob"))),
-    settings=QWEN3_MOE.settings,
+    settings=setting_rules(
+        """
+    model_name:           "qwen3-vl-30b-a3b", if flag.vision
+    vision_encoder_block: "qwen3_vl", if flag.vision
+    """
+        + TOWER_SETTINGS
+    )
+    + QWEN3_MOE.settings,
 )

@@ -66,6 +66,23 @@ SIZES = {
 }
 DEEP_SIZES = {**SIZES, "deep": ("deepstack_visual_indexes.#",)}
 CONSTANTS = {"norm": 2}
+# What MaxText must be told of the tower; which model and encoder it is, each family says.
+SETTINGS = """
+    use_multimodal:                   true, if flag.vision
+    use_mrope:                        true, if flag.vision
+    mrope_section:                    rope.mrope_section | [24, 20, 20], if flag.vision
+    hidden_size_for_vit:              vision_embed, if flag.vision
+    intermediate_size_for_vit:        vision_mlp, if flag.vision
+    num_hidden_layers_for_vit:        vision_layer, if flag.vision
+    num_attention_heads_for_vit:      vision_heads, if flag.vision
+    num_channels_for_vit:             channel | 3, if flag.vision
+    patch_size_for_vit:               patch_height, if flag.vision
+    temporal_patch_size_for_vit:      frame | 2, if flag.vision
+    spatial_merge_size_for_vit:       merge | 2, if flag.vision
+    num_position_embeddings_for_vit:  vision_position, if flag.vision
+    out_hidden_size_for_vit:          embed, if flag.vision
+    deepstack_visual_indexes_for_vit: config.vision_config.deepstack_visual_indexes | [], if flag.vision
+"""
 DERIVED = {
     **HEAD_DIM,
     "patches": "vision_embed * merge * merge",

@@ -160,6 +160,10 @@ class SettingRules:
     settings: tuple[Setting, ...] = ()
     limits: tuple[Limit, ...] = ()
 
+    def __add__(self, other: SettingRules) -> SettingRules:
+        """These lines, then those."""
+        return SettingRules(self.settings + other.settings, self.limits + other.limits)
+
     def chosen(self, facts: Facts) -> Mapping[str, Setting]:
         """The settings that one model has: of each name the first that applies."""
         found: dict[str, Setting] = {}
@@ -167,6 +171,11 @@ class SettingRules:
             if each.name not in found and each.applies(facts):
                 found[each.name] = each
         return found
+
+    def mentions(self, flag: str) -> bool:
+        """Whether a line is for models of a flag alone."""
+        found = (each.left for setting in self.settings for each in setting.conditions)
+        return any(each.kind == "flag" and each.name == flag for each in found)
 
     def __str__(self) -> str:
         return "\n".join(map(_folded, map(str, (*self.settings, *self.limits))))

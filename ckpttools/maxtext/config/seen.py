@@ -90,7 +90,9 @@ def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | 
     lengths, seen = table.known_of(arrays, left=True)
     # As many rows as are stored, with those that fill up.
     rows = {_VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
-    facts = ModelFacts(config, {**lengths, **rows}, seen)
+    there = found.towers_in(arrays)
+    towers = {each: each in there for each in found.towers}
+    facts = ModelFacts(config, {**lengths, **rows}, {**seen, **towers})
     model = SeenModel(found, facts, CONFIG, tuple(_stored(tree, view)))
     return replace(model, notes=tuple(_notes(view, config, arrays, found)))
 
@@ -117,7 +119,7 @@ def _notes(
     towers = absent_towers(config, names)
     if towers:
         yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"
-    there = family.towers_in(names)
+    there = [each for each in family.towers_in(names) if not family.settings.mentions(each)]
     if there:
         yield (
             f"with these settings MaxText runs the text model alone: towers ({', '.join(there)}) take "
