@@ -16,7 +16,7 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree, spelled
-from ckpttools.core.errors import ConfigError, CoverageError, UsageError
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model_config import text_config
@@ -259,3 +259,34 @@ def test_a_head_that_no_gemma_asks_is_promised_only_where_it_is(tmp_path):
     assert config["vision_config"]["vision_use_head"] is False
     whole = back(tmp_path / "out", tmp_path / "whole", like=source, carry=True)
     assert whole == all_described(load_file(source / "model.safetensors"))
+
+
+def plain_gemma4(place: Path) -> Path:
+    """The golden Gemma 4, without standardizing what its tower gives."""
+    shutil.copytree(GOLDEN_0_2_5 / "gemma4-vision" / "hf", place)
+    arrays = load_file(place / "model.safetensors")
+    kept = {name: array for name, array in arrays.items() if ".std_" not in name}
+    assert len(arrays) == len(kept) + 2
+    save_file(kept, place / "model.safetensors")
+    config = json.loads((place / "config.json").read_bytes())
+    config["vision_config"]["standardize"] = False
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def test_what_gemma_4_does_not_standardize_maxtext_does_with_ones_and_zeros(tmp_path):
+    source = plain_gemma4(tmp_path / "hf")
+    to_maxtext(source, tmp_path / "out", exact=True)
+    made = arrays_by_tensorstore(tmp_path / "out" / "0" / "items")
+    found = {path.rpartition("/")[2]: array for path, array in made.items() if "/std_" in path}
+    assert (found["std_scale"] == 1).all() and (found["std_bias"] == 0).all()
+    assert back(tmp_path / "out", tmp_path / "back") == all_described(load_file(source / "model.safetensors"))
+
+
+def test_what_maxtext_learned_of_standardizing_is_not_dropped(tmp_path):
+    to_maxtext(GOLDEN_0_2_5 / "gemma4-vision" / "hf", tmp_path / "out", exact=True)
+    plain = plain_gemma4(tmp_path / "hf")
+    shutil.copy(plain / "config.json", tmp_path / "out" / "0" / "items" / "hf")
+    with pytest.raises(CheckpointError) as error:
+        plan_to_huggingface(tmp_path / "out")
+    assert "std_" in str(error.value)

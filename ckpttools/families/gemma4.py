@@ -58,6 +58,7 @@ GLOBAL = (*GLOBAL_ATTENTION, *NORMS, *MLPS)
 
 # E2B and E4B say the same model type.
 PER_LAYER_INPUT = FlagRule(("text_config.hidden_size_per_layer_input", "hidden_size_per_layer_input"))
+# MaxText standardizes what comes out, whether the model does or not: with these numbers it changes nothing.
 VISION_ROWS = rows("""
     below vision_encoder.Gemma4VisionEncoderLayer_0 <-> vision_tower, when vision
     vision_entry.input_projection.kernel: patch vision_embed
@@ -68,6 +69,10 @@ VISION_ROWS = rows("""
     below vision_encoder.Gemma4VisionEncoderLayer_0 <-> vision_tower, when vision standardized
     std_scale: vision_embed <-> std_scale: vision_embed
     std_bias:  vision_embed <-> std_bias:  vision_embed
+
+    below vision_encoder.Gemma4VisionEncoderLayer_0 <-> vision_tower, when vision, unless standardized
+    std_scale: vision_embed <-> std_scale: vision_embed, fill 1
+    std_bias:  vision_embed <-> std_bias:  vision_embed, fill 0
 
     below vision_encoder.Gemma4VisionProjector_0 <-> embed_vision, when vision
     projection.kernel: vision_embed embed <-> embedding_projection.weight: embed vision_embed
