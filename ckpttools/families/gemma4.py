@@ -177,6 +177,9 @@ FAMILY = Family(
     base_moe_mlp_dim:          expert_mlp, if flag.experts
     shared_experts:            1, if flag.experts
     norm_topk_prob:            true, if flag.experts
+    must config.hidden_size_per_layer_input is 0 -- MaxText's block has no embeddings of layers
+    must config.num_kv_shared_layers is 0 -- MaxText's layers share no keys and values
+    must config.use_double_wide_mlp is false -- MaxText's layers are equally wide
     must layer_types.full_every_6 -- MaxText has each sixth layer attend to everything, and no other
     """
         + SETTINGS_4
