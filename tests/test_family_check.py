@@ -116,13 +116,15 @@ class TestMadeUp:
         sizes = Sizes.of(definition)
         assert sizes.wrong == []
         assert definition.axes <= sizes.lengths.keys()
-        assert all(sizes.lengths[axis] >= 2 for axis in definition.family.derived)
+        # DeepSeek V4 has one third layer that routes by a table, whatever its size.
+        derived = definition.family.derived.keys() - {"third"}
+        assert all(sizes.lengths[axis] >= 2 for axis in derived)
 
     def test_every_setting_of_the_flags_is_tried(self):
         said = [model.said for model in made_up(Definition(families()["deepseek"]))]
-        assert len(said) == len(set(said)) == 24
-        assert sum("q_lora_rank null" in each for each in said) == 12
-        assert sum("no first_k_dense_replace" in each for each in said) == 12
+        assert len(said) == len(set(said)) == 80
+        assert sum("q_lora_rank null" in each for each in said) == 40
+        assert sum("no first_k_dense_replace" in each for each in said) == 40
 
     def test_flags_that_only_users_set(self):
         said = [model.said for model in made_up(Definition(families()["mistral"]))]

@@ -237,7 +237,7 @@ class TestWhatItIs:
         assert (found["level"], found["check"]) == ("info", "config") and "LoRA adapter" in found["what"]
 
     def test_no_family_is_proposed_for_a_name_that_is_near(self, model, tmp_path):
-        config = json.loads((model / "config.json").read_text()) | {"model_type": "deepseek_v32"}
+        config = json.loads((model / "config.json").read_text()) | {"model_type": "deepseek_v99"}
         (model / "config.json").write_text(json.dumps(config))
         told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
         assert "did you mean" not in told

@@ -202,13 +202,13 @@ class Definition:
             for prefix in each.prefixes:
                 if not any(key.startswith(prefix) for key in keys):
                     yield FamilyFinding("spelling", each.name, f"no row's key begins with {prefix!r}")
-            # A text model with an architecture of its own is of another family.
+            # A text model with an architecture of its own is of another family, whatever its names are.
             for model_type in () if each.architecture else each.model_types:
                 if model_type not in family.model_types:
                     text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"
                     yield FamilyFinding("spelling", each.name, text)
             own = tuple(str(each.key(row.right.key)) for row in family.rows) or (each.name,)
-            if own in written:
+            if own in written and not each.architecture:
                 text = f"its files have {own[0]}, as those of {written[own]}: nothing tells them apart"
                 yield FamilyFinding("spelling", each.name, text)
             written.setdefault(own, each.name)

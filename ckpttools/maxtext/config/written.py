@@ -45,7 +45,12 @@ _ARCHITECTURES = {
 
 
 def text_types(family: Family) -> tuple[str, ...]:
-    """The values of `model_type` of the family's models of text alone; none where it has no such."""
+    """The values of `model_type` of the family's models of text alone.
+
+    None where it has no such, or where that is a model of another family, as Qwen3 is of Qwen3-VL.
+    """
+    if any(each.architecture for each in family.spellings):
+        return ()
     plain = [each for each in family.model_types if each.endswith(_TEXT)] or family.model_types
     is_flat = any(isinstance(name, str) and "." not in name for name in family.sizes.get("embed", ()))
     return tuple(plain) if is_flat else ()
