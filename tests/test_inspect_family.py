@@ -18,6 +18,8 @@ from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 
+# Families that have all names of another, and nothing that would tell which.
+ALIKE = ({"llama", "mistral"}, {"gemma", "llama", "mistral"}, {"deepseek", "kimi-k2.5"})
 NUMBERS = re.compile("[0-9]+")
 
 
@@ -30,8 +32,7 @@ def guessed(tree: Tree) -> dict[str, FamilyGuess]:
 def test_names_tell_the_family_of_what_maxtext_wrote(model: str, scan: bool):
     found = guessed(maxtext_tree(model, scan))
     assert right_one(model) in found
-    # Mistral has the names of Llama, and nothing else that would tell it.
-    assert set(found) <= {right_one(model)} or set(found) == {"llama", "mistral"}
+    assert set(found) <= {right_one(model)} or set(found) in ALIKE
     for guess in found.values():
         assert (guess.side, guess.named, guess.missing, guess.others) == ("maxtext", False, (), ())
         assert guess.matched == guess.wanted > 5
@@ -42,7 +43,7 @@ def test_names_tell_the_family_of_hugging_face_weights(model: str):
     tree = open_tree(GOLDEN / model / "hf")
     found = guessed(tree.with_metadata(config=None))
     assert right_one(model) in found
-    assert set(found) <= {right_one(model)} or set(found) == {"llama", "mistral"}
+    assert set(found) <= {right_one(model)} or set(found) in ALIKE
     assert all((each.side, each.missing, each.others) == ("huggingface", (), ()) for each in found.values())
 
 

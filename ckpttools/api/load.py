@@ -125,6 +125,7 @@ def load(
     rope_layout: Literal["halves", "interleaved"] | None = None,
     tied: Literal["keep", "drop", "materialize"] | None = None,
     padding_rows: Literal["keep", "drop"] | None = None,
+    text_only: bool = False,
     **loading: Unpack[Loading],
 ) -> PreparedLoad:
     """A checkpoint as a pytree of `jax.Array`s, each byte read once and put where it is wanted.
@@ -150,6 +151,7 @@ def load(
             each reads a stretch of the array, and they exchange what they have read.
         single_replica: of several processes that need the same one reads it for all.
         scan, scan_axis, pad_vocab: of `to="maxtext"`, as of `ckpttools.hf_to_maxtext`; None as `like` has it.
+        text_only: of `to="maxtext"`: leave out the towers (vision, audio).
         family, rope_layout, tied: of a conversion, as of `ckpttools.hf_to_maxtext`.
         model, padding_rows: of `to="hf"`, as `like` and `padding_rows` of `ckpttools.maxtext_to_hf`.
         loading: `Loading`.
@@ -168,7 +170,17 @@ def load(
     from ckpttools.sharding.request import request
     from ckpttools.sharding.templates import template_of
 
-    said = Converting(scan, scan_axis, pad_vocab, text_of(family), model, rope_layout, tied, padding_rows)
+    said = Converting(
+        scan,
+        scan_axis,
+        pad_vocab,
+        text_of(family),
+        model,
+        rope_layout,
+        tied,
+        padding_rows,
+        text_only or None,
+    )
     said.check(to)
     memory = parse_size(loading.get("memory", DEFAULT_MEMORY))
     wanted = like if like is not None else _tree_of(shardings)

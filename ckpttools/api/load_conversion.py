@@ -42,7 +42,8 @@ class Converting:
     """What a caller of `ckpttools.load` says of a conversion; None where nothing is said.
 
     Attributes:
-        scan, scan_axis, pad_vocab, family, model, rope_layout, tied, padding_rows: as of `ckpttools.load`.
+        scan, scan_axis, pad_vocab, family, model, rope_layout, tied, padding_rows, text_only: as of
+            `ckpttools.load`.
     """
 
     scan: bool | None = None
@@ -53,6 +54,7 @@ class Converting:
     rope_layout: str | None = None
     tied: str | None = None
     padding_rows: Literal["keep", "drop"] | None = None
+    text_only: bool | None = None
 
     def check(self, to: str | None) -> None:
         """Refuses what would do nothing.
@@ -82,6 +84,7 @@ class Converting:
 _ABOUT: Mapping[str, tuple[Side, ...]] = {
     "scan": ("maxtext",),
     "pad_vocab": ("maxtext",),
+    "text_only": ("maxtext",),
     "padding_rows": ("hf",),
 }
 
@@ -140,7 +143,15 @@ def _as_maxtext(tree: Tree, template: Template | None, said: Converting) -> tupl
     scan = _is_scanned(template) if said.scan is None else said.scan
     rows = _more_rows(tree, template) if said.pad_vocab is None else said.pad_vocab
     axis = 1 if said.scan_axis is None else said.scan_axis
-    made = to_maxtext(tree, ToMaxText(scan=scan, scan_axis=axis, pad_vocab=rows, model=said.options))
+    wanted = ToMaxText(
+        scan=scan,
+        scan_axis=axis,
+        pad_vocab=rows,
+        model=said.options,
+        text_only=said.text_only is True,
+        leaves_out=True,
+    )
+    made = to_maxtext(tree, wanted)
     kept = {path: leaf for path, leaf in made.state.items() if path[0] == "params"}
     return Tree(kept, made.state.metadata), made.notes
 

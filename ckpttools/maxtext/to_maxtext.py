@@ -48,6 +48,8 @@ class ToMaxText:
         text_only: leave out the towers (vision, audio).
         carry: keep what is not converted (prediction layers, towers that are left out) in the checkpoint,
             for the way back.
+        leaves_out: leave out what MaxText has no place for, unasked: where nothing is written, nothing is
+            lost.
         read: options for opening the source.
     """
 
@@ -61,6 +63,7 @@ class ToMaxText:
     drop: Sequence[str] = ()
     text_only: bool = False
     carry: bool = False
+    leaves_out: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
 
     def __post_init__(self) -> None:
@@ -116,7 +119,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     mapped = table.to_left(arrays, drop, exact=options.exact)
     refuse_unmappable(mapped.weights, config, place)
     homeless = {key: array for key, array in table.left_out_of(arrays).items() if not _is_in(key, drop)}
-    if not (options.carry or options.text_only):
+    if not (options.carry or options.text_only or options.leaves_out):
         refuse_lost(family, homeless, place)
     carried = homeless if options.carry else {}
     made = {
