@@ -13,17 +13,22 @@ from typing import Any
 from support.places import TESTS
 
 
-def answers(script: str, jobs: Sequence[Any], directory: Path, **environment: str) -> Any:
-    """What a script of this package says of a list of jobs, both as JSON in a directory that is there."""
+def answers(
+    script: str, jobs: Sequence[Any], directory: Path, *, attempts: int = 1, **environment: str
+) -> Any:
+    """What a script of this package says of a list of jobs, both as JSON in a directory that is there.
+
+    More than one attempt is for scripts in which a native library of somebody else may crash.
+    """
     asked, said = directory / "jobs.json", directory / "results.json"
     asked.write_text(json.dumps(jobs))
     command = [sys.executable, "-m", f"support.{script}", str(asked), str(said)]
     variables = {**os.environ, **environment}
-    for _ in range(2):
+    for _ in range(attempts):
         ended = subprocess.run(
             command, capture_output=True, text=True, cwd=TESTS, env=variables, timeout=500, check=False
         )
-        # A native library of the script's own, such as tensorstore, may crash: seen once in some hundred.
+        # Killed by a signal, not ended by an error.
         if ended.returncode >= 0:
             break
     assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr}"
