@@ -17,6 +17,7 @@ import ckpttools
 from ckpttools.api import publishing
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.plan.plan_file import read_plan
+from ckpttools.run.entries import UnfinishedError
 from ckpttools.stores import parse
 from ckpttools.stores.publishing import Purpose, staging_of
 from ckpttools.stores.shares import Share
@@ -205,6 +206,15 @@ class TestHints:
         assert result.exit_code == 2 and "a plan made with --overwrite" in said, said
         with pytest.raises(CheckpointError, match="a plan made with overwrite=True"):
             ckpttools.run_part(written.file, "0/1")
+
+    def test_python_is_told_of_calls_and_the_shell_of_commands(self, written):
+        ckpttools.run_part(written.file, "0/2")
+        with pytest.raises(UnfinishedError) as raised:
+            ckpttools.publish_plan(written.file)
+        assert "--" not in str(raised.value) and "ckpt run" not in str(raised.value)
+        assert 'ckpttools.run_part(plan, "0/1")' in str(raised.value)
+        said = " ".join(ckpt("run", written.file, "--publish").output.split())
+        assert "`ckpt run PLAN --part 0/1` does all that is left" in said
 
     def test_publishing_waits_for_parts_at_work(self, written):
         header = read_plan(written.file).header

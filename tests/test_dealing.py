@@ -75,6 +75,7 @@ STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
         (array(7, 7, 7), 64, Part(7, 64)),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, None, Part(3, 8)),
         ({**SLURM, **STEP, "SLURM_STEP_NUM_TASKS": "1"}, 8, Part(7, 8)),
+        ({**SLURM, "JOB_COMPLETION_INDEX": "7"}, 8, Part(7, 8)),
     ],
 )
 def test_the_engine_says_which_part(environment, count, part):
@@ -94,6 +95,10 @@ def test_the_engine_says_which_part(environment, count, part):
         (array(11, 3, 11, count=2), None, "some are left out"),
         (array(5, 0, 8, 4, count=3), None, "some are left out"),
         (array(17, 3, 17, count=2), 16, "there is no part 17 of 16"),
+        ({**SLURM, "JOB_COMPLETION_INDEX": "3"}, 8, "JOB_COMPLETION_INDEX=3 and SLURM_ARRAY_TASK_ID=7"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "8", "JOB_COMPLETION_INDEX": "3"}, 8, "both number this process"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "0"}, None, "SLURM_PROCID=3, SLURM_STEP_NUM_TASKS=0"),
+        ({"CLOUD_RUN_TASK_INDEX": "0", "CLOUD_RUN_TASK_COUNT": "0"}, None, "has no processes"),
         (STEP, None, "nothing says which part"),  # a batch script, not a step of srun
     ],
 )

@@ -414,6 +414,36 @@ class TestAfterPublishing:
         assert "parts run again will be refused" in output and "13 arrays" in output
         assert "exists" in refused(plan, "--part", "0/1")
 
+    def test_a_plan_that_was_moved_without_its_note_begins_nothing(self, plan, destination, tmp_path):
+        run("run", plan, "--part", "0/1", "--publish")
+        before = files_of(parse(destination))
+        moved = tmp_path / "elsewhere" / "plan"
+        moved.parent.mkdir()
+        shutil.move(plan, moved)
+        for words in (("--part", "0/2"), ("--part", "1/2", "--publish")):
+            said = " ".join(refused(moved, *words).split())
+            assert "exists, and was not there when the plan was made" in said and "plan.published" in said
+        assert "nothing of this plan" in refused(moved, "--publish")
+        assert "nothing of this plan" in run("run", moved, "--status")
+        assert not parse(f"{destination}.partial").exists() and files_of(parse(destination)) == before
+        shutil.move(tmp_path / "plan.published", moved.parent)
+        assert "nothing to do" in run("run", moved, "--part", "0/2")
+
+    def test_a_plan_replaces_what_was_there_when_it_was_made_and_nothing_else(self, destination, tmp_path):
+        words = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
+        run(*words)
+        plan = planned(tmp_path / "plan", *words, "--overwrite")
+        run("run", plan, "--part", "0/2")
+        assert not json.loads(ckpt("run", plan, "--status", "--json").stdout)["other"]
+        run("run", plan, "--part", "1/2", "--publish")
+        before = files_of(parse(destination))
+        (tmp_path / "plan.published").unlink()
+        assert "is not what was there when the plan was made" in " ".join(
+            refused(plan, "--part", "0/2").split()
+        )
+        assert not parse(f"{destination}.partial").exists() and files_of(parse(destination)) == before
+        run("run", planned(plan, *words, "--overwrite"), "--part", "0/1", "--publish")
+
     def test_what_is_not_there_any_more_or_another_is_not_taken_for_it(self, tmp_path):
         out = tmp_path / "out"
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, out, *PIECES)

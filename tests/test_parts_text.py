@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttools.api.standing import PartStatus, PlanStatus, _stragglers
+from ckpttools.api.standing import PartStatus, PlanStatus, _count, _stragglers
 from ckpttools.cli.parts_text import part_line, status_lines, waiting_line
 from ckpttools.run.parts import PartReceipt
 from ckpttools.stores import parse
+from ckpttools.stores.shares import Member, Share
 
 GB = 10**9
 PART = PartStatus(100, 50, 20 * GB, 10 * GB, 1e9, 10.0, "0/3", "process 7 on a", "at work", 1.0, "a")
@@ -56,6 +57,22 @@ def test_parts_that_nobody_has_begun_are_named():
     parts = (replace(PART, part="0/8"),)
     lines = list(status_lines(replace(ALL, count=8, parts=parts, not_begun=(4, 6, 7))))
     assert lines[2] == "parts    of 8: 4 done, 1 at work, 3 not begun (4/8, 6/8 to 7/8)"
+
+
+def member(name, began, alive):
+    return Member(f"{name}-{began}", Share(name, 0, 1), "process 7", began, began, alive, "")
+
+
+def test_parts_are_of_the_number_that_most_of_those_at_work_have():
+    old = [member(f"{number}/16", number, False) for number in range(16)]
+    again = [member("3/16", 20.0, True), member("7/16", 21.0, True)]
+    rest = member("0/1", 22.0, True)
+    assert _count([*old, *again, rest]) == 16
+    assert _count([*old, rest]) == _count([*old, member("0/1", 22.0, False)]) == 1
+    assert _count([*old, again[0], rest]) == 1
+    assert _count([]) is None
+    lines = list(status_lines(replace(ALL, count=3, parts=(PART, replace(SLOW, part="0/1")))))
+    assert lines[2] == "parts    of 3: 2 done, 1 at work, 1 of other divisions at work (0/1)"
 
 
 def test_many_that_are_done_are_only_counted():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from math import prod
 
 import numpy as np
@@ -78,6 +79,18 @@ class TestReshard:
             ckpttools.chunks(place, mesh=MESH, rules="maxtext").loading for place in (MAXTEXT, resharded)
         )
         assert before.over_read > 3 and after.over_read < 1.05
+
+    def test_what_was_gained_is_said_and_reported(self, resharded, tmp_path):
+        words = (MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
+        dry = json.loads(succeed("reshard", *words, "--dry-run", "--json").stdout)["gain"]
+        said = " ".join(ckpt("reshard", *words).output.split())
+        done = ckpttools.reshard(MAXTEXT, tmp_path / "other", mesh=MESH, subchunks="4KiB")
+        for name, place in (("before", MAXTEXT), ("after", tmp_path / "out")):
+            loading = ckpttools.chunks(place, mesh=MESH, rules="maxtext").loading
+            assert getattr(done.gain, name) == loading
+            assert dry[name] == json.loads(json.dumps(asdict(loading)))
+            assert f"in {loading.reads:,} reads, over-read {loading.over_read:.2f}" in said, said
+        assert "before a device of fsdp=4,tensor=2, rules maxtext, needs" in said
 
     def test_many_processes_share_the_work(self, resharded, tmp_path):
         words = ("reshard", MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
+from ckpttools.api.mesh_gain import rule_specs
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.errors import UsageError
@@ -66,8 +67,7 @@ def chunks(
 
 def _by_path(tree: Tree, rules: Rules, mesh: MeshShape) -> PathSpecs:
     rules.check_patterns(tree.arrays)
-    specs = {spelled(path): spec for path, spec in AppliedRules(rules, tree, mesh).specs()}
-    return PathSpecs(f"rules {rules.name}", specs)
+    return rule_specs(AppliedRules(rules, tree, mesh))
 
 
 def _of_processes(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ckpttools.api.mesh_gain import MeshGain
+from ckpttools.api.prepared import Prepared
 from ckpttools.array.tree import spelled
 from ckpttools.core.notes import Note
 from ckpttools.plan.plan import Plan
@@ -37,6 +39,7 @@ class PlanReport:
         bytes_dead: other bytes in those files, which stay as long as the destination does.
         links: those files, by the names that they get in the destination.
         remarks: anything else worth knowing.
+        gain: what devices of a mesh read before and after; None where the call is about none.
     """
 
     source: Place
@@ -58,19 +61,18 @@ class PlanReport:
     links: Mapping[str, str]
     remarks: tuple[str, ...]
     array_list: tuple[PlannedArray, ...]
+    gain: MeshGain | None = None
 
 
-def describe(plan: Plan, source: Place, destination: Place) -> PlanReport:
-    """The plan as data."""
+def describe(prepared: Prepared, source: Place) -> PlanReport:
+    """The plan of what was read at `source`, as data."""
+    plan, destination = prepared.plan, prepared.destination
     arrays, known = plan.tree.arrays, roles(plan.tree)
     return PlanReport(
         source=source,
         destination=destination,
-        arrays=len(arrays),
+        **plan.totals,
         parameters=sum(array.size for path, array in arrays.items() if known.of(path) == "parameter"),
-        bytes_in=plan.bytes_in,
-        bytes_out=plan.bytes_out,
-        tasks=len(plan.tasks),
         jobs=plan.jobs,
         memory=plan.memory,
         projected_peak=plan.projected_peak,
@@ -83,6 +85,7 @@ def describe(plan: Plan, source: Place, destination: Place) -> PlanReport:
         links={name: source.path for name, source in plan.layout.links.items()},
         remarks=(*plan.remarks, *made_above(destination)),
         array_list=tuple(_planned(plan)),
+        gain=prepared.gain,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ckpttools.api.beside import check_beside
 from ckpttools.api.prepared import Prepared
+from ckpttools.api.published import marks_of
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.text import plural
 from ckpttools.core.version import __version__
@@ -127,13 +128,11 @@ def header_of(prepared: Prepared) -> Header:
         memory=plan.memory,
         requests=conversion.requests,
         nbytes=plan.layout.nbytes,
-        arrays=len(plan.tree.arrays),
-        tasks=len(plan.tasks),
-        bytes_in=plan.bytes_in,
-        bytes_out=plan.bytes_out,
+        **plan.totals,
         buffer_bytes=plan.buffer_bytes,
         scratch_bytes=plan.scratch_bytes,
         made=time.time(),
+        replaced=marks_of(prepared.destination) if prepared.overwrite else {},
     )
 
 

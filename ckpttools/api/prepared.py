@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from inspect import Signature, signature
 from shlex import quote
-from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, cast
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.calls import Call
@@ -33,6 +33,9 @@ from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.sharing import Sharing, shared
+
+if TYPE_CHECKING:
+    from ckpttools.api.mesh_gain import MeshGain
 
 P = ParamSpec("P")
 Made = TypeVar("Made")
@@ -95,6 +98,11 @@ class Prepared:
     def plan(self) -> Plan:
         """Tasks, files, memory, and remarks about them."""
         return self.conversion.plan
+
+    @property
+    def gain(self) -> MeshGain | None:
+        """What devices of a mesh read before and after; None where the call is about none."""
+        return None
 
     def check(self) -> None:
         """Raises what would stop `run` before it writes anything."""

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeAlias
 
-from ckpttools.core.errors import CheckpointError
+from ckpttools.core.errors import CheckpointError, DestinationExistsError
+from ckpttools.core.wording import option
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.stores.base import FileKind
 from ckpttools.stores.place import Place
@@ -70,9 +71,38 @@ def published_at(file: PlanFile, destination: Place) -> Published | None:
 
 
 def check_unpublished(file: PlanFile, destination: Place) -> None:
-    """Raises PublishedError if a plan was carried out to its end."""
+    """Refuses to begin with a plan where something is at its destination.
+
+    Raises:
+        PublishedError: the plan was carried out to its end.
+        DestinationExistsError: it may have been, and nothing beside the plan says so; or somebody else has
+            written there since it was made.
+    """
     if published_at(file, destination) is not None:
         raise PublishedError(f"{destination} is complete: all parts are done, and it has its name")
+    if is_new(file, destination):
+        raise _new(file, destination)
+
+
+def is_new(file: PlanFile, destination: Place) -> bool:
+    """Whether something is at the destination of a plan that was not there when the plan was made.
+
+    Raises:
+        StorageError: the destination cannot be looked at.
+    """
+    return destination.exists() and marks_of(destination) != file.header.replaced
+
+
+def _new(file: PlanFile, destination: Place) -> DestinationExistsError:
+    note = "a note beside the plan" if file.place is None else str(_trace(file.place))
+    since = "is not what was there" if file.header.replaced else "was not there"
+    return DestinationExistsError(
+        f"{destination} exists, and {since} when the plan was made",
+        got="what this plan makes, if all was published; or what somebody else has written since",
+        wanted=f"{note}, which says that all was published",
+        hint="if it was, nothing is left to do, and that file may be put beside the plan again; else choose "
+        f"another destination, or {option('overwrite', True)}: it replaces what is there when it is made",
+    )
 
 
 def note_published(file: PlanFile, destination: Place) -> None:
@@ -104,6 +134,9 @@ def marks_of(destination: Place, names: Mapping[str, object] | None = None) -> d
 
 
 def _near_the_top(destination: Place) -> list[str]:
+    """Names of files; none where nothing is, or no directory."""
+    if not destination.is_dir():
+        return []
     level, names = [""], list[str]()
     while level and len(names) < _MOST_FILES:
         below: list[str] = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing
+from ckpttools.api.mesh_gain import MeshGain, mesh_gain
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
 from ckpttools.api.tree_plan import plan_tree
@@ -20,9 +22,11 @@ from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.formats.zarr.given_chunks import GivenChunks
+from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.applied_rules import AppliedRules
 from ckpttools.sharding.grids import mesh_chunk
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
@@ -34,7 +38,43 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 
-@command(Changing, more=writer_options)
+@dataclass(frozen=True, slots=True, repr=False)
+class Resharded(Receipt):
+    """What a finished run did.
+
+    Attributes:
+        gain: what devices of the mesh read before and after.
+    """
+
+    gain: MeshGain | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class PreparedReshard(Prepared):
+    """A conversion to chunks for a mesh, decided in every detail.
+
+    Attributes:
+        asked: the source, and how rules cut it over the mesh.
+        reading: how it was opened.
+    """
+
+    asked: AppliedRules | None = None
+    reading: ReadOptions = field(default_factory=ReadOptions)
+
+    @cached_property
+    def gain(self) -> MeshGain | None:
+        """What devices of the mesh read of the source, and will read; errors as `mesh_gain`."""
+        plan, asked = self.plan, self.asked
+        return None if asked is None else mesh_gain(asked, self.reading, plan.tree, plan.layout)
+
+    def run(self, observe: Observer | None = None) -> Resharded:
+        """Executes it; arguments and errors as of `Prepared.run`."""
+        gain = self.gain
+        done = Prepared.run(self, observe)
+        return Resharded(**{each.name: getattr(done, each.name) for each in fields(done)}, gain=gain)
+
+
+@command(Changing, more=writer_options, returns="Resharded")
 def reshard(
     source: Source,
     destination: Where,
@@ -43,7 +83,7 @@ def reshard(
     rules: RulesLike = "maxtext",
     subchunks: Size | None = None,
     **common: Unpack[Changing],
-) -> Prepared:
+) -> PreparedReshard:
     """Writes a checkpoint as Orbax, in chunks of which each device of a mesh loads whole ones.
 
     It also says how arrays lie on that mesh, so that Orbax restores them so where it is told nothing else. No
@@ -68,21 +108,26 @@ def reshard(
     _check(how)
     devices, made = parse_mesh(mesh), rules_of(rules)
     most = None if subchunks is None else parse_size(subchunks)
+    reading = read_options(opening)
+    asked: list[AppliedRules] = []
 
     def plan(resources: Resources) -> Conversion:
-        tree = opened(source, read_options(opening))
+        tree = opened(source, reading)
         writer = writer_for(
             tree, "orbax", parse(destination), keeps_names=True, **{**how, "reference": False}
         )
         if not isinstance(writer, OrbaxWriter):
             raise TypeError(f"{writer!r} does not write Orbax")
         applied = AppliedRules(made, tree, devices)
+        asked.append(applied)
         grid = mesh_grid(applied, most)
         found = replace(writer, chunks=GivenChunks(exact=grid.chunks), shardings=grid.shardings)
         notes = tree.metadata.notes + Notes(remarks=tuple(applied.remarks()))
         return plan_tree(replace(tree, metadata=replace(tree.metadata, notes=notes)), found, resources)
 
-    return prepare(plan, source, destination, **writing)
+    found = prepare(plan, source, destination, **writing)
+    said = {each.name: getattr(found, each.name) for each in fields(found)}
+    return PreparedReshard(**said, asked=asked[0], reading=reading)
 
 
 def _check(said: Mapping[str, object]) -> None:

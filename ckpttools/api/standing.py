@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
 from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, destination_of, opened_plan
-from ckpttools.api.published import Published, published_at
+from ckpttools.api.published import Published, is_new, published_at
 from ckpttools.core.text import plural
 from ckpttools.plan.dealing import Part, dealt
 from ckpttools.plan.plan_file import PlanFile
@@ -78,7 +79,8 @@ class PlanStatus(Progress):
         other: what else is there, in words.
         parts: the processes that are at work, were cut off or ended by an error, and those that are done.
         missing: stretches (first task, one after the last) that are not done and nobody is at work on.
-        count: in how many parts whoever began last has it dealt out; None where nobody has begun.
+        count: in how many parts it is dealt out, as most of those say that are at work; where nobody is, as
+            whoever began last; None where nobody has begun.
         not_begun: numbers of these that nobody has begun, as far as tasks of them are missing.
     """
 
@@ -138,7 +140,7 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
         max(lasting, default=None),
         destination,
         header.plan,
-        _state(standing, len(done) == header.tasks, bool(working), destination, header.overwrite),
+        _state(standing, len(done) == header.tasks, bool(working), partial(_is_taken, file, destination)),
         standing.other,
         tuple(parts),
         tuple(stretches(sorted(left))) if standing.is_begun else (),
@@ -152,10 +154,17 @@ def _complete(file: PlanFile, found: Published) -> PlanStatus:
     return PlanStatus(tasks, tasks, nbytes, nbytes, 0.0, None, found.destination, found.plan, found.state, "")
 
 
-def _count(members: Iterable[Member]) -> int | None:
-    """Of how many parts whoever began last does one."""
-    last = max(members, key=lambda each: each.began, default=None)
-    number, slash, count = last.share.name.partition("/") if last else ("", "", "")
+def _count(members: Sequence[Member]) -> int | None:
+    """`PlanStatus.count`, of members in the order in which they began."""
+    working = [each for each in members if each.is_alive] or members[-1:]
+    counts = [count for each in working if (count := _parts_of(each.share)) is not None]
+    # Of several that are as frequent the one that came last.
+    return max(reversed(counts), key=counts.count, default=None)
+
+
+def _parts_of(share: Share) -> int | None:
+    """Of how many parts a share is one; None where its name does not say."""
+    number, slash, count = share.name.partition("/")
     return int(count) if slash and number.isdigit() and count.isdigit() else None
 
 
@@ -166,13 +175,17 @@ def _not_begun(file: PlanFile, count: int, parts: Iterable[PartStatus], left: se
             yield number
 
 
-def _state(standing: Standing, is_done: bool, is_at_work: bool, destination: Place, overwrite: bool) -> str:
+def _is_taken(file: PlanFile, destination: Place, other: str) -> bool:
+    """Whether something is there that a part may not begin beside; `other` is what is being made there."""
+    # In a bucket another conversion grows where the destination is.
+    return not file.header.overwrite if other else is_new(file, destination)
+
+
+def _state(standing: Standing, is_done: bool, is_at_work: bool, is_taken: Callable[[str], bool]) -> str:
     if standing.is_published:
         return "published"
     if not standing.is_begun:
-        # What may be replaced is in nobody's way.
-        is_taken = not overwrite and (standing.other or destination.exists())
-        return "taken" if is_taken else "not begun"
+        return "taken" if is_taken(standing.other) else "not begun"
     if is_at_work:
         return "at work"
     return "done" if is_done else "stopped"

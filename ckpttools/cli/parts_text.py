@@ -72,6 +72,9 @@ def _parts(found: PlanStatus, count: int) -> str:
     if found.not_begun:
         which = _stretches(stretches(found.not_begun), f"/{count}")
         said.append(f"{len(found.not_begun)} not begun ({which})")
+    others = [each.part for each in found.parts if each.state == "at work" and each.part not in own]
+    if others:
+        said.append(f"{len(others)} of other divisions at work ({', '.join(others[:_MOST_STRETCHES])})")
     return f"of {count}: {', '.join(said)}"
 
 

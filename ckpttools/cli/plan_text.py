@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ckpttools.api.mesh_gain import MeshGain
 from ckpttools.api.plan_report import PlanReport
 from ckpttools.cli.output import labelled, prose_width, say, show
 from ckpttools.cli.units import count, disk, exact, memory
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import plural
+from ckpttools.inspect.chunks import Loading
 from ckpttools.run.events import Receipt
 from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse
@@ -42,7 +44,22 @@ def print_plan(report: PlanReport) -> None:
     ]
     for label, text in pairs:
         show(_lines(label, text) if label in _SENTENCES else [f"{label:<8} {text}"])
+    if report.gain:
+        show(gain_lines(report.gain))
     show(["", "Dry run: nothing was written. --json lists every array with its chunks."])
+
+
+def gain_lines(gain: MeshGain) -> Iterator[str]:
+    """What devices of a mesh read before and after."""
+    mesh = ",".join(f"{name}={length}" for name, length in gain.before.mesh.items())
+    of = f"a device of {mesh}, {gain.before.spec}, needs {disk(gain.after.needed)} and fetches "
+    yield from _lines("before", of + _fetched(gain.before))
+    yield from _lines("after", _fetched(gain.after))
+
+
+def _fetched(loading: Loading) -> str:
+    reads = plural(loading.reads, "read")
+    return f"{disk(loading.fetched)} in {reads}, over-read {loading.over_read:.2f}"
 
 
 _SENTENCES = ("changed", "note", "INEXACT", "dropped", "share")

@@ -66,7 +66,7 @@ def _print_plan(prepared: Prepared, source: Place, as_json: bool) -> None:
     from ckpttools.stores import parse
     from ckpttools.stores.publishing import begun_at
 
-    report = describe(prepared.plan, source, prepared.destination)
+    report = describe(prepared, source)
     if as_json:
         print_json(report)
     else:
@@ -82,12 +82,14 @@ def _print_plan(prepared: Prepared, source: Place, as_json: bool) -> None:
 def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
     from ckpttools.api.plan_report import made_above
     from ckpttools.cli.next_text import print_next
-    from ckpttools.cli.plan_text import closing_line, print_notes
+    from ckpttools.cli.plan_text import closing_line, gain_lines, print_notes
     from ckpttools.cli.progress import listening
 
     # A refusal stands alone: what would be done matters to nobody then.
     prepared.check()
     print_notes(prepared.plan.notes, (*prepared.plan.remarks, *made_above(prepared.destination)))
+    if prepared.gain:
+        say(*gain_lines(prepared.gain))
     with listening(progress) as observe:
         receipt = prepared.run(observe)
     if as_json:

@@ -1,6 +1,7 @@
 """How messages call what a user can say: as an argument in Python, as a flag once the command line speaks.
 
     hint=f"allow its replacement with {option('overwrite', True)}"      overwrite=True      --overwrite
+    hint=f"{step('ckpttools.plan_status(plan)', 'ckpt run PLAN --status')} tells of it"
 
 A message is worded when it is made, as a translation would be.
 """
@@ -73,6 +74,11 @@ def place(name: str) -> str:
 def quoted(name: str, value: str) -> str:
     """The same for a value that a shell would take for a pattern: keep="*.bias", or --keep '*.bias'."""
     return option(name, repr(value) if _as_flags else value)
+
+
+def step(call: str, command: str) -> str:
+    """What to do next: a call as Python takes it, or a command as the shell does."""
+    return f"`{command}`" if _as_flags else f"`{call}`"
 
 
 def with_options(text: str) -> str:

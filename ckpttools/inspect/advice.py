@@ -12,7 +12,8 @@ from shlex import quote
 
 from ckpttools.array.chunk_sizes import FINE, is_fine, is_giant
 from ckpttools.core.region import grid_shape
-from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport
+from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, Loading
+from ckpttools.sharding.mesh import MeshShape
 
 _MIB = 1 << 20
 _LARGE = 16 * _MIB
@@ -48,6 +49,17 @@ def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[Arra
     ]
 
 
+def _for_mesh(loading: Loading | None) -> str:
+    """What writes chunks that suit a mesh; any chunks of a good size where none is asked about."""
+    if loading is None:
+        return _REWRITE
+    names, lengths = list(loading.mesh), [str(each) for each in loading.mesh.values()]
+    is_named = names != [str(number) for number in range(len(names))]
+    mesh = str(MeshShape(loading.mesh)) if is_named else "x".join(lengths)
+    word, _, rules = loading.spec.partition(" ")
+    return f"ckpt reshard SRC DST --mesh {quote(mesh)} --rules {quote(rules) if word == 'rules' else 'RULES'}"
+
+
 def _missing(report: ChunksReport) -> Iterator[Advice]:
     found = [each for each in report.arrays if each.missing_chunks]
     text = (
@@ -78,7 +90,7 @@ def _giant(report: ChunksReport) -> Iterator[Advice]:
         "each is one chunk, which every device fetches whole, however it is sharded: 0.5 GB/s against "
         "1.5 to 1.6 from one chunk for each layer, cut by 16"
     )
-    yield from _about("giant chunks", found, text, _REWRITE)
+    yield from _about("giant chunks", found, text, _for_mesh(report.loading))
 
 
 def _over_read(report: ChunksReport) -> Iterator[Advice]:
@@ -94,7 +106,7 @@ def _over_read(report: ChunksReport) -> Iterator[Advice]:
         f"with this sharding {loading.over_read:.1f} bytes are fetched for each one that is needed: "
         "shards are smaller than chunks, or lie across them"
     )
-    yield from _about("over-read", found, text, _REWRITE)
+    yield from _about("over-read", found, text, _for_mesh(loading))
 
 
 def _uneven(report: ChunksReport) -> Iterator[Advice]:

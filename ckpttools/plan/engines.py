@@ -16,12 +16,14 @@ class Engine:
     """Variables of the environment.
 
     Attributes:
+        words: what sets them.
         number: says which process this is.
         count: says how many there are; "" where the engine does not tell.
         first, last: say the numbers of the first and of the last one; "" where they begin with 0.
         step: says how far apart numbers are; "" where that is 1.
     """
 
+    words: str
     number: str
     count: str = ""
     first: str = ""
@@ -31,11 +33,11 @@ class Engine:
 
 # A batch script of SLURM has SLURM_PROCID, too: only a step of `srun` says how many of it there are.
 ENGINES = (
-    Engine("JOB_COMPLETION_INDEX"),
-    Engine("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
-    Engine("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
-    Engine("SLURM_ARRAY_TASK_ID", *(f"SLURM_ARRAY_TASK_{each}" for each in ("COUNT", "MIN", "MAX", "STEP"))),
-    Engine("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    Engine("a job of Kubernetes", "JOB_COMPLETION_INDEX"),
+    Engine("a job of Cloud Run", "CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
+    Engine("an array job of AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
+    Engine("a job array", *(f"SLURM_ARRAY_TASK_{each}" for each in ("ID", "COUNT", "MIN", "MAX", "STEP"))),
+    Engine("a step of srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
@@ -60,20 +62,37 @@ def part_here(count: int | None = None, environment: Mapping[str, str] = os.envi
         "nothing says which part to do",
         got="none of " + ", ".join(engine.number for engine in ENGINES),
         wanted=f"{option('part', 'I/N')}, or one of these variables",
-        hint="`--part 0/1` does all that is left",
+        hint=f"{option('part', '0/1')} does all that is left",
     )
 
 
 def _check_one_of(environment: Mapping[str, str]) -> None:
-    """Raises UsageError for several processes of a task of a job array, which all have its number."""
-    steps = environment.get("SLURM_STEP_NUM_TASKS", "1")
-    if "SLURM_ARRAY_TASK_ID" in environment and steps != "1":
+    """Raises UsageError where two engines number this process, and not alike.
+
+    Of several processes of a task of a job array, or of a pod, that are tasks of srun, all have its number.
+    """
+    *jobs, step = ENGINES
+    found = [each for each in jobs if each.number in environment]
+    tasks = environment.get(step.count, "1")
+    if found and tasks != "1":
         raise UsageError(
-            "a job array and a step of srun both number this process",
-            got=f"SLURM_ARRAY_TASK_ID={environment['SLURM_ARRAY_TASK_ID']} and {steps} tasks of srun",
-            wanted="one process in each task of the array",
+            f"{found[0].words} and a step of srun both number this process",
+            got=f"{_said(found[0], environment)} and {tasks} tasks of srun",
+            wanted=f"one process for each {found[0].number}",
             hint=f"start it without srun, or say which part it does: {option('part', 'I/N')}",
         )
+    for other in found[1:]:
+        if environment[other.number] != environment[found[0].number]:
+            raise UsageError(
+                f"{found[0].words} and {other.words} both number this process, and not alike",
+                got=f"{_said(found[0], environment)} and {_said(other, environment)}",
+                wanted="one of them, or the same number",
+                hint=f"say which part it does: {option('part', 'I/N')}; or unset the one that does not",
+            )
+
+
+def _said(engine: Engine, environment: Mapping[str, str]) -> str:
+    return f"{engine.number}={environment[engine.number]}"
 
 
 def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> Part:
@@ -91,6 +110,13 @@ def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> 
             hint=f"say it: {option('parts', 'N')}, the completions of the job",
         )
     started = _whole(engine.count, environment)
+    if not started:
+        raise UsageError(
+            f"{engine.words} says that it has no processes",
+            got=f"{_said(engine, environment)}, {engine.count}=0",
+            wanted=f"{engine.count}=1 or more",
+            hint=f"say which part this is: {option('part', 'I/N')}",
+        )
     if numbers and (number not in numbers or len(numbers) != started):
         raise UsageError(
             "the numbers of the job array are not those of parts: some are left out",

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
+from typing import TypedDict
 
 from ckpttools.array.fingerprint import Describer, Identify, identity, nodes, once, sources
 from ckpttools.array.gaps import refuse_incomplete
@@ -45,6 +46,15 @@ _BYTES_PER_CHUNK = 1024
 _BYTES_PER_EXTENT, _BYTES_PER_FILE = 640, 896
 # Headers and gaps between chunks are no reason to say something.
 _WORTH_A_REMARK = 0.05
+
+
+class Totals(TypedDict):
+    """How much a plan is: arrays, tasks, and the bytes that these read and write."""
+
+    arrays: int
+    tasks: int
+    bytes_in: int
+    bytes_out: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,16 @@ class Plan:
     @property
     def bytes_out(self) -> int:
         return sum(task.bytes_out for task in self.tasks)
+
+    @property
+    def totals(self) -> Totals:
+        """How much it is, under the names that reports have for that."""
+        return Totals(
+            arrays=len(self.tree.arrays),
+            tasks=len(self.tasks),
+            bytes_in=self.bytes_in,
+            bytes_out=self.bytes_out,
+        )
 
     @property
     def bytes_referenced(self) -> int:

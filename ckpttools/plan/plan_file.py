@@ -14,7 +14,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -23,7 +23,7 @@ from ckpttools.array.lazy import ByteSource
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError
 from ckpttools.core.region import Region
-from ckpttools.core.wording import option
+from ckpttools.core.wording import option, step
 from ckpttools.formats.base import Layout
 from ckpttools.plan.node_lines import (
     NodeLines,
@@ -40,7 +40,8 @@ from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
-_KIND = "ckpttools-plan-2"
+_KINDS = "ckpttools-plan-"
+_KIND = f"{_KINDS}3"
 # Of a local file, whose time of change a copy need not have: a few blocks tell it from another model.
 _SAMPLE, _SAMPLES, _MOST_SAMPLES = 4096, 8, 20_000
 # What is in a file of this size is not worth a file of its own.
@@ -66,6 +67,8 @@ class Header:
         buffer_bytes, scratch_bytes: that each worker has.
         has_tasks: whether the tasks are in the file.
         made: when, in seconds since 1970: a plan that is made again is another one.
+        replaced: what was at the destination when the plan was made, and may be replaced: size and version of
+            a few files by name; empty where nothing was.
     """
 
     version: str
@@ -87,6 +90,7 @@ class Header:
     scratch_bytes: int
     has_tasks: bool = True
     made: float = 0.0
+    replaced: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,15 +385,13 @@ def decoded(data: bytes, place: object) -> PlanFile:
     *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
     whole = len(data) - len(checksum) - 1
     if not lines[0].startswith(f'["{_KIND}"'.encode()):
-        raise FormatError(
-            "not a plan that `ckpt plan` wrote", place=place, got=repr(lines[0][:40].decode(errors="replace"))
-        )
+        raise _no_plan(lines[0], place)
     if rest or hashlib.sha256(data[:whole]).hexdigest().encode() != checksum:
         raise FormatError(
             "the plan is damaged, or not all there",
             place=place,
             got=f"{len(data)} bytes with another checksum",
-            hint="copy it again, or make it again with ckpt plan",
+            hint=f"copy it again, or make it again with {_writing()}",
         )
     try:
         return _made(lines, len(data), checksum.decode(), place if isinstance(place, Place) else None)
@@ -398,8 +400,27 @@ def decoded(data: bytes, place: object) -> PlanFile:
             "the plan does not say what a plan says",
             place=place,
             got=f"{type(error).__name__}: {error}",
-            hint="make it again with ckpt plan",
+            hint=f"make it again with {_writing()}",
         ) from error
+
+
+def _no_plan(line: bytes, place: object) -> FormatError:
+    """The error of a file that does not begin as a plan does."""
+    if line.startswith(f'["{_KINDS}'.encode()):
+        return FormatError(
+            "the plan was made by another version of ckpttools",
+            place=place,
+            got=line[2:].partition(b'"')[0].decode(errors="replace"),
+            wanted=_KIND,
+            hint="use that version for all parts, or make the plan again",
+        )
+    return FormatError(
+        f"not a plan that {_writing()} wrote", place=place, got=repr(line[:40].decode(errors="replace"))
+    )
+
+
+def _writing() -> str:
+    return step("ckpttools.write_plan", "ckpt plan")
 
 
 def _made(lines: Sequence[bytes], size: int, checksum: str, place: Place | None) -> PlanFile:
@@ -430,6 +451,7 @@ def _header(said: Mapping[str, Any]) -> Header:
         none = type(None)
         kinds: Any = {
             "Mapping[str, Any] | None": (dict, none),
+            "Mapping[str, Any]": dict,
             "int | None": (int, none),
             "float": (int, float),
         }

@@ -9,10 +9,12 @@ from functools import cache
 from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
+from ckpttools.core.wording import step
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Record
+from ckpttools.stores.shares import who_does_what
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,15 @@ def unfinished(missing: Sequence[int], count: int, place: object, got: str | Non
         place: where they are missing.
         got: who is at work on them.
     """
+    ask = who_does_what()
+    rest = step('ckpttools.run_part(plan, "0/1")', "ckpt run PLAN --part 0/1")
     listed = listing([_spelled(*stretch) for stretch in stretches(missing)], folds=False)
     return UnfinishedError(
         f"{len(missing)} of {plural(count, 'task')} are missing:{listed}",
         place=place,
         got=got,
         wanted="all parts done",
-        hint="`ckpt run PLAN --status` says who does what; `ckpt run PLAN --part 0/1` does all that is left",
+        hint=f"{ask} says who does what; {rest} does all that is left",
     )
 
 

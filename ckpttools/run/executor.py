@@ -95,11 +95,8 @@ def execute(
         published = work.published if isinstance(work, TellsPublished) else None
     receipt = Receipt(
         destination=place,
-        arrays=len(plan.tree.arrays),
-        tasks=len(plan.tasks),
+        **plan.totals,
         tasks_resumed=done.tasks,
-        bytes_in=plan.bytes_in,
-        bytes_out=plan.bytes_out,
         bytes_resumed=done.bytes_out,
         seconds=time.monotonic() - started,
         peak_bytes=peak_bytes(),

@@ -100,28 +100,32 @@ class _Asked:
         holder = array.holder if isinstance(array, Held) else None
         if not isinstance(array, Held) or not isinstance(holder, ShardHolder):
             return array
-        return replace(
-            array, holder=_Asking(_limits(holder.owners), self._asked) if holder.owners else holder
-        )
+        return replace(array, holder=_Asking(holder, self._asked) if holder.owners else holder)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """Holds nothing, and notes who has what is asked for: see `ckpttools.array.held.Holder`."""
+    """The same elements; it is noted which processes have what is asked for."""
 
-    limits: tuple[np.ndarray, np.ndarray, np.ndarray]
+    holder: ShardHolder
     asked: set[int]
-    version: str = ""
-    scratch_bytes: int = 0
+
+    @property
+    def version(self) -> str:
+        return self.holder.version
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.holder.scratch_bytes
 
     def pieces(self, region: Region) -> int:
-        processes, start, stop = self.limits
+        processes, start, stop = _limits(self.holder.owners)
         meet = ((start < region.stop) & (stop > region.start)).all(axis=1)
         self.asked.update(processes[meet].tolist())
         return 1
 
     def read_into(self, region: Region, out: np.ndarray) -> None:
-        raise NotImplementedError("what is asked for is the cost alone")
+        self.holder.read_into(region, out)
 
 
 @lru_cache(maxsize=256)

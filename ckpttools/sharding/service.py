@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ckpttools.core.errors import OtherProcessError, UsageError
+from ckpttools.core.wording import option, step
 from ckpttools.plan.dealing import Part
 
 T = TypeVar("T")
@@ -126,7 +127,8 @@ def joined_job(coordinator: str | None = None, process: Part | None = None) -> S
                 "this is no process of a job of jax.distributed",
                 got=str(error).partition("\n")[0],
                 wanted="an environment that says so: GKE, TPU, SLURM or MPI",
-                hint="say it: --coordinator HOST:PORT --process I/N; or use ckpt plan and ckpt run",
+                hint=f"say it: {option('coordinator', 'HOST:PORT')}, {option('process', 'I/N')}; or use "
+                f"{step('ckpttools.write_plan', 'ckpt plan')} and {step('ckpttools.run_part', 'ckpt run')}",
             ) from error
     state = distributed.global_state
     return Service(state.process_id, state.num_processes, state.client)

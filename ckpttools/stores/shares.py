@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ckpttools.core.errors import DestinationExistsError, UsageError
+from ckpttools.core.wording import step
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, LockedError, Purpose, Record
 
@@ -186,7 +187,7 @@ def published(destination: object) -> PublishedError:
     return PublishedError(
         f"{destination} is complete: all parts are done, and it has its name",
         wanted="nothing more to do",
-        hint="run `ckpt run PLAN --publish` to have what is left beside it removed",
+        hint=f"{step('ckpttools.publish_plan', 'ckpt run PLAN --publish')} removes what is left beside it",
     )
 
 
@@ -228,6 +229,11 @@ def named(members: Iterable[Member]) -> str:
 def this_process() -> str:
     """This process, as `Member.process` says it."""
     return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def who_does_what() -> str:
+    """How to see who does the parts of a plan."""
+    return step("ckpttools.plan_status(plan)", "ckpt run PLAN --status")
 
 
 def share_of(said: Any) -> Share | None:

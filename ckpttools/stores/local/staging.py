@@ -48,7 +48,7 @@ from ckpttools.stores.local.store import STORE
 from ckpttools.stores.local.work import LocalWork
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, check_name
-from ckpttools.stores.shares import named
+from ckpttools.stores.shares import named, who_does_what
 
 _ATTEMPTS = 100
 
@@ -184,7 +184,7 @@ class LocalStaging:
                 "other processes are writing this checkpoint, each a part of it",
                 place=self.directory,
                 got=at_work,
-                hint="wait until they are done: `ckpt run PLAN --status` tells of them",
+                hint=f"wait until they are done: {who_does_what()} tells of them",
             ) from error
 
     def looked_at(self) -> Journal | None:

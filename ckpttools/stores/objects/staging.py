@@ -31,7 +31,7 @@ from ckpttools.stores.publishing import (
     Record,
     check_name,
 )
-from ckpttools.stores.shares import PARTS
+from ckpttools.stores.shares import PARTS, who_does_what
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
@@ -146,7 +146,7 @@ class ObjectStaging:
                 "other processes are writing this checkpoint, each a part of it",
                 place=self.place,
                 got=f"{found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}",
-                hint="wait until they are done: `ckpt run PLAN --status` tells of them; what is gone counts "
+                hint=f"wait until they are done: {who_does_what()} tells of them; what is gone counts "
                 f"for {EXPIRED_SECONDS:.0f} s",
             )
 

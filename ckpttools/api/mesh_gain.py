@@ -1,0 +1,65 @@
+"""What the devices of a mesh read of a checkpoint, before and after it is written in chunks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ckpttools.array.storage import Storage, StoredArray
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.core.region import grid_shape
+from ckpttools.formats.base import Layout, ReadOptions
+from ckpttools.formats.registry import storage_of
+from ckpttools.inspect.chunks import Loading, inspect_chunks
+from ckpttools.inspect.meshes import PathSpecs
+from ckpttools.sharding.applied_rules import AppliedRules
+
+
+@dataclass(frozen=True, slots=True)
+class MeshGain:
+    """What devices read that load all of a checkpoint, each for itself, predicted from chunks.
+
+    Attributes:
+        before: of the source.
+        after: of what is written; bytes as they are in memory, also where codecs make them fewer.
+    """
+
+    before: Loading
+    after: Loading
+
+
+def mesh_gain(asked: AppliedRules, reading: ReadOptions, made: Tree, layout: Layout) -> MeshGain:
+    """The same arrays as they lie in two checkpoints. Reads indexes of the source alone.
+
+    Args:
+        asked: the source, mesh and rules.
+        reading: how the source was opened.
+        made: the tree that is written; `layout` says where.
+
+    Raises:
+        CheckpointError: an index of the source is damaged or cannot be read.
+    """
+    stored = storage_of(asked.tree, reading), Storage("", (), (), tuple(_planned(made, layout)))
+    specs = rule_specs(asked)
+    return MeshGain(*(_loading(asked, specs, each) for each in stored))
+
+
+def rule_specs(asked: AppliedRules) -> PathSpecs:
+    """The partition spec that rules give each array of a tree."""
+    specs = {spelled(path): spec for path, spec in asked.specs()}
+    return PathSpecs(f"rules {asked.rules.name}", specs)
+
+
+def _loading(asked: AppliedRules, specs: PathSpecs, storage: Storage) -> Loading:
+    found = inspect_chunks(asked.tree, storage, "*", asked.mesh, specs).loading
+    assert found is not None  # there is a mesh
+    return found
+
+
+def _planned(tree: Tree, layout: Layout) -> Iterator[StoredArray]:
+    """Arrays as they will lie in their chunks."""
+    for path, array in tree.arrays.items():
+        chunk = layout.placements[path].chunk
+        chunks = prod(grid_shape(array.shape, chunk))
+        yield StoredArray(spelled(path), array.shape, array.dtype, chunk, chunk, (), chunks, 0, array.nbytes)
