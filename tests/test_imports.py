@@ -22,7 +22,7 @@ MAY = {
     "codecs": {"array"},
     "formats": {"array", "stores", "codecs"},
     "plan": {"array", "stores", "formats.base", "formats.placement"},
-    "run": {"array", "stores", "formats.base", "formats.placement", "plan"},
+    "run": {"array", "quantized.errors", "stores", "formats.base", "formats.placement", "plan"},
     "transforms": {"array", "quantized", "mapping"},
     "maxtext": {
         "array",

@@ -12,6 +12,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ckpttools.array import slabs
+from ckpttools.array.blockwise import BlockCodes as BlockCodes
+from ckpttools.array.blockwise import BlockScales as BlockScales
+from ckpttools.array.blockwise import block_codes as block_codes
 from ckpttools.array.held import Held as Held
 from ckpttools.array.held import Holder as Holder
 from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost, Regionwise
@@ -196,7 +199,7 @@ class Elementwise(Regionwise):
                 self.source.read_into(slab, buffer, scratch)
                 told = self.op.apply(buffer, subview(out, slab.relative_to(region)), dtype)
                 if told:
-                    scratch.counts.update(told)
+                    scratch.tally(told)
 
     @property
     def scratch_bytes(self) -> int:

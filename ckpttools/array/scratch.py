@@ -7,12 +7,13 @@ the peak is the sum of the blocks, whatever the model.
 from __future__ import annotations
 
 import mmap
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 
 import numpy as np
+
+from ckpttools.core.tally import add
 
 ALIGNMENT = 4096
 
@@ -31,15 +32,19 @@ class Scratch:
     def __init__(self, nbytes: int) -> None:
         self._block = np.frombuffer(mmap.mmap(-1, max(rounded_up(nbytes), ALIGNMENT)), np.uint8)
         self._top = 0
-        self.counts: Counter[str] = Counter()
+        self.counts: dict[str, float] = {}
 
     @property
     def nbytes(self) -> int:
         return self._block.nbytes
 
-    def take_counts(self) -> Mapping[str, int]:
+    def tally(self, told: Mapping[str, float]) -> None:
+        """Adds to the counts, as `ckpttools.core.tally` does."""
+        add(self.counts, told)
+
+    def take_counts(self) -> Mapping[str, float]:
         """What was counted since the last call; counting begins anew."""
-        taken, self.counts = self.counts, Counter()
+        taken, self.counts = self.counts, {}
         return taken
 
     @contextmanager

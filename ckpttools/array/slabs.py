@@ -14,6 +14,11 @@ def elements(itemsize: int) -> int:
     return max(1, SLAB_BYTES // itemsize)
 
 
+def page(nbytes: int) -> int:
+    """Scratch that a buffer of `nbytes` takes."""
+    return nbytes + _PAGE
+
+
 def scratch(nbytes: int) -> int:
     """Scratch that slabs of an array of `nbytes` take."""
     return min(nbytes, SLAB_BYTES) + _PAGE

@@ -14,6 +14,8 @@ from typing import Any, cast, overload
 
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import (
+    BlockCodes,
+    BlockScales,
     Chunked,
     Constant,
     Decoded,
@@ -95,6 +97,9 @@ class NodeLines:
                 return ["padded", *kind, self.number(array.source)]
             case Elementwise():
                 return ["elementwise", *kind, self.number(array.source), said_of(array.op, _OPS)]
+            case BlockCodes() | BlockScales():
+                encoder = said_of(array.encoder, _OPS)
+                return [type(array).__name__, *kind, self.number(array.source), encoder, array.name]
             case Decoded(encoded=code):
                 return ["decoded", *kind, self._plain(code)]
             case Chunked(gaps=None):
@@ -170,6 +175,9 @@ class Nodes:
                 return Padded(shape, dtype, self.array(source))
             case "elementwise", [source, op]:
                 return Elementwise(shape, dtype, self.array(source), made_of(op, _OPS))
+            case "BlockCodes" | "BlockScales", [source, encoder, name]:
+                made = BlockCodes if kind == "BlockCodes" else BlockScales
+                return made(shape, dtype, self.array(source), made_of(encoder, _OPS), name)
             case "decoded", [code]:
                 return Decoded(shape, dtype, self._unplain(code))
             case "chunked", [chunk, part_scratch, numbers]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import lcm, prod
 
 from ckpttools.array.fingerprint import nodes
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Chunked, Elementwise, Stack, Take
+from ckpttools.array.nodes import BlockCodes, Chunked, Elementwise, Stack, Take
 from ckpttools.array.scratch import rounded_up
 from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import ShapeError
@@ -195,6 +195,10 @@ def grain(array: LazyArray) -> Shape:
             return tuple(map(min, array.chunk, array.shape))
         case Elementwise():
             return grain(array.source)
+        case BlockCodes(encoder=encoder):
+            *outer, rows, columns = grain(array.source)
+            high, wide = encoder.block
+            return (*outer, lcm(rows, high), lcm(columns, wide) // encoder.packed)
         case Stack():
             inner = grain(array.parts[0])
             return (*inner[: array.axis], 1, *inner[array.axis :])

@@ -29,7 +29,7 @@ class FinishedTask:
 
     task: int
     chunks: Mapping[Shape, Range]
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, float] = field(default_factory=dict)
 
     def to_record(self) -> Record:
         """What a store keeps of it."""
@@ -37,7 +37,7 @@ class FinishedTask:
         return [self.task, chunks, dict(self.counts)]
 
     @classmethod
-    def from_record(cls, task: int, chunks: list[list[object]], counts: Mapping[str, int]) -> FinishedTask:
+    def from_record(cls, task: int, chunks: list[list[object]], counts: Mapping[str, float]) -> FinishedTask:
         """The inverse of `to_record`, of its items.
 
         Raises:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.region import Region
 from ckpttools.plan.plan import Plan
+from ckpttools.quantized.errors import QuantizationError
 from ckpttools.stores.base import Traffic
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Published
@@ -74,6 +75,7 @@ class Receipt:
             it is not known.
         counts: for each array of which values could not be kept, how many, by what became of them (see
             `ckpttools.transforms.conversion`); of all tasks, those of an earlier run as well.
+        errors: for each array that was quantised how far its values are from what they were, the worst first.
         traffic: what stores were asked over a network, planning left out, by address: "gs://".
         published: what the checkpoint has become in a repository of the hub; None elsewhere.
     """
@@ -92,6 +94,7 @@ class Receipt:
     bytes_unlinked: int = 0
     source: str = ""
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    errors: Mapping[str, QuantizationError] = field(default_factory=dict)
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     published: Published | None = None
 

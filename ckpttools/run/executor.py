@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,9 +18,11 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, spelled
 from ckpttools.core.errors import MemoryBudgetError, SourceChangedError, UsageError
 from ckpttools.core.region import Region, Shape
+from ckpttools.core.tally import add
 from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
+from ckpttools.quantized.errors import errors_of, without_errors
 from ckpttools.run.apart import check_apart, check_unread
 from ckpttools.run.entries import FinishedTask, kept, unfinished
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, TaskDone, Watch
@@ -104,7 +105,8 @@ def execute(
         bytes_dead=plan.bytes_dead,
         bytes_unlinked=unlinked,
         source=purpose.source,
-        counts=done.counts,
+        counts=without_errors(done.counts),
+        errors=errors_of(done.counts),
         traffic=traffic(),
         published=published,
     )
@@ -159,7 +161,7 @@ class _Done:
 
     tasks: int
     bytes_out: int
-    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    counts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def fingerprint(
@@ -254,7 +256,7 @@ class Execution:
         self._lock = threading.Lock()
         self._finished: list[FinishedTask] = []
         self._extents: dict[tuple[Path, Shape], Range] = {}
-        self._counts: dict[str, Counter[str]] = {}
+        self._counts: dict[str, dict[str, float]] = {}
         self._error: BaseException | None = None
         self._stop = threading.Event()
         self._sync_failed = False
@@ -295,7 +297,7 @@ class Execution:
         return self._extents
 
     @property
-    def counts(self) -> Mapping[str, Mapping[str, int]]:
+    def counts(self) -> Mapping[str, Mapping[str, float]]:
         """What was counted, for each array of which something was, in the order of the tree."""
         paths = (spelled(path) for path in self._plan.tree.arrays)
         return {path: dict(self._counts[path]) for path in paths if path in self._counts}
@@ -380,7 +382,7 @@ class Execution:
     def _note(self, entry: FinishedTask) -> None:
         path = self._plan.tasks[entry.task].path
         if entry.counts:
-            self._counts.setdefault(spelled(path), Counter()).update(entry.counts)
+            add(self._counts.setdefault(spelled(path), {}), entry.counts)
         self._extents.update({(path, index): place for index, place in entry.chunks.items()})
         for place in entry.chunks.values():
             self._files.extend(place.file, place.offset + place.nbytes)

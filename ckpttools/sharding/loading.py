@@ -51,7 +51,7 @@ def loaded(
     values: dict[int, Any] = {}
     lost: dict[str, Counter[str]] = {}
 
-    def losing(name: str, counts: Mapping[str, int]) -> None:
+    def losing(name: str, counts: Mapping[str, float]) -> None:
         lost.setdefault(name, Counter()).update(counts)
 
     reading = Reading(plan.memory, jobs, plan.staging, observe, losing)
@@ -106,7 +106,7 @@ def _telling(
     return replace(processes, waits=teller.waits), both
 
 
-def _tell(lost: Mapping[str, Mapping[str, int]]) -> None:
+def _tell(lost: Mapping[str, Mapping[str, float]]) -> None:
     """Warns of values that are not what they were; docs/transforms.md has the words."""
     lines = [
         f"{name}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}"

@@ -38,7 +38,7 @@ class Reading:
     jobs: int | None
     reserved: int = 0
     observe: Callable[[int], None] = lambda nbytes: None
-    lost: Callable[[str, Mapping[str, int]], None] = lambda name, counts: None
+    lost: Callable[[str, Mapping[str, float]], None] = lambda name, counts: None
 
 
 def read_parts(held: Sequence[HeldParts], reading: Reading) -> Iterator[tuple[int, Parts]]:
@@ -66,7 +66,7 @@ def read_parts(held: Sequence[HeldParts], reading: Reading) -> Iterator[tuple[in
 
     def visit(
         index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
-    ) -> Mapping[str, int]:
+    ) -> Mapping[str, float]:
         shards = held[index].shards
         if shards.only_part(region) is None:
             for part, common in shards.parts_of(region):

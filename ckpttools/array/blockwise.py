@@ -1,0 +1,272 @@
+"""Arrays quantised on the way: the codes of another array's elements, and the scales of its blocks.
+
+Both are made anew from the same elements, each block whole, so that every region has the same bits however an
+array is cut. Blocks lie on the last two axes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Protocol
+
+from ckpttools.array import slabs
+from ckpttools.array.lazy import Derived, LazyArray, ReadCost
+from ckpttools.array.views import subview
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import FormatError, ShapeError
+from ckpttools.core.region import Region, Shape, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from ckpttools.array.scratch import Scratch
+
+
+class NotFiniteError(Exception):
+    """A block has an element that no scale makes a code of."""
+
+
+class BlockEncoder(Protocol):
+    """How blocks of elements become codes and a scale each. Its `repr` says all that it does."""
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Elements of a block on the last two axes."""
+
+    @property
+    def packed(self) -> int:
+        """Elements in one code, neighbours on the last axis; blocks have whole codes."""
+
+    @property
+    def code(self) -> DType:
+        """The dtype of codes."""
+
+    @property
+    def scale(self) -> DType:
+        """The dtype of scales."""
+
+    def scales(self, values: np.ndarray) -> np.ndarray:
+        """The scale of each block, as carriers of `scale`.
+
+        Args:
+            values: elements (rows, columns) of a floating-point dtype, from the edge of a block on.
+
+        Raises:
+            NotFiniteError: NaN or infinity is among them.
+        """
+
+    def codes(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """The codes (rows, columns / packed) of elements, as carriers of `code`; arguments as of `scales`."""
+
+    def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """What codes stand for, in float32; the inverse of `codes`, but for rounding."""
+
+    def lost(self, values: np.ndarray, decoded: np.ndarray) -> Mapping[str, float]:
+        """What is to be told of the difference, to add up as `ckpttools.core.tally` does."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Blockwise(Derived):
+    """What is made of another array's whole blocks.
+
+    Attributes:
+        encoder: makes it.
+        name: of the other array, for messages.
+    """
+
+    encoder: BlockEncoder
+    name: str = ""
+
+    @abstractmethod
+    def _needed(self, region: Region) -> Region:
+        """The whole blocks of the other array that a region is made of."""
+
+    @abstractmethod
+    def _make(
+        self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
+    ) -> None:
+        """Writes what comes of some whole blocks.
+
+        Args:
+            part: the blocks' region in the other array, of one coordinate on all axes but the last two.
+            values: its elements (rows, columns).
+            region, out: what is wanted, as of `read_into`.
+            scratch: takes what is to be counted.
+        """
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        dtype = self.source.dtype
+        for part in self._parts(self._needed(region)):
+            with scratch.take(part.shape, dtype.carrier) as buffer:
+                self.source.read_into(part, buffer, scratch)
+                values = buffer.view(dtype.numpy).reshape(part.shape[-2:])
+                try:
+                    self._make(part, values, region, out, scratch)
+                except NotFiniteError as error:
+                    raise FormatError(
+                        "an array with NaN or infinity cannot be quantised",
+                        place=self.name or None,
+                        got=f"in [{part}]",
+                        wanted="finite numbers",
+                        hint="`ckpt stats` counts them; leave this array as it is, or mend the checkpoint",
+                    ) from error
+
+    def _parts(self, needed: Region) -> Iterator[Region]:
+        """Whole blocks in slabs, as many columns as fit, so that reads are long."""
+        if not needed.size:
+            return
+        rows, columns = _part_shape(self.source, self.encoder.block)
+        last = needed.rank - 1
+        for one in _single(needed, last - 1):
+            for strip in one.pieces(last - 1, rows):
+                yield from strip.pieces(last, columns)
+
+    @property
+    def computed(self) -> bool:
+        return True
+
+    @property
+    def scratch_bytes(self) -> int:
+        rows, columns = _part_shape(self.source, self.encoder.block)
+        return slabs.page(rows * columns * self.source.dtype.itemsize) + self.source.scratch_bytes
+
+    def read_cost(self, region: Region) -> ReadCost:
+        needed = self._needed(region)
+        return self.source.read_cost(needed) if needed.size else ReadCost()
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return self.source.first_byte(self._needed(region))
+
+    @property
+    def read_kind(self) -> Hashable:
+        return (type(self).__name__, repr(self.encoder), self.source.read_kind)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockScales(_Blockwise):
+    """The scales of another array's blocks: on the last two axes one for each block."""
+
+    def _needed(self, region: Region) -> Region:
+        return _unblocked(region, self.encoder.block, self.source.shape)
+
+    @property
+    def stored_bits(self) -> int:
+        return self.source.stored_bits * min(prod(self.encoder.block), max(1, self.source.size))
+
+    def _make(
+        self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
+    ) -> None:
+        made = _blocked(part, self.encoder.block)
+        target = subview(out, made.relative_to(region))
+        target[...] = self.encoder.scales(values).reshape(target.shape)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockCodes(_Blockwise):
+    """The codes of another array's elements. What is lost is counted, as the encoder tells it."""
+
+    def _needed(self, region: Region) -> Region:
+        return _unblocked(
+            _blocked(self._elements(region), self.encoder.block), self.encoder.block, self.source.shape
+        )
+
+    def _elements(self, region: Region) -> Region:
+        """The elements of the codes of a region."""
+        last, packed = region.rank - 1, self.encoder.packed
+        return region.replaced(last, region.start[last] * packed, region.stop[last] * packed)
+
+    @property
+    def stored_bits(self) -> int:
+        return self.source.stored_bits * self.encoder.packed
+
+    def _make(
+        self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
+    ) -> None:
+        wanted = part.intersect(self._elements(region))
+        if wanted is None:
+            return
+        scales = self.encoder.scales(values)
+        codes = self.encoder.codes(values, scales)
+        rows, columns = (slice(a, b) for a, b in _last_two(wanted.relative_to(part)))
+        packed = slice(columns.start // self.encoder.packed, columns.stop // self.encoder.packed)
+        last = wanted.rank - 1
+        place = wanted.replaced(
+            last, wanted.start[last] // self.encoder.packed, wanted.stop[last] // self.encoder.packed
+        )
+        target = subview(out, place.relative_to(region))
+        target[...] = codes[rows, packed].reshape(target.shape)
+        decoded = self.encoder.decoded(codes, scales)
+        scratch.tally(self.encoder.lost(values[rows, columns], decoded[rows, columns]))
+
+
+def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tuple[BlockCodes, BlockScales]:
+    """An array quantised: its codes, and the scales of its blocks.
+
+    Args:
+        source: floating-point numbers, at least of two axes.
+        encoder: how.
+        name: of the array, for messages.
+
+    Raises:
+        ShapeError: blocks lie on two axes, and the last one has whole codes.
+    """
+    if not source.dtype.is_float or source.ndim < 2 or source.shape[-1] % encoder.packed:
+        raise ShapeError(
+            "this array cannot be quantised in blocks",
+            place=name or None,
+            got=f"{source.dtype}{list(source.shape)}",
+            wanted=f"floating-point numbers of at least two axes, the last a multiple of {encoder.packed}",
+        )
+    *outer, rows, columns = source.shape
+    high, wide = encoder.block
+    coded = (*outer, rows, columns // encoder.packed)
+    grid = (*outer, ceil_div(rows, high), ceil_div(columns, wide))
+    return (
+        BlockCodes(coded, encoder.code, source, encoder, name),
+        BlockScales(grid, encoder.scale, source, encoder, name),
+    )
+
+
+def _part_shape(source: LazyArray, block: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of what is read at once: one row of blocks, as wide as a slab."""
+    rows, columns = (max(1, length) for length in source.shape[-2:])
+    most = slabs.elements(source.dtype.itemsize)
+    high = min(block[0], rows)
+    wide = max(1, most // high // block[1]) * block[1]
+    if block[0] == 1:
+        high = max(1, most // min(wide, columns))
+    return min(high, rows), min(wide, columns)
+
+
+def _single(region: Region, axes: int) -> Iterator[Region]:
+    """The region at each coordinate of its first axes."""
+    if not axes:
+        yield region
+        return
+    for one in _single(region, axes - 1):
+        yield from one.pieces(axes - 1, 1)
+
+
+def _last_two(region: Region) -> tuple[tuple[int, int], tuple[int, int]]:
+    first, second = zip(region.start[-2:], region.stop[-2:], strict=True)
+    return first, second
+
+
+def _blocked(region: Region, block: tuple[int, int]) -> Region:
+    """The blocks that a region of elements meets."""
+    for axis, size in zip((region.rank - 2, region.rank - 1), block, strict=True):
+        region = region.replaced(axis, region.start[axis] // size, ceil_div(region.stop[axis], size))
+    return region
+
+
+def _unblocked(region: Region, block: tuple[int, int], shape: Shape) -> Region:
+    """The elements of a region of blocks."""
+    for axis, size in zip((region.rank - 2, region.rank - 1), block, strict=True):
+        stop = min(region.stop[axis] * size, shape[axis])
+        region = region.replaced(axis, region.start[axis] * size, stop)
+    return region

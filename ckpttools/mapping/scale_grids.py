@@ -1,0 +1,230 @@
+"""Scales of blocks through a table: each grid goes the way of the weight that it is of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import take
+from ckpttools.core.errors import MappingError
+from ckpttools.core.region import Shape
+from ckpttools.mapping.axes import Side
+from ckpttools.mapping.blocks import Block, block_counts, grid_of, merged_counts
+from ckpttools.mapping.joining import joined, part_of
+from ckpttools.mapping.row import Row
+from ckpttools.mapping.row_conversion import RowConversion
+from ckpttools.mapping.table import Table, ValueNote
+from ckpttools.mapping.values import Multiply
+
+Fits = Callable[[Row, Mapping[str, int], Shape], str]
+"""Says why a row's left arrays cannot keep a grid of this shape; empty where they can. The sizes are of the
+weight."""
+
+
+@dataclass(frozen=True)
+class ScaleGrids:
+    """The scales of a table's weights on the other side.
+
+    Attributes:
+        table: the same rows, but that the values of quantised weights stay as they are.
+        scales: target key of a weight -> its scales.
+        values: what happens to scales on the way.
+        problems: a line for each kind of weight whose scales the other side cannot have.
+    """
+
+    table: Table
+    scales: Mapping[str, LazyArray]
+    values: tuple[ValueNote, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A row of quantised weights, read one way.
+
+    Attributes:
+        row: it.
+        source, target: its two sides.
+        indices: the coordinates of target keys that are made of quantised weights.
+        counts: blocks of each axis that is cut into blocks; none where a weight has one scale.
+    """
+
+    row: Row
+    source: Side
+    target: Side
+    indices: tuple[Mapping[str, int], ...]
+    counts: Mapping[str, int]
+
+
+def scale_grids(
+    table: Table,
+    arrays: Mapping[str, LazyArray],
+    scales: Mapping[str, LazyArray],
+    block: Block | None,
+    *,
+    inverse: bool = False,
+    fits: Fits = lambda row, sizes, grid: "",
+) -> ScaleGrids:
+    """The scales of a table's quantised weights as expressions of those of the source's.
+
+    Args:
+        table: rows, bound to a model.
+        arrays: source key -> array, the codes of quantised weights among them, without scales.
+        scales: source key of a quantised weight -> its scales: a grid of blocks, or one for all.
+        block: elements of a block on the last two axes of right arrays; None where a weight has one scale.
+        inverse: left arrays are the source, not right ones.
+        fits: says what grids left arrays can have.
+    """
+    sizes, flags = table.known_of(arrays, left=inverse)
+    known = {name for name, value in flags.items() if value}
+    problems: dict[str, None] = {}
+    found: list[_Scaled] = []
+    for row in (row for row in table.rows if row.applies(known) and _is_known(row, sizes)):
+        try:
+            scaled = _scaled(row, sizes, scales, block, inverse=inverse)
+        except MappingError as error:
+            problems[_line(row, error)] = None
+        else:
+            found += [] if scaled is None else [scaled]
+    made = _Made(found, sizes, scales, fits if block else lambda row, sizes, grid: "")
+    values: list[ValueNote] = []
+    for scaled in found:
+        try:
+            values += made.add(scaled)
+        except MappingError as error:
+            problems[_line(scaled.row, error)] = None
+    plain = {id(each.row): replace(each.row, op=None) for each in found}
+    without = replace(table, rows=tuple(plain.get(id(row), row) for row in table.rows))
+    return ScaleGrids(without, made.arrays, tuple(values), tuple(problems))
+
+
+def _is_known(row: Row, sizes: Mapping[str, int]) -> bool:
+    """Whether a row has arrays, and the lengths of its axes are known; where not, the table refuses it."""
+    needed = {*row.left.axes, *row.right.axes, *row.left.key.needs, *row.right.key.needs}
+    return needed <= sizes.keys() and all(sizes[axis] for axis in needed)
+
+
+def _scaled(
+    row: Row, sizes: Mapping[str, int], scales: Mapping[str, LazyArray], block: Block | None, *, inverse: bool
+) -> _Scaled | None:
+    """The row, if its weights are quantised.
+
+    Raises:
+        MappingError: only some are of those that become one array; or as `block_counts`.
+    """
+    source, target = (row.left, row.right) if inverse else (row.right, row.left)
+    keys = RowConversion(source, target, sizes).source_keys
+    indices: list[Mapping[str, int]] = []
+    count = 0
+    for index in target.indices(sizes):
+        there = [key in scales for key in keys(index)]
+        if any(there) and not all(there):
+            raise MappingError("only some of its parts are quantised", got=f"{sum(there)} of {len(there)}")
+        indices += [index] if any(there) else []
+        count += 1
+    if not indices:
+        return None
+    if len(indices) < count and row.op is not None:
+        raise MappingError("only some are quantised", got=f"{len(indices)} of {count}")
+    if block is not None:
+        return _Scaled(row, source, target, tuple(indices), block_counts(row.right, sizes, block))
+    if source.join is not None or target.join is not None:
+        raise MappingError("its parts would need a scale each, and have one for all")
+    return _Scaled(row, _of_one(source, target), _of_one(target, source), tuple(indices), {})
+
+
+def _of_one(side: Side, other: Side) -> Side:
+    """A side whose arrays have one scale for all that is one array on the other side as well."""
+    own = tuple((axis,) for axis in side.array_axes if axis in other.key.axes)
+    return Side(side.key, own)
+
+
+class _Made:
+    """Target scales as rows make them; those of several parts once all are there."""
+
+    def __init__(
+        self, rows: Iterable[_Scaled], sizes: Mapping[str, int], scales: Mapping[str, LazyArray], fits: Fits
+    ) -> None:
+        self.arrays: dict[str, LazyArray] = {}
+        self._sizes, self._scales, self._fits = sizes, scales, fits
+        self._parts: defaultdict[str, list[tuple[Side, LazyArray]]] = defaultdict(list)
+        self._counts: defaultdict[object, list[Mapping[str, int]]] = defaultdict(list)
+        for each in rows:
+            for side in (each.source, each.target):
+                self._counts[side is each.source, side.key].append(each.counts)
+
+    def add(self, scaled: _Scaled) -> list[ValueNote]:
+        """Adds the scales of a row's weights, and says what happens to them.
+
+        Raises:
+            MappingError: they cannot go the way of the weights.
+        """
+        cut = {**self._sizes, **self._blocks(scaled)}
+        for side in (scaled.source, scaled.target) if scaled.counts else ():
+            grid = grid_of(side, self._sizes, cut)
+            why = self._fits(scaled.row, self._sizes, grid) if side is scaled.row.left else ""
+            if why:
+                raise MappingError(why)
+        conversion = RowConversion(scaled.source, scaled.target, cut)
+        wanted = scaled.source.shape(cut)
+        keys = [key for index in scaled.indices for key in conversion.source_keys(index)]
+        sources = {key: _of_shape(key, self._scales[key], wanted, single=not scaled.counts) for key in keys}
+        dtype = sources[keys[0]].dtype
+        op = self._op(scaled)
+        sources = {key: part_of(scaled.source, each, cut) for key, each in sources.items()}
+        conversion = replace(conversion, op=op)
+        for index in scaled.indices:
+            self._add(scaled.target, scaled.target.key.format(index, cut), conversion.at(index, sources), cut)
+        if op is None:
+            return []
+        exactness = op.exactness(dtype)
+        reason = f"its scales are {exactness.reason}"
+        return [ValueNote(str(scaled.target.key), exactness.exact, reason, dtype)]
+
+    def _blocks(self, scaled: _Scaled) -> Mapping[str, int]:
+        """The blocks of a row's axes, and of the other parts of its arrays."""
+        sides = [(True, scaled.source), (False, scaled.target)]
+        others = (
+            each for is_source, side in sides if side.join for each in self._counts[is_source, side.key]
+        )
+        return merged_counts((scaled.counts, *others))
+
+    def _op(self, scaled: _Scaled) -> Multiply | None:
+        """What happens to the values of the weights, and so to their scales."""
+        if scaled.row.op is None:
+            return None
+        op = scaled.row.op.bound(self._sizes)
+        if not isinstance(op, Multiply):
+            raise MappingError("its values are not only multiplied on the way", got=repr(op))
+        return op if scaled.source.key == scaled.row.right.key else op.inverse()
+
+    def _add(self, target: Side, key: str, made: LazyArray, cut: Mapping[str, int]) -> None:
+        if target.join is None:
+            self.arrays[key] = made
+            return
+        self._parts[key].append((target, made))
+        if len(self._parts[key]) == len(target.parts):
+            self.arrays[key] = joined(self._parts[key], cut)
+
+
+def _of_shape(key: str, scales: LazyArray, wanted: Shape, *, single: bool) -> LazyArray:
+    """The scales of a weight.
+
+    Raises:
+        MappingError: they are of another shape.
+    """
+    if single and not wanted and scales.size == 1:
+        for _ in scales.shape:
+            scales = take(scales, 0, 0)
+    if scales.shape != wanted:
+        raise MappingError(f"{key} has other scales", got=list(scales.shape), wanted=list(wanted))
+    return scales
+
+
+def _line(row: Row, error: MappingError) -> str:
+    """What is wrong with a row, in a line."""
+    got = f": {error.got}" if error.got else ""
+    wanted = f", wanted {error.wanted}" if error.wanted else ""
+    return f"{row.left.key}: {error.message}{got}{wanted}"

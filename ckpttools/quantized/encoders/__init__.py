@@ -1,0 +1,1 @@
+"""How plain weights become quantised ones: one file for each scheme that is written."""

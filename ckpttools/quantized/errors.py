@@ -1,0 +1,101 @@
+"""What quantising has lost: largest and root-mean-square error, added up from parts in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isnan, sqrt
+from typing import TYPE_CHECKING
+
+from ckpttools.core.tally import LARGEST
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MAX, _ELEMENTS = f"{LARGEST}quantization_error", "quantized_elements"
+_SQUARES, _OWN = "quantization_error_squares", "quantized_squares"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationError:
+    """How far the values of a quantised array are from what they were.
+
+    Attributes:
+        elements: how many there are.
+        largest: the largest distance of one.
+        rms: root of the mean square of all distances.
+        relative: `rms` over the root of the mean square of the values; 0 where all are zero.
+    """
+
+    elements: int
+    largest: float
+    rms: float
+    relative: float
+
+
+def lost(values: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
+    """What a part adds to the tally of its array.
+
+    Args:
+        values: what was quantised, floating-point numbers of any dtype.
+        decoded: float32 of the same shape, what the codes stand for.
+    """
+    import numpy as np
+
+    wide = np.float64 if values.dtype.itemsize == 8 else np.float32
+    exact = values.astype(wide, copy=False)
+    apart = np.subtract(exact, decoded, dtype=wide)
+    largest = float(max(apart.max(initial=0), -apart.min(initial=0)))
+    return {
+        _MAX: largest,
+        _ELEMENTS: values.size,
+        _SQUARES: _squares(apart),
+        _OWN: _squares(exact),
+    }
+
+
+def _squares(values: np.ndarray) -> float:
+    import numpy as np
+
+    flat = values.reshape(-1)
+    largest = float(np.abs(flat).max(initial=0))
+    if 0 < largest < 1e-15 or largest > 1e15:
+        flat = flat.astype(np.float64)
+    return float(np.dot(flat, flat))
+
+
+def errors_of(counts: Mapping[str, Mapping[str, float]]) -> dict[str, QuantizationError]:
+    """The errors in the tallies of arrays, by their names, the worst first."""
+    found = {name: _error(tally) for name, tally in counts.items() if _ELEMENTS in tally}
+    return dict(sorted(found.items(), key=lambda each: (-each[1].relative, each[0])))
+
+
+def total(errors: Mapping[str, QuantizationError]) -> QuantizationError:
+    """The error of several arrays together."""
+    elements = sum(each.elements for each in errors.values())
+    squares = sum(each.rms**2 * each.elements for each in errors.values())
+    own = sum((each.rms / each.relative) ** 2 * each.elements for each in errors.values() if each.relative)
+    largest = max((each.largest for each in errors.values()), default=0.0)
+    return QuantizationError(
+        elements, largest, sqrt(squares / elements) if elements else 0.0, _ratio(squares, own)
+    )
+
+
+def without_errors(counts: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, int]]:
+    """The tallies of arrays without what is of errors."""
+    own = {_MAX, _ELEMENTS, _SQUARES, _OWN}
+    left = {
+        name: {kind: int(n) for kind, n in tally.items() if kind not in own} for name, tally in counts.items()
+    }
+    return {name: tally for name, tally in left.items() if tally}
+
+
+def _error(tally: Mapping[str, float]) -> QuantizationError:
+    elements, squares = int(tally[_ELEMENTS]), tally[_SQUARES]
+    rms = sqrt(squares / elements) if elements else 0.0
+    return QuantizationError(elements, tally[_MAX], rms, _ratio(squares, tally[_OWN]))
+
+
+def _ratio(squares: float, own: float) -> float:
+    ratio = sqrt(squares / own) if own else 0.0
+    return 0.0 if isnan(ratio) else ratio

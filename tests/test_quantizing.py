@@ -1,0 +1,202 @@
+"""Arrays quantised on the way: the codes and scales that direct formulas give, whatever region is read."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ckpttools.array import slabs
+from ckpttools.array.fingerprint import Describer
+from ckpttools.array.nodes import BlockCodes, BlockScales, block_codes, relayout
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, ShapeError
+from ckpttools.core.region import ceil_div
+from ckpttools.core.tally import add
+from ckpttools.plan.node_lines import NodeLines, Nodes
+from ckpttools.quantized.encoders.fp8 import Fp8Blocks
+from ckpttools.quantized.encoders.mxfp4 import Mxfp4
+from ckpttools.quantized.encoders.numbers import numbers, rounded
+from ckpttools.quantized.errors import errors_of, total, without_errors
+from ckpttools.testing.strategies import regions, stored, tilings
+
+DTYPE = st.sampled_from(("bfloat16", "float16", "float32", "float64"))
+E4M3, E2M1 = "float8_e4m3fn", "float4_e2m1fn"
+
+
+def values(shape, dtype, seed):
+    """Numbers of many magnitudes, blocks of zeros among them."""
+    rng = np.random.default_rng(seed)
+    made = rng.standard_normal(shape) * np.exp2(rng.integers(-20, 6, shape))
+    made[..., : shape[-1] // 3] *= rng.integers(0, 2)
+    return np.clip(made, -6e4, 6e4).astype(DTYPES[dtype].numpy)
+
+
+def by_formula(truth, rows, columns):
+    """Codes and scales of FP8 blocks of one matrix, block by block."""
+    wide = truth.astype(np.float32)
+    codes = np.empty(truth.shape, DTYPES[E4M3].numpy)
+    scales = np.ones((ceil_div(truth.shape[0], rows), ceil_div(truth.shape[1], columns)), np.float32)
+    for i, j in np.ndindex(scales.shape):
+        cell = np.s_[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+        largest = np.abs(wide[cell]).max()
+        if largest:
+            scales[i, j] = max(largest / np.float32(448), np.float32(2.0**-126))
+        codes[cell] = (wide[cell] / scales[i, j]).astype(codes.dtype)
+    return codes, scales
+
+
+@st.composite
+def matrices(draw):
+    shape = draw(st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 24)))
+    shape = shape[draw(st.integers(0, 1)) :]
+    return values(shape, draw(DTYPE), draw(st.integers(0, 99)))
+
+
+@given(truth=matrices(), rows=st.integers(1, 9), columns=st.integers(1, 9), data=st.data())
+def test_fp8_blocks_are_as_the_formula_has_them_and_any_region_is_the_slice(truth, rows, columns, data):
+    array = stored(truth, DTYPES[str(truth.dtype)])
+    codes, scales = block_codes(array, Fp8Blocks(rows, columns))
+    wanted = [by_formula(each, rows, columns) for each in truth.reshape(-1, *truth.shape[-2:])]
+    for made, stacked in zip((codes, scales), zip(*wanted, strict=True), strict=True):
+        whole = np.reshape(stacked, made.shape)
+        assert made.read().tobytes() == whole.tobytes()
+        region = data.draw(regions(made.shape))
+        assert made.read(region).tobytes() == whole[region.slices].tobytes()
+
+
+@given(seed=st.integers(0, 99), groups=st.integers(1, 3), dtype=DTYPE, data=st.data())
+def test_mxfp4_groups_lose_at_most_half_a_step_and_any_region_is_the_slice(seed, groups, dtype, data):
+    truth = values((2, 3, 32 * groups), dtype, seed)
+    codes, scales = block_codes(stored(truth, DTYPES[dtype]), Mxfp4())
+    assert codes.shape == (2, 3, 16 * groups) and scales.shape == (2, 3, groups)
+    whole = codes.read()
+    exponents = scales.read().astype(int) - 127
+    nibbles = np.stack([whole & 15, whole >> 4], -1).reshape(truth.shape)
+    steps = np.exp2(exponents)[..., None].astype(np.float64)
+    wide = truth.astype(np.float32).astype(np.float64).reshape(2, 3, groups, 32) / steps
+    assert np.abs(wide).max() <= 6
+    nearest = wide.astype(np.float32).astype(DTYPES[E2M1].numpy).view(np.uint8)
+    assert (nibbles.reshape(nearest.shape) == nearest).all()
+    # One power of two less would not do.
+    largest = np.abs(wide).max(-1)
+    assert ((largest > 3) | (largest == 0) | (exponents == -127)).all()
+    region = data.draw(regions(codes.shape))
+    assert codes.read(region).tobytes() == whole[region.slices].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E2M1])
+def test_rounding_is_to_nearest_even_of_all_patterns(dtype):
+    patterns = np.arange(0, 1 << 32, 65521, dtype=np.uint64).astype(np.uint32)
+    near = numbers(np.arange(1 << DTYPES[dtype].bits, dtype=np.uint8), dtype)
+    near = near[np.isfinite(near)]
+    between = (np.sort(near)[1:] + np.sort(near)[:-1]) / 2
+    around = [np.nextafter(between, np.float32(side)) for side in (-np.inf, np.inf)]
+    found = np.concatenate([patterns.view(np.float32), near, between, *around])
+    found = found[np.abs(found) <= near.max()]
+    assert (rounded(found, dtype) == found.astype(DTYPES[dtype].numpy).view(np.uint8)).all()
+
+
+def test_what_is_beyond_the_range_is_the_largest():
+    assert numbers(rounded(np.array([1e30, -500], np.float32), E4M3), E4M3).tolist() == [448, -448]
+
+
+@given(truth=matrices(), data=st.data())
+def test_what_is_lost_is_told_once_however_it_is_cut(truth, data):
+    encoder = Fp8Blocks(4, 8)
+    codes, scales = block_codes(stored(truth, DTYPES[str(truth.dtype)]), encoder, "w")
+    counts: dict[str, float] = {}
+    for region in data.draw(tilings(codes.shape)):
+        scratch = Scratch(codes.scratch_bytes)
+        codes.read_into(region, np.empty(region.shape, np.uint8), scratch)
+        add(counts, scratch.take_counts())
+    many = np.repeat(np.repeat(scales.read(), 4, -2), 8, -1)[..., : truth.shape[-2], : truth.shape[-1]]
+    exact = truth.astype(np.float64)
+    apart = exact - (codes.read().astype(np.float32) * many).astype(np.float64)
+    found = errors_of({"w": {**counts, "overflowed": 3}})["w"]
+    squares, own = (apart**2).sum(), (exact**2).sum()
+    assert found.elements == truth.size and without_errors({"w": {**counts, "overflowed": 3}}) == {
+        "w": {"overflowed": 3}
+    }
+    assert found.largest == pytest.approx(np.abs(apart).max(), rel=1e-5, abs=1e-37)
+    assert found.rms == pytest.approx(np.sqrt(squares / truth.size), rel=1e-4, abs=1e-30)
+    assert found.relative == pytest.approx(np.sqrt(squares / own) if own else 0, rel=1e-4, abs=1e-9)
+    together = total({"a": found, "b": found})
+    assert together.elements == 2 * truth.size and together.relative == pytest.approx(found.relative)
+
+
+@given(seed=st.integers(0, 999), dtype=st.sampled_from(("bfloat16", "float32")))
+@example(seed=0, dtype="bfloat16")
+def test_codes_come_back_from_the_numbers_they_stand_for_and_from_then_on_all_does(seed, dtype):
+    encoder = Fp8Blocks(4, 8)
+
+    def round_trip(array):
+        codes, scales = (each.read() for each in block_codes(stored(array, DTYPES[dtype]), encoder))
+        many = np.repeat(np.repeat(scales, 4, 0), 8, 1)[: array.shape[0], : array.shape[1]]
+        return codes, scales, (codes.astype(np.float32) * many).astype(array.dtype)
+
+    first = round_trip(values((9, 17), dtype, seed))
+    second = round_trip(first[2])
+    third = round_trip(second[2])
+    assert first[0].tobytes() == second[0].tobytes() == third[0].tobytes()
+    if dtype == "bfloat16":
+        assert second[1].tobytes() == third[1].tobytes() and second[2].tobytes() == third[2].tobytes()
+
+
+@given(seed=st.integers(0, 999))
+def test_what_was_mxfp4_has_the_same_values_again(seed):
+    rng = np.random.default_rng(seed)
+    codes, exponents = rng.integers(0, 16, (3, 64), np.uint8), rng.integers(-20, 20, (3, 2))
+    truth = np.ldexp(numbers(codes, E2M1).reshape(3, 2, 32), exponents[..., None]).reshape(3, 64)
+    array = stored(truth.astype(DTYPES["bfloat16"].numpy), DTYPES["bfloat16"])
+    again = Mxfp4().decoded(*(each.read() for each in block_codes(array, Mxfp4())))
+    assert (again == truth).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("encoder", [Fp8Blocks(2, 2), Mxfp4()])
+def test_what_is_not_finite_is_refused_with_the_array(bad, dtype, encoder):
+    truth = np.ones((5, 32), DTYPES[dtype].numpy)
+    truth[4, 31] = bad
+    for each in block_codes(stored(truth, DTYPES[dtype]), encoder, "model.w"):
+        with pytest.raises(FormatError, match="cannot be quantised") as caught:
+            each.read()
+        assert caught.value.place == "model.w"
+
+
+def test_a_float64_that_float32_cannot_hold_is_refused():
+    with pytest.raises(FormatError, match="cannot be quantised"):
+        block_codes(stored(np.full((2, 2), 1e300), DTYPES["float64"]), Fp8Blocks())[1].read()
+
+
+def test_what_has_no_blocks_is_refused():
+    for shape, dtype, encoder in (
+        ((4,), "float32", Fp8Blocks()),
+        ((4, 4), "int8", Fp8Blocks()),
+        ((4, 5), "float32", Mxfp4()),
+    ):
+        with pytest.raises(ShapeError, match="in blocks"):
+            block_codes(stored(np.zeros(shape, dtype), DTYPES[dtype]), encoder)
+
+
+def test_large_arrays_are_read_in_long_pieces_within_their_scratch(monkeypatch):
+    monkeypatch.setattr(slabs, "SLAB_BYTES", 4096)
+    truth = values((70, 300), "bfloat16", 1)
+    codes, scales = block_codes(stored(truth, DTYPES["bfloat16"]), Fp8Blocks(16, 16))
+    assert codes.scratch_bytes < truth.nbytes
+    wanted = by_formula(truth, 16, 16)
+    assert codes.read().tobytes() == wanted[0].tobytes() and scales.read().tobytes() == wanted[1].tobytes()
+
+
+def test_nodes_are_described_and_come_back_from_lines():
+    array = stored(values((6, 64), "float32", 3), DTYPES["float32"])
+    swapped = relayout(array, ((6,), (64,)), (0, 1), (1, 1))
+    for made in (*block_codes(swapped, Fp8Blocks(4, 4), "w"), *block_codes(swapped, Mxfp4(), "w")):
+        lines = NodeLines(lambda source: 0)
+        number = lines.number(made)
+        again = Nodes([line.encode() for line in lines.lines], lambda number: array.source).array(number)
+        assert isinstance(again, BlockCodes | BlockScales) and again.read().tobytes() == made.read().tobytes()
+        assert json.dumps(list(Describer().lines(made))) == json.dumps(list(Describer().lines(again)))
