@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
-from support.places import GOLDEN
+from support.command_line import run
+from support.golden_data import all_described
+from support.places import GOLDEN, GOLDEN_0_2_5
 
 from ckpttools.api.conversion import Conversion
 from ckpttools.api.convert import plan_any
@@ -125,3 +128,25 @@ def test_what_has_no_place_in_plain_zarr_is_said(model, tmp_path):
     carried = load_file(tmp_path / "maxtext" / "0" / "items" / "hf" / "carried.safetensors")
     assert set(plan.notes.dropped) == {f"hf/carried/{name}" for name in carried}
     assert "ckpttools.json" in plan.remarks[0]
+
+
+def test_what_is_carried_along_says_the_same_whatever_is_made(tmp_path):
+    """Of Qwen3.5 the way back goes by it: whether experts are apart, as in quantised files."""
+    shutil.copytree(GOLDEN_0_2_5 / "qwen3.5" / "hf", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_bytes())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    said = json.dumps(config).encode()
+    (tmp_path / "model" / "config.json").write_bytes(said)
+    run("convert", "hf-to-maxtext", tmp_path / "model", tmp_path / "maxtext")
+    run("unstack", tmp_path / "maxtext", tmp_path / "single")
+    run("stack", tmp_path / "single", tmp_path / "stacked", "--dtype", "float32")
+    run("select", tmp_path / "stacked", tmp_path / "chosen", "--drop", "step")
+    run("cast", tmp_path / "chosen", tmp_path / "cast", "--dtype", "bfloat16")
+    for name in ("maxtext", "single", "stacked", "chosen", "cast"):
+        (carried,) = (tmp_path / name).rglob("hf/config.json")
+        assert carried.read_bytes() == said
+    for name in ("maxtext", "cast"):
+        run("convert", "maxtext-to-hf", tmp_path / name, tmp_path / f"{name}-hf")
+    made, wanted = (load_file(tmp_path / f"{name}-hf" / "model.safetensors") for name in ("cast", "maxtext"))
+    assert all_described(made) == all_described(wanted)
+    assert "quantization_config" not in json.loads((tmp_path / "cast-hf" / "config.json").read_bytes())

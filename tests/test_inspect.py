@@ -21,7 +21,7 @@ from ckpttools.core.text import natural_key
 from ckpttools.inspect.folding import Branch, fold, sort_arrays
 from ckpttools.inspect.tree import ArrayReport, Total, TreeReport, inspect_tree
 from ckpttools.inspect.warnings import TreeWarning
-from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.layer_groups import LayerGroup
 from ckpttools.maxtext.optimizer import Optimizer
 
 

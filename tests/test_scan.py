@@ -255,13 +255,14 @@ class TestRefused:
         layer = {"mlp/kernel": (2, 3), "out/kernel": (3, 2)}
         tree = StackLayers(axis=0)(single_layers(0, 1, layers_0=layer, layers_1=layer)).tree
         with pytest.raises(ShapeError, match="different numbers of layers on axis 1") as caught:
-            UnstackLayers()(tree)
+            UnstackLayers(1)(tree)
         assert caught.value.hint == "they fit together on axis 0: say scan_axis=0"
+        assert view_of(UnstackLayers()(tree).tree).kind == "unstacked-inference"
 
     def test_leaf_with_another_number_of_layers(self):
         shapes = {"layers/a": (2, 4), "layers/b": (3, 4, 2), "layers/c": (2, 5)}
         with pytest.raises(ShapeError, match="different numbers of layers") as caught:
-            UnstackLayers()(decoder_tree(shapes))
+            UnstackLayers(1)(decoder_tree(shapes))
         assert "decoder/layers/c [2, 5]" in str(caught.value)
         assert caught.value.wanted == "4"
         assert caught.value.hint is None
@@ -269,11 +270,11 @@ class TestRefused:
     def test_groups_of_unequal_length(self):
         shapes = {"layers/layers_0/a": (2, 4), "layers/layers_1/a": (2, 3)}
         with pytest.raises(ShapeError, match="positions of a cycle have different"):
-            UnstackLayers()(decoder_tree(shapes))
+            UnstackLayers(1)(decoder_tree(shapes))
 
     def test_positions_missing(self):
         with pytest.raises(FormatError, match="positions of a cycle are missing"):
-            UnstackLayers()(decoder_tree({"layers/layers_0/a": (2, 4), "layers/layers_2/a": (2, 4)}))
+            UnstackLayers(1)(decoder_tree({"layers/layers_0/a": (2, 4), "layers/layers_2/a": (2, 4)}))
 
     @pytest.mark.parametrize("path", ["layers/mlp/kernel", "layers/other"])
     def test_moments_that_do_not_mirror(self, path):

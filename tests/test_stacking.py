@@ -22,7 +22,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext import stacking
 from ckpttools.maxtext.cycles import Cycle
 from ckpttools.maxtext.flavours import linen_state
-from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.layer_groups import LayerGroup
 from ckpttools.maxtext.scan import UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel, cycle_of
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
@@ -131,7 +131,7 @@ def test_layouts_that_stack_does_not_make():
     blocks |= {("decoder", "layers", "global_layer", "a"): array(5, 2)}
     for leaves in ({**first, **pairs}, blocks):
         tree = linen_state(leaves, 0, {})
-        assert shapes(StackAsModel()(UnstackLayers()(tree).tree).tree) == shapes(tree)
+        assert shapes(StackAsModel()(UnstackLayers(1)(tree).tree).tree) == shapes(tree)
 
 
 def test_another_scan_axis_is_noted():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.command_line import ckpt
+from support.command_line import ckpt, run
 from support.golden_data import all_described, arrays_by_tensorstore
 from support.places import GOLDEN, GOLDEN_0_2_5
 
@@ -290,3 +290,21 @@ def test_what_maxtext_learned_of_standardizing_is_not_dropped(tmp_path):
     with pytest.raises(CheckpointError) as error:
         plan_to_huggingface(tmp_path / "out")
     assert "std_" in str(error.value)
+
+
+@pytest.mark.parametrize("source", [GEMMA3, OMNI], ids=["vision", "vision and audio"])
+def test_a_text_model_is_compared_with_the_text_of_the_whole(tmp_path, source):
+    to_maxtext(source, tmp_path / "out", scan=False, carry=True)
+    back(tmp_path / "out", tmp_path / "text", spelling="text")
+    done = ckpt("verify", tmp_path / "text", "--against", tmp_path / "out", "--no-progress")
+    assert done.exit_code == 0, done.output
+    assert "not compared, as" in done.stdout and "tower: " in done.stdout
+    back(tmp_path / "out", tmp_path / "whole")
+    done = ckpt("verify", tmp_path / "whole", "--against", tmp_path / "out", "--no-progress")
+    assert done.exit_code == 0, done.output
+    assert "not compared" not in done.stdout
+    words = ("vision", "multi_modal", "visual", "audio_tower")
+    drop = [f"--drop=*{word}*" for word in words if any(word in name for name in paths(tmp_path / "whole"))]
+    run("select", tmp_path / "whole", tmp_path / "lost", *drop)
+    done = ckpt("verify", tmp_path / "lost", "--against", tmp_path / "out", "--no-progress")
+    assert done.exit_code == 1, done.output

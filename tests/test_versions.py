@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.command_line import run
 from support.golden_data import (
     GOLDEN_VERSION,
     SCAN_NAMES,
@@ -203,6 +204,34 @@ class TestRouterBias:
             report = ckpttools.inspect(training)
             assert report.maxtext == (NEWEST,)
 
+    @SCANS
+    @pytest.mark.parametrize("wrapped", [(), ("value",)])
+    def test_of_a_training_state_moves_there_and_back(self, converted, scan, wrapped):
+        """MaxText 0.2.5 keeps it in `nnx_aux`, without moments; e591f30 among the parameters."""
+        training = trained(open_tree(converted("deepseek3")), wrapped)
+        old = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
+        if not scan:
+            training, old = (UnstackLayers()(each).tree for each in (training, old))
+        made = ForVersion(GOLDEN_VERSION)(training)
+        assert all("does not resume" in each for each in made.notes.remarks) and made.notes.remarks
+        assert {path for path in made.tree if path[0] == "nnx_aux"} == set()
+        moved = {path: each for path, each in made.tree.items() if path[0] != "opt_state"}
+        assert same(Tree(moved), Tree({path: each for path, each in old.items() if path[0] != "opt_state"}))
+        back = ForVersion()(made.tree)
+        assert not back.notes.remarks
+        if not wrapped:
+            assert same(back.tree, training)
+            assert back.tree.metadata.custom == training.metadata.custom
+        with pytest.raises(UsageError, match=r"the layout of MaxText 0\.2\.5 already"):
+            ForVersion()(training)
+
+    def test_of_a_training_state_is_moved_by_the_command(self, converted, tmp_path):
+        ckpttools.save(trained(open_tree(converted("deepseek3"))), tmp_path / "training")
+        run("remap", tmp_path / "training", tmp_path / "old", "--maxtext", GOLDEN_VERSION)
+        done = run("remap", tmp_path / "old", tmp_path / "new", "--maxtext", NEWEST)
+        assert "cycle" not in done
+        assert same(open_tree(tmp_path / "new"), open_tree(tmp_path / "training"))
+
     def test_of_a_family_that_nobody_knows(self):
         """DeepSeek V4 has single layers first, then pairs, and two kinds of variables."""
         leaves = json.loads((GOLDEN_0_2_5 / "deepseek4" / "leaves_scanned.json").read_bytes())
@@ -224,6 +253,21 @@ class TestRouterBias:
         training = Tree({**tree, **moments, ("opt_state", "0", "count"): tree[("step",)]}, tree.metadata)
         with pytest.raises(FormatError, match=r"state of what MaxText 0\.2\.5 does not train"):
             ForVersion()(training)
+
+
+def trained(tree: Tree, wrapped: TreePath = ()) -> Tree:
+    """DeepSeek V3 as a training state of MaxText 0.2.5: the bias lies apart, and has no moments."""
+    bias = tuple(BIAS.split("/"))
+    leaves = {path: leaf for path, leaf in tree.items() if path not in (bias, ("opt_state",))}
+    moments = {
+        ("opt_state", "0", kind, *path[1:]): each
+        for path, each in tree.arrays.items()
+        if path != bias and path[:1] == ("params",)
+        for kind in ("mu", "nu")
+    }
+    aux = {("nnx_aux", "model", *bias[2:], *wrapped): tree[bias]}
+    count = {("opt_state", "0", "count"): tree[("step",)]}
+    return Tree({**leaves, **aux, **moments, **count}, replace(tree.metadata, custom={"scan_layers": True}))
 
 
 def with_experts(tree: Tree, count: int) -> Tree:

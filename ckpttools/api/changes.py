@@ -17,6 +17,7 @@ from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.moving import ForVersion
 from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
+from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.versions import NEWEST
@@ -56,7 +57,7 @@ def select(
     if not (chosen.keep or chosen.drop):
         hint = f"give {option('keep', 'PATTERN')} or {option('drop', 'PATTERN')}"
         raise UsageError("there is nothing to select by", hint=hint)
-    return write_changed([chosen], source, destination, common)
+    return write_changed([KeepingAxis(chosen)], source, destination, common)
 
 
 @command(Changing, more=writer_options)
@@ -167,7 +168,7 @@ def strip_optimizer(
     Raises:
         CheckpointError: as `ckpttools.StripOptimizer` and `ckpttools.convert`.
     """
-    stripped = StripOptimizer(keep_step, flavour, patterns_of(keep), patterns_of(drop))
+    stripped = KeepingAxis(StripOptimizer(keep_step, flavour, patterns_of(keep), patterns_of(drop)))
     return write_changed([stripped, *_casts(dtype)], source, destination, common)
 
 
@@ -213,7 +214,7 @@ def unstack(
     source: Source,
     destination: Where,
     *,
-    scan_axis: int = 1,
+    scan_axis: int | None = None,
     force_unroll: bool = False,
     keep_step: bool = False,
     flavour: NewFlavour = "same",
@@ -225,7 +226,7 @@ def unstack(
     Args:
         source: a run directory, a step, an item, or a tree.
         destination: directory that appears when everything is written.
-        scan_axis: axis of parameters on which layers are stacked.
+        scan_axis: axis of parameters on which layers are stacked; None as shapes show it.
         force_unroll: also leave out all training state, as MaxText's `force_unroll`.
         keep_step, flavour: with `force_unroll`, as of `strip_optimizer`.
         dtype: of floating-point arrays, such as "bfloat16"; None to leave them.

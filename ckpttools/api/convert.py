@@ -15,6 +15,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for, writer_options
+from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.base import Transform
@@ -124,7 +125,7 @@ def convert(
     """
     dropped = patterns_of(drop)
     transforms = [
-        *([StripOptimizer(drop=dropped)] if strip_optimizer else []),
+        *([KeepingAxis(StripOptimizer(drop=dropped))] if strip_optimizer else []),
         *_selected(patterns_of(keep), () if strip_optimizer else dropped),
         *_mapped(map, strict),
         *_cast(dtype, dtype_map, force),
@@ -133,7 +134,7 @@ def convert(
 
 
 def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:
-    return [Select(keep, drop)] if keep or drop else []
+    return [KeepingAxis(Select(keep, drop))] if keep or drop else []
 
 
 def _mapped(map: Mapper | None, strict: bool) -> list[Transform]:

@@ -24,6 +24,7 @@ from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import NAMES, Manifest, check_manifest_name
 from ckpttools.maxtext.model import check_choice
+from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.stores.registry import Where, parse
 
 
@@ -47,7 +48,7 @@ class HashReport:
         per_layer: whether stacked layers have a digest each.
         digest: one of all arrays.
         parameters: one of the parameters alone: without optimizer state, step and random states.
-        remarks: what was left out.
+        remarks: what was left out, or had to be taken for granted.
         arrays: one for each array, in the order of names.
     """
 
@@ -109,7 +110,7 @@ def hash(
     with scanning(common) as scan:
         tree = opened(source, scan.read)
         scan.fetch(tree)
-        remarks: tuple[str, ...] = ()
+        remarks = remarks_about_axis(tree) if per_layer else ()
         if names == "maxtext":
             from ckpttools.compare.conversion import in_maxtext_names
 

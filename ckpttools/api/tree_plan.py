@@ -38,12 +38,16 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
 
 
 def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes], Notes]:
-    """The configuration that is written in place of the present one, and remarks about it."""
-    if CONFIG not in companions.files:
+    """The configuration that is written in place of the present one, and remarks about it.
+
+    One that is carried along is of the model that a checkpoint came from, and stays what it is: the way back
+    goes by it, and makes it true of what it writes.
+    """
+    if CONFIG not in companions.files or not is_model:
         return {}, Notes()
     config = true_config(_config(tree, companions), _weights(tree))
     remarks = [f"{CONFIG}: {change}" for change in config.changes]
-    if is_model and tree.metadata.notes.dropped:
+    if tree.metadata.notes.dropped:
         remarks.append(f"{CONFIG} describes the whole model, also what is left out")
     content = config_bytes(ModelFiles(companions=companions.files), config)
     return {CONFIG: content}, Notes(remarks=tuple(remarks))

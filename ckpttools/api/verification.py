@@ -207,6 +207,7 @@ def _by_digests(
 def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> NamedArrays[LazyArray]:
     """The arrays of a manifest, under its names."""
     from ckpttools.compare.conversion import in_maxtext_names, require_no_padding, require_none
+    from ckpttools.maxtext.stacked_on import remarks_about_axis
     from ckpttools.maxtext.view import view_of
     from ckpttools.maxtext.vocabulary import less_padding
 
@@ -214,7 +215,7 @@ def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> NamedArr
     if manifest.names != "maxtext":
         require_none(said.conversion, "the manifest has the names that are stored")
         require_no_padding(said.padding_rows)
-        return NamedArrays(selection.arrays(tree))
+        return NamedArrays(selection.arrays(tree), remarks_about_axis(tree) if selection.layers else ())
     named = in_maxtext_names(tree, said.conversion)
     arrays = selection.chosen(named.arrays, tree.metadata.place)
     shapes = {name: each.shape for name, each in manifest.arrays.items()}

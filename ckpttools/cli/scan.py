@@ -85,11 +85,9 @@ def stack(**options: Any) -> None:
 @click.option(
     "--scan-axis",
     type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
     metavar="N",
     help="Axis of each stacked parameter along which its layers lie, counted from 0 (MaxText's "
-    "param_scan_axis).",
+    "param_scan_axis). By default as shapes show it; where they do not, it has to be said.",
 )
 @click.option(
     "--force-unroll",

@@ -14,7 +14,7 @@ from ckpttools.core.text import plural, printable
 from ckpttools.formats.origin import SOURCE
 from ckpttools.inspect.quantization import Quantization
 from ckpttools.inspect.tree import Total, TreeReport
-from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.layer_groups import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess
 
 # Where texts begin behind their labels.

@@ -28,6 +28,7 @@ from ckpttools.mapping.table import Mapped
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.model import ModelOptions, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role, roles_of
 from ckpttools.stores.registry import Where
@@ -144,6 +145,7 @@ def _named(tree: Tree) -> NamedArrays[LazyArray]:
     else:
         if view.is_stacked:
             remarks.append(f"stacked layers are taken apart: {len(tree.arrays)} arrays become {len(arrays)}")
+            remarks += remarks_about_axis(tree)
     return NamedArrays(arrays, tuple(remarks))
 
 

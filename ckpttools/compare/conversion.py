@@ -15,10 +15,13 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, per_layer
-from ckpttools.digest.pairing import NamedArrays, Pairing, Remark
+from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
+from ckpttools.mapping.table import Table
 from ckpttools.maxtext.layout import HEAD
 from ckpttools.maxtext.model import ModelOptions, family_for
+from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.maxtext.tying import right_head
@@ -49,7 +52,7 @@ def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> Named
     """
     if view_of(tree).is_maxtext:
         require_none(said, "the names are MaxText's")
-        return NamedArrays(per_layer(tree))
+        return NamedArrays(per_layer(tree), remarks_about_axis(tree))
     said = said or ConversionOptions()
     return _converted(tree, ToMaxText(model=said.model, drop=said.drop), f"{option('tied', 'drop')} says so")
 
@@ -120,7 +123,9 @@ def paired(
     named = as_converted(source, made, said)
     if named is None:
         require_no_padding(padding_rows)
-        return Pairing(selection.arrays(made), selection.arrays(source))
+        sides: tuple[tuple[Side, Tree], ...] = ("A", made), ("B", source)
+        open_axes = [Remark(text, side) for side, tree in sides for text in remarks_about_axis(tree)]
+        return Pairing(selection.arrays(made), selection.arrays(source), tuple(open_axes))
     if not selection.layers:
         hint = f"leave out {option('per_layer', False)}"
         raise UsageError("a conversion is compared layer by layer", hint=hint)
@@ -196,18 +201,45 @@ def _is_wider(there: LazyArray | None, wanted: LazyArray) -> bool:
     return floats and there is not None and there.dtype.bits == 32 and wanted.dtype.bits == 16
 
 
+def _without_towers(
+    source: Tree, made: Tree, known: ModelFiles, model: ModelOptions
+) -> tuple[Tree, tuple[str, ...]]:
+    """A MaxText tree without the towers that a Hugging Face one neither has nor promises, and a remark."""
+    arrays = {dotted(path): array for path, array in made.arrays.items()}
+    config = made.metadata.config
+    if config is None or absent_towers(config, arrays):
+        return source, ()
+    # The text model alone may be of a family without towers.
+    family = family_for(known.config or config, model, made.metadata.place)
+    homes = view_of(source).homes
+    absent = [
+        tower
+        for tower in family.towers
+        if not Table((), {}, left_out=family.tower_patterns((tower,))).left_out_of(arrays)
+    ]
+    unwanted = family.of_towers(map(dotted, homes), absent)
+    if not unwanted:
+        return source, ()
+    kept = {home: source[home] for inner, home in homes.items() if dotted(inner) not in unwanted}
+    remark = f"not compared, as {made.metadata.place} has no {' and no '.join(absent)} tower"
+    return Tree(kept, source.metadata), (f"{remark}: {array_count(unwanted)}",)
+
+
 def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> NamedArrays[LazyArray]:
     weights = {dotted(path): array for path, array in made.arrays.items()}
     known = ModelFiles.of(source, None)
     config = made.metadata.config or known.config
+    source, towerless = _without_towers(source, made, known, model)
     # Names are those of `made`, whatever is recorded about the model that `source` came from.
     files = replace(known, config=config, weights=weights, carried={}, spelling=None)
-    options = ToHuggingFace(model=model if model.tied else replace(model, tied="keep"))
+    options = ToHuggingFace(
+        model=model if model.tied else replace(model, tied="keep"), scan_axis=view_of(source).scan_axis
+    )
     converted = to_huggingface(source, options, files)
     carried = {name: array for name, array in known.carried.items() if name in weights}
     # A conversion with --like leaves them out, too.
     absent = known.carried.keys() - carried.keys()
     remark = f"left out, as it is carried along and not in {made.metadata.place}: {array_count(absent)}"
     arrays = {dotted(path): array for path, array in converted.tree.arrays.items()}
-    remarks = (remark,) if absent else ()
+    remarks = (*remarks_about_axis(source), *towerless, *([remark] if absent else []))
     return NamedArrays({**arrays, **carried}, remarks, surplus=converted.surplus)

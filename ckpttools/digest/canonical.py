@@ -59,12 +59,14 @@ def as_stored(tree: Tree) -> dict[str, LazyArray]:
 
 def _unstacked(tree: Tree) -> Tree:
     view = view_of(tree)
-    if view.scan_axis is None or not view.is_stacked:
+    if not view.is_stacked:
         return tree
+    # Of fewer layers than a cycle has none is on any axis.
+    axis = view.scan_axis or 0
     try:
-        return unstack_layers(tree, view.stacks, view.scan_axis)
+        return unstack_layers(tree, view.stacks, axis)
     except ShapeError:
-        return _unstacked_but_the_optimizer(tree, view.stacks, view.scan_axis)
+        return _unstacked_but_the_optimizer(tree, view.stacks, axis)
 
 
 def _unstacked_but_the_optimizer(tree: Tree, stacks: tuple[LayerStack, ...], axis: int) -> Tree:

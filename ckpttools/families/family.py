@@ -299,9 +299,9 @@ class Family:
         modules = set(map(_module, names))
         return tuple(tower for tower in self.towers if modules & self._modules([tower]))
 
-    def of_towers(self, names: Iterable[str]) -> frozenset[str]:
-        """Of names of MaxText's, those of towers."""
-        modules = self._modules(self.towers)
+    def of_towers(self, names: Iterable[str], towers: Collection[str] | None = None) -> frozenset[str]:
+        """Of names of MaxText's, those of these towers; None for all."""
+        modules = self._modules(self.towers if towers is None else towers)
         return frozenset(name for name in names if _module(name) in modules)
 
     def _modules(self, towers: Collection[str]) -> set[str]:

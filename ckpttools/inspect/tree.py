@@ -16,7 +16,7 @@ from ckpttools.families.family import Family
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.quantization import Quantization, quantization_of
 from ckpttools.inspect.warnings import TreeWarning, warnings_of
-from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.layer_groups import LayerGroup
 from ckpttools.maxtext.layout import FlavourName, Kind
 from ckpttools.maxtext.optimizer import Optimizer
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families

@@ -13,6 +13,7 @@ from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.region import grid_shape
 from ckpttools.maxtext.layout import SCAN_LAYERS
+from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
 
 
@@ -22,7 +23,7 @@ class TreeWarning:
 
     Attributes:
         name: "missing-chunks", "damaged-step", "unfinished-step", "contradiction", "no-scan-layers",
-            "giant-chunk", "fine-chunks", "mixed-dtypes" or "unclear-state".
+            "open-scan-axis", "giant-chunk", "fine-chunks", "mixed-dtypes" or "unclear-state".
         text: the finished sentence.
         arrays: paths of those it is about; empty if it is about the whole.
     """
@@ -48,6 +49,7 @@ def warnings_of(
         *_other_steps(tree, "unfinished-step", "is an unfinished save", unfinished),
         *(TreeWarning("contradiction", text) for text in view_of(tree).contradictions),
         *_no_scan_layers(tree),
+        *(TreeWarning("open-scan-axis", text) for text in remarks_about_axis(tree)),
         *_giant_chunks(tree),
         *_fine_chunks(tree),
         *_mixed_dtypes(tree),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import CheckpointError, ConfigError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
-from ckpttools.families.registry import family_of
+from ckpttools.families.file import names_a_file
+from ckpttools.families.registry import family_named, family_of
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Mapped, Table
+from ckpttools.mapping.table import Table
+from ckpttools.maxtext.model import CONFIG
 
 # Its rows may be cut off, which is judged by what is in them.
 _VOCAB = "vocab"
@@ -48,6 +50,48 @@ def same_family(family: Family, config: Mapping[str, Any], place: str, carried: 
             f"{_model_type(config)} (family {family.name})",
             f"{_model_type(carried)} ({f'family {name}' if name else 'of no known family'})",
             f"leave {option('like')} out, or say which family's rows are taken: {option('family', 'NAME')}",
+        )
+
+
+def own_rows(
+    named: str | None,
+    config: Mapping[str, Any],
+    place: str,
+    made_by: Callable[[Family], Mapping[str, LazyArray]],
+) -> None:
+    """Refuses a family that the user names where the one of the configuration makes other values.
+
+    A file of rows is taken whatever it says, and so is a family that claims the model's type, and any where
+    that of the configuration does not take the arrays.
+
+    Args:
+        named: what the user says, None for nothing.
+        config: of the checkpoint.
+        place: where that lies.
+        made_by: what a family makes of the arrays; raises CheckpointError where it does not take them.
+
+    Raises:
+        ConfigError: the configuration's family takes the arrays as well, and makes other ones of them.
+    """
+    if named is None or names_a_file(named):
+        return
+    family = family_named(named)
+    if config.get("model_type") in family.model_types:
+        return
+    try:
+        own = family_of(config, place)
+        wanted = _described(made_by(own))
+    except CheckpointError:
+        return
+    if _described(made_by(family)) != wanted:
+        file = option("family", "FILE.toml")
+        raise ConfigError(
+            "the rows of this family would make other values of the arrays than those of the model's own",
+            place=place,
+            got=option("family", named),
+            wanted=f"{_model_type(config)} (family {own.name}), whose rows take these arrays as well",
+            hint=f"leave {option('family')} out; if {CONFIG} is wrong, correct its model_type; if these rows "
+            f"are meant, `ckpt families show {named} --toml` makes a file of them for {file}",
         )
 
 
@@ -84,12 +128,12 @@ def _same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -
         other = replace(carried, sizes=sizes).to_right(arrays, (_VOCAB,))
     except CheckpointError:
         return True
-    return _described(mine.to_right(arrays, (_VOCAB,))) == _described(other)
+    return _described(mine.to_right(arrays, (_VOCAB,)).arrays) == _described(other.arrays)
 
 
-def _described(mapped: Mapped) -> list[object]:
+def _described(arrays: Mapping[str, LazyArray]) -> list[object]:
     describer = Describer()
-    return [(key, list(describer.lines(array))) for key, array in sorted(mapped.arrays.items())]
+    return [(key, list(describer.lines(array))) for key, array in sorted(arrays.items())]
 
 
 def _way_out(flag: str) -> str:

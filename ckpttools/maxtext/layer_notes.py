@@ -7,8 +7,9 @@ One key of the custom metadata, which MaxText and Orbax hand on and do not look 
         "scan_axis": 1,
         "first_axis": ["params/params/decoder/moe_layers/…/gate/bias"]}}
 
-`stacks` and `scan_axis` are of layers that were taken apart: where which of them were, in nested lists as
-long as the stacked axes. `first_axis` names arrays with layers on axis 0 where others have another.
+`stacks` is of layers that were taken apart: where which of them were, in nested lists as long as the stacked
+axes. `scan_axis` is the axis on which they were; of layers that are stacked the one on which they are, where
+shapes leave that open. `first_axis` names arrays with layers on axis 0 where others have another.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class LayerNotes:
 
     Attributes:
         stacks: how they were stacked before they were taken apart; () where nothing says so.
-        scan_axis: the axis on which they were; None where nothing says so.
+        scan_axis: the axis on which they are or were; None where nothing says so.
         first_axis: names of arrays whose layers are on axis 0, keys joined by "/".
     """
 

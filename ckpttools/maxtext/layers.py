@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, dotted, spelled
@@ -33,8 +32,6 @@ from ckpttools.maxtext.layout import (
     SCAN_AXIS,
 )
 from ckpttools.quantized.scales import scales_word
-
-LayerLayout = Literal["unstacked", "stacked", "cycle", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +54,6 @@ class LayerStack:
     def layer_keys(self) -> tuple[Path, ...]:
         """The keys below `decoder` of these layers one by one."""
         return tuple((f"{self.name}_{number}",) for number in self.numbers)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """Layers that belong together, for people to read.
-
-    Attributes:
-        path: where they are: "decoder/layers".
-        length: number of layers, counted as they are one by one.
-        layout: how they lie; "cycle" has a stack for each position of a cycle, "blocks" has positions of one
-            kind stacked on an axis of their own.
-        cycle: layers in one repetition.
-        remainder: layers after the last whole repetition, which lie apart.
-    """
-
-    path: str
-    length: int
-    layout: LayerLayout
-    cycle: int = 1
-    remainder: int = 0
 
 
 def below_decoder(parameters: Mapping[Path, LazyArray]) -> dict[Path, LazyArray]:
@@ -138,11 +115,12 @@ def _position(key: str | int) -> int:
     return named[1] if named else 0
 
 
-def scan_axis(decoder: Mapping[Path, LazyArray]) -> int | None:
-    """The axis on which layers are stacked: where most arrays of a stack agree on a length.
+def scan_axes(decoder: Mapping[Path, LazyArray]) -> tuple[int, ...]:
+    """The axes on which layers may be stacked: where most arrays of a stack agree on a length.
 
-    Where several axes are equal in this, a stacked norm tells, which has the final norm's axis and one more;
-    then MaxText's own default. None where nothing is stacked.
+    Where several axes are equal in this, a stacked norm tells, which has the final norm's axis and one more.
+    Several are left where all lengths are those of the layers, or few arrays are there; none where nothing is
+    stacked.
     """
     stacked = {key: axes for key, axes in stacked_keys(decoder).items() if axes}
     below = {key: [a.shape for path, a in decoder.items() if path[: len(key)] == key] for key in stacked}
@@ -152,8 +130,20 @@ def scan_axis(decoder: Mapping[Path, LazyArray]) -> int | None:
     final = next((a.shape for path, a in decoder.items() if path[:1] == (FINAL_NORM,)), None)
     norms = {shape for shapes in below.values() for shape in shapes if len(shape) == 2}
     told = [axis for axis in best if any(final == shape[:axis] + shape[axis + 1 :] for shape in norms)]
-    choice = told or best
-    return SCAN_AXIS if SCAN_AXIS in choice else min(choice, default=None)
+    return tuple(told or best)
+
+
+def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> int | None:
+    """The axis on which layers are stacked; None where nothing is.
+
+    Args:
+        decoder: parameters below it.
+        noted: the one that is known. Of axes that names and shapes leave open it is taken, else 1.
+    """
+    axes = scan_axes(decoder)
+    if noted in axes:
+        return noted
+    return SCAN_AXIS if SCAN_AXIS in axes else min(axes, default=None)
 
 
 def _votes(below: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis: int) -> int:
@@ -280,32 +270,3 @@ def _require_all(top: str, positions: list[int]) -> None:
             got=positions,
             wanted=f"also {', '.join(map(str, missing))}",
         )
-
-
-def layer_groups(stacks: Iterable[LayerStack]) -> tuple[LayerGroup, ...]:
-    """A layout in few words: a remainder belongs to the group before it."""
-    by_top: dict[str, list[LayerStack]] = {}
-    for each in stacks:
-        single = not each.shape and len(each.key) == 1
-        by_top.setdefault(each.name if single else str(each.key[0]).removesuffix(REMAINDER), []).append(each)
-    # What is left over of `scanned_blocks` lies in `layers_remainder`.
-    if BLOCKS in by_top and all(str(each.key[0]).endswith(REMAINDER) for each in by_top.get(LAYERS, [])):
-        by_top[BLOCKS] += by_top.pop(LAYERS, [])
-    return tuple(_group(top, below) for top, below in by_top.items())
-
-
-def _group(top: str, stacks: list[LayerStack]) -> LayerGroup:
-    length = sum(len(each.numbers) for each in stacks)
-    path = f"{DECODER}/{top}"
-    main = [each for each in stacks if each.shape and not str(each.key[0]).endswith(REMAINDER)]
-    left = length - sum(len(each.numbers) for each in main)
-    if not main:
-        apart = any(len(each.key) > 1 for each in stacks)
-        return LayerGroup(
-            path, length, "cycle" if apart else "unstacked", length if apart else 1, left * apart
-        )
-    if main[0].key == (top,):
-        return LayerGroup(path, length, "stacked")
-    cycle = (length - left) // main[0].shape[0]
-    layout: LayerLayout = "blocks" if main[0].key[1] in (LOCAL, GLOBAL) else "cycle"
-    return LayerGroup(path, length, layout, cycle, left)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ckpttools.array.tree import Path, Tree, spelled
-from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
+from ckpttools.core.notes import Notes
+from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layers import numbered
-from ckpttools.maxtext.layout import GLOBAL, LAYER, LAYERS, LOCAL
+from ckpttools.maxtext.layout import AUXILIARY, GLOBAL, LAYER, LAYERS, LOCAL
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
+from ckpttools.maxtext.stacked_on import told_scan_axis
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.variables import collected, is_variable, misplaced_variables
-from ckpttools.maxtext.versions import NEWEST, Version, version_called
+from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version, version_called
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transform, Transformed
 
@@ -24,7 +28,8 @@ class ForVersion:
     """A checkpoint of MaxText as a version of it stores the model; of training also what mirrors parameters.
 
     Variables in collections of their own come to lie among the parameters, where every way of loading them
-    looks. Layers stay stacked, or one by one, on the axis that they have.
+    looks. In training states those that the version does not train as parameters lie in `nnx_aux`, the others
+    among the parameters. Layers stay stacked, or one by one, on the axis that they have.
 
     Attributes:
         maxtext: the version, as `ckpttools.maxtext.versions.VERSIONS` names it.
@@ -48,27 +53,28 @@ class ForVersion:
             raise FormatError(
                 "this is no checkpoint of MaxText's", place=tree.metadata.place or None, wanted="its layers"
             )
-        made = _among_parameters(tree)
+        made, trained = _trained(_among_parameters(tree), version)
         if view_of(made).is_stacked:
             made = self._restacked(made, version)
+        made = _untrained(made, version)
         if made.keys() == tree.keys() and made.arrays == tree.arrays:
             raise UsageError(
                 f"this is in the layout of MaxText {version.name} already",
                 place=tree.metadata.place or None,
                 hint="nothing need be done",
             )
-        return Transformed(made)
+        return Transformed(made, Notes(remarks=tuple(_without_moments(trained, version))))
 
     def _restacked(self, tree: Tree, version: Version) -> Tree:
         view = view_of(tree)
-        axis = view.scan_axis or 0
+        axis = _axis(tree)
         single = UnstackLayers(axis)(tree).tree
         restack: Transform = StackLayers(axis, maxtext=version.name)
         if any(map(_is_of_a_version, view.stacked_keys)):
             restack = StackAsModel(axis, family=self.family, maxtext=version.name)
         try:
             stacked = restack(single).tree
-        except FormatError as error:
+        except (FormatError, ShapeError, UsageError) as error:
             # How to stack is not for the user to say here, but of which family the model is.
             hint = f"say {option('family', 'NAME')}, of which `ckpt families` lists all"
             raise error.at(hint=hint) from error
@@ -77,6 +83,15 @@ class ForVersion:
             return tree
         _refuse_moments(tree, version)
         return stacked
+
+
+def _axis(tree: Tree) -> int:
+    """The axis on which layers are stacked; errors as `told_scan_axis`."""
+    try:
+        return told_scan_axis(view_of(tree)) or 0
+    except FormatError as error:
+        apart = f"ckpt unstack SRC DST {option('scan_axis')} N"
+        raise error.at(hint=f"take them apart first, {apart}, which notes it for ckpt stack") from error
 
 
 def _is_of_a_version(key: Path) -> bool:
@@ -103,6 +118,60 @@ def _among_parameters(tree: Tree) -> Tree:
     first = first_axis_names(moved[path] for path in view.on_first_axis if path in moved)
     made = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
     return with_layer_notes(made, replace(view.notes, first_axis=view.notes.first_axis | first))
+
+
+def _trained(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
+    """A tree with the variables in `nnx_aux` that a version trains as parameters among these; their paths.
+
+    Raises:
+        FormatError: two arrays would get one path.
+    """
+    view = view_of(tree)
+    known = {
+        inner: home
+        for inner, home in view.homes.items()
+        if home[:2] == AUXILIARY
+        and any(is_variable(inner, each) for each in VERSIONS.values())
+        and not is_variable(inner, version)
+    }
+    if not known:
+        return tree, []
+    moved = {home: view.flavour.wrapped(inner) for inner, home in known.items()}
+    if twice := [path for path in moved.values() if path in tree]:
+        raise FormatError("two arrays would get one path", place=spelled(twice[0]))
+    on_axis = {home: view.parameters[inner] for inner, home in known.items()}
+    leaves = {moved.get(path, path): on_axis.get(path, leaf) for path, leaf in tree.items()}
+    return Tree(leaves, tree.metadata), list(moved.values())
+
+
+def _untrained(tree: Tree, version: Version) -> Tree:
+    """A tree with the variables of a version in `nnx_aux` where it is a training state.
+
+    Raises:
+        FormatError: an optimizer holds state of them, or two arrays would get one path.
+    """
+    view = view_of(tree)
+    moved = {
+        home: (*AUXILIARY, *inner)
+        for inner, home in view.homes.items()
+        if view.optimizer and home == view.flavour.wrapped(inner) and is_variable(inner, version)
+    }
+    if not moved:
+        return tree
+    _refuse_moments(tree, version)
+    if twice := [path for path in moved.values() if path in tree]:
+        raise FormatError("two arrays would get one path", place=spelled(twice[0]))
+    made = Tree({moved.get(path, path): leaf for path, leaf in tree.items()}, tree.metadata)
+    # All that lies there has its layers on axis 0.
+    return with_layer_notes(made, view.notes.with_first_axis(view.notes.first_axis - first_axis_names(moved)))
+
+
+def _without_moments(trained: list[Path], version: Version) -> Iterator[str]:
+    if trained:
+        yield (
+            f"the optimizer has no state of {array_count(trained)} that MaxText {version.name} trains as "
+            f"parameters, such as {spelled(trained[0])}: it loads them as parameters, but does not resume"
+        )
 
 
 def _refuse_moments(tree: Tree, version: Version) -> None:

@@ -48,16 +48,17 @@ def _beside(path: Path, flavour: Flavour) -> Path | None:
 
 
 def on_the_scan_axis(
-    arrays: Mapping[Path, LazyArray], odd: Collection[Path]
+    arrays: Mapping[Path, LazyArray], odd: Collection[Path], noted: int | None = None
 ) -> Iterator[tuple[Path, LazyArray]]:
     """The arrays whose layers are on axis 0 though those of the others are not, with their layers there.
 
     Args:
         arrays: all of the model.
         odd: those of which this is known; of others it follows from the number of layers.
+        noted: the scan axis that is known, as of `ckpttools.maxtext.layers.scan_axis`.
     """
     decoder = below_decoder({path: each for path, each in arrays.items() if path not in odd})
-    axis = scan_axis(decoder)
+    axis = scan_axis(decoder, noted)
     if not axis:
         return
     stacks = {

@@ -11,6 +11,7 @@ from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, wi
 from ckpttools.maxtext.layers import layer_stacks
 from ckpttools.maxtext.layout import DECODER, PIPELINE, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.restack import check_moments, stack_layers, stacked_paths, unstack_layers
+from ckpttools.maxtext.stacked_on import KeepingAxis, told_scan_axis, with_scan_axis
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.variables import first_axis_of
 from ckpttools.maxtext.versions import NEWEST, version_called
@@ -63,7 +64,8 @@ class StackLayers:
             first = first_axis_of(stacked_paths(tree, stacks), view, version)
         made = stack_layers(tree, stacks, self.axis, first)
         done = LayerNotes(first_axis=first if self.axis else frozenset())
-        return Transformed(_said(with_layer_notes(made, done), scan_layers=True))
+        made = with_scan_axis(with_layer_notes(made, done), self.axis)
+        return Transformed(_said(made, scan_layers=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +75,20 @@ class UnstackLayers:
     How they were stacked is noted in the custom metadata (`ckpttools.maxtext.layer_notes`).
 
     Attributes:
-        axis: of parameters, on which layers are stacked.
+        axis: of parameters, on which layers are stacked; None as shapes show it, or as it is noted.
     """
 
-    axis: int = SCAN_AXIS
+    axis: int | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
         """The unstacked tree.
 
         Raises:
             UsageError: layers are not stacked.
-            FormatError: there are no layers, or positions of a cycle are missing.
+            FormatError: there are no layers, positions of a cycle are missing, or nothing shows the axis.
             ShapeError: groups of unequal length, another scan axis, moments that do not mirror parameters.
         """
+        tree = with_scan_axis(tree, self.axis)
         view = _with_layers(tree)
         if not view.is_stacked:
             raise UsageError(
@@ -93,11 +96,13 @@ class UnstackLayers:
                 place=tree.metadata.place or None,
                 hint="nothing need be done; ckpt stack puts them together",
             )
-        stacks = layer_stacks(view.decoder, self.axis)
+        # Of fewer layers than a cycle has none is on any axis.
+        axis = (told_scan_axis(view) if self.axis is None else self.axis) or 0
+        stacks = layer_stacks(view.decoder, axis)
         check_moments(tree)
         singles = [each for each in stacks if each.shape or len(each.key) > 1]
-        notes = LayerNotes(tuple(singles), self.axis, first_axis_names(view.on_first_axis))
-        made = with_layer_notes(unstack_layers(tree, stacks, self.axis), notes)
+        notes = LayerNotes(tuple(singles), axis, first_axis_names(view.on_first_axis))
+        made = with_layer_notes(unstack_layers(tree, stacks, axis), notes)
         return Transformed(_said(made, scan_layers=False))
 
 
@@ -110,7 +115,7 @@ class ForceUnroll:
         keep_step, flavour: as `StripOptimizer`.
     """
 
-    axis: int = SCAN_AXIS
+    axis: int | None = None
     keep_step: bool = False
     flavour: NewFlavour = "same"
 
@@ -129,7 +134,7 @@ class ForceUnroll:
                 got=kind,
                 hint="use ckpt unstack or ckpt strip-optimizer for what is left to do",
             )
-        first = StripOptimizer(self.keep_step, self.flavour)(tree)
+        first = KeepingAxis(StripOptimizer(self.keep_step, self.flavour))(tree)
         then = UnstackLayers(self.axis)(first.tree)
         return Transformed(then.tree, first.notes + then.notes)
 

@@ -1,14 +1,24 @@
-"""The axis on which the layers of parameters are stacked, by their names and shapes."""
+"""The axis on which the layers of parameters are stacked: by names and shapes, and by what is noted or said.
+
+Shapes leave it open where all lengths are those of the layers, or where few arrays are left of a model. What
+is written here has a note of it then (`ckpttools.maxtext.layer_notes`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.core.errors import FormatError
+from ckpttools.core.wording import option
 from ckpttools.families.family import Family
-from ckpttools.maxtext.layout import SCAN_AXIS
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.layer_notes import with_layer_notes
+from ckpttools.maxtext.layers import scan_axes
+from ckpttools.maxtext.layout import DECODER, SCAN_AXIS
+from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.transforms.base import Transform, Transformed
 
 
 def stored_scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int | None) -> int | None:
@@ -23,3 +33,62 @@ def stored_scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int
         return asked
     found = view_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
     return SCAN_AXIS if found is None else found
+
+
+def told_scan_axis(view: MaxTextView) -> int | None:
+    """The axis on which layers are stacked, None where none are: as shapes show it, or as it is noted.
+
+    Raises:
+        FormatError: neither tells.
+    """
+    if view.is_axis_open:
+        stacks = [spelled((DECODER, *key)) for key in view.stacked_keys]
+        raise FormatError(
+            "shapes do not show on which axis layers are stacked",
+            place=view.metadata.place or None,
+            got=f"arrays below {stacks[0]} that may have them on axis 0 or 1",
+            wanted=f"the axis: {option('scan_axis', 1)} if MaxText wrote it with its own param_scan_axis",
+            hint=f"say {option('scan_axis', 1)} or {option('scan_axis', 0)}",
+        )
+    return view.scan_axis
+
+
+def with_scan_axis(tree: Tree, axis: int | None) -> Tree:
+    """The tree with a note of the axis on which its layers are stacked, where shapes leave that open.
+
+    Args:
+        tree: with stacked layers.
+        axis: None for a tree as it is.
+    """
+    if axis is None:
+        return tree
+    view = view_of(tree)
+    noted = None if scan_axes(view.decoder) == (axis,) else axis
+    same = noted == view.notes.scan_axis
+    return tree if same else with_layer_notes(tree, replace(view.notes, scan_axis=noted))
+
+
+def remarks_about_axis(tree: Tree) -> tuple[str, ...]:
+    """What to say where an axis had to be taken that neither shapes nor a note show."""
+    view = view_of(tree)
+    if not view.is_axis_open:
+        return ()
+    return (f"shapes do not show on which axis layers are stacked: {view.scan_axis} is taken, MaxText's own",)
+
+
+@dataclass(frozen=True)
+class KeepingAxis:
+    """A transform that leaves arrays out; the axis of stacked layers is noted where the rest leaves it open.
+
+    Attributes:
+        transform: changes no array's axes.
+    """
+
+    transform: Transform
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """As the transform."""
+        made = self.transform(tree)
+        before, after = view_of(tree), view_of(made.tree)
+        is_lost = after.is_axis_open and not before.is_axis_open
+        return replace(made, tree=with_scan_axis(made.tree, before.scan_axis)) if is_lost else made

@@ -20,9 +20,10 @@ from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.maxtext import tying
-from ckpttools.maxtext.agreement import same_family, same_values
+from ckpttools.maxtext.agreement import own_rows, same_family, same_values
 from ckpttools.maxtext.config.back import SETTINGS, config_of_settings
 from ckpttools.maxtext.family_layouts import family_as_stored
+from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
 from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, rope_flags
 from ckpttools.maxtext.model_config import (
     TrueConfig,
@@ -33,7 +34,7 @@ from ckpttools.maxtext.model_config import (
 )
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.parts import promising_less
-from ckpttools.maxtext.stacked_on import stored_scan_axis
+from ckpttools.maxtext.stacked_on import stored_scan_axis, told_scan_axis, with_scan_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.maxtext.vocabulary import WAYS, Surplus
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
@@ -111,10 +112,12 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     Raises:
         ConfigError: nothing says which model it is, or its configuration contradicts the carried one.
         CoverageError: the arrays are not those of that model.
-        FormatError: weights are quantised.
+        FormatError: weights are quantised, or nothing shows on which axis layers are stacked.
     """
+    tree = with_scan_axis(tree, options.scan_axis)
     arrays = _parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
+    options = _on_its_axis(options, arrays, tree)
     files = _with_made_config(files, options, arrays)
     options = _as_it_was_made(options, files)
     source = _Unbound(arrays, tree.metadata.place, options, files)
@@ -152,6 +155,20 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     has_text_model = any(each.name == TEXT for each in bound.family.spellings)
     surplus = dict(_surplus(bound.table, wanted, mapped))
     return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
+
+
+def _on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: Tree) -> ToHuggingFace:
+    """The options with the axis on which layers are stacked.
+
+    Raises:
+        FormatError: neither the user nor shapes nor a note say it.
+    """
+    if options.scan_axis is not None:
+        return options
+    leaves: dict[TreePath, LazyArray] = {tuple(key.split(".")): array for key, array in arrays.items()}
+    noted = LayerNotes(scan_axis=view_of(tree).notes.scan_axis)
+    alone = with_layer_notes(Tree(leaves, Metadata(place=tree.metadata.place)), noted)
+    return replace(options, scan_axis=told_scan_axis(view_of(alone)))
 
 
 def _with_made_config(
@@ -390,14 +407,27 @@ class _Unbound:
             ConfigError: it is of another family, which no option names, or binds the family's rows otherwise.
         """
         config, carried = self.files.config, self.files.overruled
-        if config is None or carried is None:
+        if config is None:
+            return
+        own_rows(
+            self.options.model.family,
+            config if carried is None else carried,
+            self.files.place if carried is None else self._carried_place,
+            lambda each: self._with(each).table.to_right(arrays, (_VOCAB,)).arrays,
+        )
+        if carried is None:
             return
         if self.options.model.family is None:
             same_family(bound.family, config, self.files.place, carried)
-        files = replace(self.files, config=carried, place=str(parse(self.place) / COMPANIONS / CONFIG))
+        files = replace(self.files, config=carried, place=self._carried_place)
         options = replace(self.options, spelling=bound.spelling.name)
         other = replace(self, arrays=arrays, options=options, files=files)._with(bound.family)
         same_values(bound.table, other.table, arrays, self.files.place)
+
+    @property
+    def _carried_place(self) -> str:
+        """Where the configuration lies that the checkpoint carries."""
+        return str(parse(self.place) / COMPANIONS / CONFIG)
 
     def _only_fitting(self) -> _Bound:
         """The only family that takes exactly these arrays, where no configuration says which.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 
 from ckpttools.array.lazy import LazyArray
@@ -19,12 +18,14 @@ from ckpttools.families.family import Family
 from ckpttools.formats.base import ReadOptions
 from ckpttools.mapping.table import Mapped, Table
 from ckpttools.maxtext import tying
+from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.parts import refuse_lost
 from ckpttools.maxtext.recognition import families_with_names_of
+from ckpttools.maxtext.stacked_on import with_scan_axis
 from ckpttools.maxtext.variables import as_variables
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.quantized.config import says_quantized, scheme
@@ -117,6 +118,13 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     if options.model.tied == "drop" and head and head.head in arrays:
         drop = (*drop, head.head)
     mapped = table.to_left(arrays, drop, exact=options.exact)
+    if config is not None:
+        own_rows(
+            options.model.family,
+            config,
+            place,
+            lambda each: _bound(each, tree, arrays, options)[1].to_left(arrays, drop).arrays,
+        )
     refuse_unmappable(mapped.weights, config, place)
     homeless = {key: array for key, array in table.left_out_of(arrays).items() if not _is_in(key, drop)}
     if not (options.carry or options.text_only or options.leaves_out):
@@ -130,7 +138,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     }
     state = linen_state(parameters, 0, {SCAN_LAYERS: options.scan})
     if options.scan:
-        state = as_variables(state, version_called(options.maxtext))
+        state = as_variables(with_scan_axis(state, options.scan_axis), version_called(options.maxtext))
     towers = [name for tower in family.towers for name in _arrays_of(family, tower, homeless)]
     way = _way_back(family, options)
     lost = () if carried else [key for key in homeless if key not in towers]
@@ -147,9 +155,17 @@ def _stale(said: Mapping[str, object] | None) -> Iterator[str]:
 
 def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> tuple[Family, Table]:
     """The family and its rows, bound to the model in `tree`."""
+    config = required(tree.metadata.config, tree.metadata.place)
+    return _bound(_family(tree, config, options.model), tree, arrays, options)
+
+
+def _bound(
+    family: Family, tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText
+) -> tuple[Family, Table]:
+    """A family in the version's layout, and its rows, bound to the model in `tree`."""
     place = tree.metadata.place
     config = required(tree.metadata.config, place)
-    family = family_in(_family(tree, config, options.model), version_called(options.maxtext))
+    family = family_in(family, version_called(options.maxtext))
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
     tied = tying.tied_flags(options.model.tied, head.head if head else None, arrays)
@@ -219,12 +235,16 @@ def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Fa
         fitting = families_with_names_of(tree)
         own = option("family", "FILE.toml")
         hint = f"`ckpt families` lists what there is, none with these names: describe yours in a file, {own}"
-        if fitting:
-            those = " and ".join(fitting)
-            said = str(config.get("model_type"))
-            near = max(fitting, key=lambda name: SequenceMatcher(None, name, said).ratio())
-            chosen = option("family", near)
-            hint = f"its arrays have the names of {those}: if the model computes alike, {chosen} converts it"
+        if len(fitting) == 1:
+            (only,) = fitting
+            chosen = option("family", only)
+            hint = f"its arrays have the names of {only}: if the model computes alike, {chosen} converts it"
+        elif fitting:
+            chosen = option("family", "NAME")
+            hint = (
+                f"its arrays have the names of {', '.join(fitting)}, of which each makes values of its own: "
+                f"{chosen}, of the one that computes as the model does"
+            )
         raise error.at(hint=hint) from error
 
 

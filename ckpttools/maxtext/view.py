@@ -19,18 +19,18 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, dotted, spelled
 from ckpttools.core.errors import CheckpointError
 from ckpttools.maxtext.flavours import Flavour, flavour_of
+from ckpttools.maxtext.layer_groups import LayerGroup, layer_groups
 from ckpttools.maxtext.layer_notes import LayerNotes, layer_notes
 from ckpttools.maxtext.layers import (
-    LayerGroup,
     LayerStack,
     below_decoder,
-    layer_groups,
     layer_stacks,
+    scan_axes,
     scan_axis,
     single_layers,
     stacked_keys,
 )
-from ckpttools.maxtext.layout import RANDOM, SCAN_LAYERS, Kind
+from ckpttools.maxtext.layout import RANDOM, SCAN_AXES, SCAN_LAYERS, Kind
 from ckpttools.maxtext.optimizer import Optimizer, optimizer_of
 from ckpttools.maxtext.parameters import homes_of, on_the_scan_axis
 from ckpttools.roles.of_tree import Role, Roles, roles
@@ -122,7 +122,7 @@ class MaxTextView:
             for inner, home in self.homes.items()
             if home != self.flavour.wrapped(inner) or (noted and spelled(home) in noted)
         )
-        return MappingProxyType(arrays | dict(on_the_scan_axis(arrays, odd)))
+        return MappingProxyType(arrays | dict(on_the_scan_axis(arrays, odd, self.notes.scan_axis)))
 
     @cached_property
     def named(self) -> Mapping[str, LazyArray]:
@@ -157,8 +157,17 @@ class MaxTextView:
 
     @cached_property
     def scan_axis(self) -> int | None:
-        """The axis on which layers are stacked; None where none are."""
-        return scan_axis(self.decoder)
+        """The axis on which layers are stacked; None where none are. See `is_axis_open`."""
+        return scan_axis(self.decoder, self.notes.scan_axis)
+
+    @property
+    def is_axis_open(self) -> bool:
+        """Whether layers may be stacked on either axis that MaxText knows, by all that is there.
+
+        `scan_axis` is MaxText's own then, as good a guess as there is.
+        """
+        axes = scan_axes(self.decoder)
+        return {*SCAN_AXES} <= {*axes} and self.notes.scan_axis not in axes
 
     @cached_property
     def stacks(self) -> tuple[LayerStack, ...]:

@@ -129,7 +129,7 @@ def _layers(view: MaxTextView, settings: Settings, where: str) -> Iterator[Probl
         )
         return
     axis = settings.number("param_scan_axis")
-    if view.is_stacked and axis is not None and view.scan_axis != axis:
+    if view.is_stacked and not view.is_axis_open and axis is not None and view.scan_axis != axis:
         yield Problem(
             f"param_scan_axis is {_text(settings['param_scan_axis'])}, and layers are stacked on axis "
             f"{view.scan_axis}",

@@ -1,0 +1,73 @@
+"""A family that the user names goes before the configuration's, but where values would silently be others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command_line import ended, run, succeed
+from support.golden_data import leaves_by_package
+from support.hf_models import write_llama
+
+from ckpttools.formats.registry import open_tree
+
+
+@pytest.fixture
+def llama(tmp_path) -> Path:
+    """Its rotary pairs come interleaved, unlike Mistral's."""
+    write_llama(tmp_path / "hf", rope_scaling={"rope_type": "llama3", "factor": 8.0})
+    return tmp_path / "hf"
+
+
+def refused(*words: object) -> str:
+    told = run(*words, code=3)
+    assert "the rows of this family would make other values" in told
+    assert 'wanted model_type "llama" (family llama), whose rows take these arrays as well' in told
+    return told
+
+
+@pytest.mark.parametrize("name", ["gemma", "mistral"])
+def test_of_another_model_on_the_way_to_maxtext(llama, tmp_path, name):
+    """All names and shapes fit; Gemma's embeddings are scaled and its norms are offsets."""
+    told = refused("convert", "hf-to-maxtext", llama, tmp_path / "out", "--family", name)
+    assert f"--family {name}" in told
+    assert not (tmp_path / "out").exists()
+    run("convert", "hf-to-maxtext", llama, tmp_path / "right")
+    refused("verify", tmp_path / "right", "--against", llama, "--family", name)
+
+
+def test_of_another_model_on_the_way_back(llama, tmp_path):
+    run("convert", "hf-to-maxtext", llama, tmp_path / "out")
+    refused("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family", "mistral")
+    refused(
+        "convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family=mistral", "--like", llama
+    )
+
+
+def test_a_file_of_rows_is_meant(llama, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(succeed("families", "show", "gemma", "--toml").output)
+    run("convert", "hf-to-maxtext", llama, tmp_path / "out", "--family", file)
+
+
+def with_type(model: Path, name: str) -> None:
+    config = json.loads((model / "config.json").read_bytes())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": name}))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "my_llama", "llama"])
+def test_what_the_configuration_says_does_not_fit(llama, tmp_path, name):
+    """Qwen2 has biases; nobody knows the other; the third is right."""
+    run("convert", "hf-to-maxtext", llama, tmp_path / "right")
+    with_type(llama, name)
+    run("convert", "hf-to-maxtext", llama, tmp_path / "out", "--family", "llama")
+    made, wanted = (leaves_by_package(open_tree(tmp_path / each)) for each in ("out", "right"))
+    assert made == wanted
+
+
+def test_a_hint_chooses_no_family_among_several(llama, tmp_path):
+    with_type(llama, "mistrall")
+    told = ended("convert", "hf-to-maxtext", llama, tmp_path / "out", code=3).output
+    assert "names of gemma, llama, mistral" in told
+    assert not any(f"--family {each}" in told for each in ("gemma", "llama", "mistral"))

@@ -1,0 +1,154 @@
+"""Where all lengths are equal, shapes do not show on which axis layers are stacked: it is known, or asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.command_line import ended, run, succeed
+from support.golden_data import leaves_by_package
+from support.hf_models import write_llama
+from support.trees import lazy
+
+import ckpttools
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import FormatError
+from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
+from ckpttools.maxtext.scan import UnstackLayers
+
+# As many layers as anything else has.
+SQUARE = {
+    "num_hidden_layers": 4,
+    "hidden_size": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 4,
+    "intermediate_size": 4,
+    "vocab_size": 8,
+}
+AXES = pytest.mark.parametrize("axis", [0, 1])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("square") / "hf"
+    write_llama(directory, dtype="float32", **SQUARE)
+    return directory
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def stacked(request, model, tmp_path_factory) -> tuple[int, Path]:
+    place = tmp_path_factory.mktemp("stacked") / "out"
+    run("convert", "hf-to-maxtext", model, place, "--scan-axis", request.param)
+    return request.param, place
+
+
+@pytest.fixture(scope="module")
+def single(model, tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("single") / "out"
+    run("convert", "hf-to-maxtext", model, place, "--no-scan")
+    return place
+
+
+@pytest.fixture
+def foreign(stacked, tmp_path) -> tuple[int, Path]:
+    """The same as somebody else writes it, who notes nothing."""
+    axis, place = stacked
+    tree = open_tree(place)
+    ckpttools.save(with_layer_notes(tree, LayerNotes()), tmp_path / "foreign")
+    return axis, tmp_path / "foreign"
+
+
+class TestNoted:
+    def test_unstack(self, stacked, single, tmp_path):
+        run("unstack", stacked[1], tmp_path / "single")
+        assert leaves_by_package(open_tree(tmp_path / "single")) == leaves_by_package(open_tree(single))
+
+    def test_the_way_back(self, stacked, model, tmp_path):
+        run("convert", "maxtext-to-hf", stacked[1], tmp_path / "hf")
+        wanted, made = (load_file(each / "model.safetensors") for each in (model, tmp_path / "hf"))
+        assert wanted.keys() == made.keys()
+        assert all((wanted[name] == made[name]).all() for name in wanted)
+
+    def test_what_compares(self, stacked, single, model):
+        assert "equal" in succeed("diff", stacked[1], single, "--no-progress").output
+        succeed("verify", stacked[1], "--against", single, "--no-progress")
+        succeed("verify", stacked[1], "--against", model, "--no-progress")
+        one, other = (ckpttools.hash(each) for each in (stacked[1], single))
+        assert (one.parameters, one.remarks) == (other.parameters, ())
+
+    def test_stack_notes_it(self, single, tmp_path):
+        for axis in (0, 1):
+            run("stack", single, tmp_path / f"stacked{axis}", "--scan-axis", axis)
+            run("unstack", tmp_path / f"stacked{axis}", tmp_path / f"single{axis}")
+            made = open_tree(tmp_path / f"single{axis}")
+            assert leaves_by_package(made) == leaves_by_package(open_tree(single))
+
+    def test_inspect_shows_it(self, stacked):
+        report = ckpttools.inspect(stacked[1])
+        assert report.scan_axis == stacked[0]
+        assert "open-scan-axis" not in [each.name for each in report.warnings]
+
+    def test_is_written_down_only_where_it_is_open(self, tmp_path):
+        write_llama(tmp_path / "hf", vocab_size=8)
+        run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "out", "--scan-axis", 0)
+        assert open_tree(tmp_path / "out").metadata.custom == {"scan_layers": True}
+
+
+class TestOpen:
+    def test_what_would_write_asks(self, foreign, tmp_path):
+        for words in (("unstack",), ("convert", "maxtext-to-hf")):
+            told = run(*words, foreign[1], tmp_path / "out", code=3)
+            assert "shapes do not show on which axis layers are stacked" in told
+            assert "--scan-axis 1 if MaxText wrote it with its own param_scan_axis" in told
+            assert not (tmp_path / "out").exists()
+
+    def test_what_is_said_counts(self, foreign, single, model, tmp_path):
+        axis, place = foreign
+        run("unstack", place, tmp_path / "single", "--scan-axis", axis)
+        assert leaves_by_package(open_tree(tmp_path / "single")) == leaves_by_package(open_tree(single))
+        run("convert", "maxtext-to-hf", place, tmp_path / "hf", "--scan-axis", axis)
+        wanted, made = (load_file(each / "model.safetensors") for each in (model, tmp_path / "hf"))
+        assert all((wanted[name] == made[name]).all() for name in wanted)
+
+    def test_what_compares_says_what_it_took(self, foreign, single, model):
+        axis, place = foreign
+        said = "shapes do not show on which axis layers are stacked: 1 is taken, MaxText's own"
+        code = 0 if axis == 1 else 1
+        for words in (("diff", place, single), ("verify", place, "--against", single)):
+            assert said in ended(*words, code=code).output
+        assert said in ended("verify", model, "--against", place, code=code).output
+        assert said in succeed("hash", place, "--no-progress").output
+        assert said in succeed("inspect", "tree", place).output
+
+
+def test_what_is_left_of_a_model_keeps_its_axis(tmp_path):
+    """All of one query may have its layers anywhere; the whole model shows where they are."""
+    write_llama(tmp_path / "hf", vocab_size=8)
+    run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "out", "--scan-axis", 0)
+    run("select", tmp_path / "out", tmp_path / "query", "--keep", "*query*")
+    run("unstack", tmp_path / "query", tmp_path / "single")
+    run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "whole", "--no-scan")
+    wanted = leaves_by_package(open_tree(tmp_path / "whole"))
+    made = leaves_by_package(open_tree(tmp_path / "single"))
+    assert made == {name: wanted[name] for name in made} != {}
+
+
+@AXES
+def test_routers_of_as_many_experts_as_layers(axis):
+    """What is on axis 0 whatever the scan axis is found by the axis that the user says."""
+    values = np.arange(4.0, dtype=np.float32).reshape(2, 2)
+    path = ("params", "params", "decoder", "moe_layers", "DeepSeekMoeBlock_0", "MoeBlock_0", "gate")
+    kernel = np.arange(8.0, dtype=np.float32).reshape(2, 2, 2)
+    aux = ("nnx_aux", "model", *path[2:], "bias")
+    tree = Tree({(*path, "kernel"): lazy(kernel), aux: lazy(values)})
+    with pytest.raises(FormatError, match="on which axis"):
+        UnstackLayers()(tree)
+    made = UnstackLayers(axis)(tree).tree
+    for layer in range(2):
+        key = f"moe_layers_{layer}"
+        assert (made.arrays[(*aux[:3], key, *aux[4:])].read() == values[layer]).all()
+        assert (made.arrays[(*path[:3], key, *path[4:], "kernel")].read() == kernel.take(layer, axis)).all()
