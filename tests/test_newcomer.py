@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from support.command_line import ckpt, run, succeed
 from support.orbax_items import change_index
 from support.places import GOLDEN, ORBAX, TRAINED
+from support.torch_files import save, whole
 
 from ckpttools.cli.main import main
 from ckpttools.cli.output import labelled, wrapped
@@ -291,7 +292,8 @@ class TestWhatItIs:
     def test_an_adapter_whatever_lies_beside_it(self, model, tmp_path, command):
         weights(model / "model.safetensors", "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight")
         (tmp_path / "pickled").mkdir()
-        (tmp_path / "pickled/adapter_model.bin").write_bytes(b"PK")
+        lora = {"base_model.model.x.lora_A.weight": whole(np.ones((2, 4), "f4"))}
+        save(tmp_path / "pickled/adapter_model.bin", lora)
         (tmp_path / "pickled/adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
         sources = {model: "", model / "model.safetensors": "", tmp_path / "pickled": " of me/base"}
         for source, base in sources.items():
@@ -302,7 +304,6 @@ class TestWhatItIs:
         (model / "model.safetensors").unlink()
         kinds = {
             "model-q4_0.gguf": ("files of llama.cpp (GGUF)", "hf download REPO --include '*.safetensors'"),
-            "pytorch_model.bin": ("files of PyTorch (pickles)", f"from_pretrained('{model}')"),
             "__0_0.distcp": (
                 "files of a distributed checkpoint of PyTorch",
                 f"dcp_to_torch '{model}' FILE.pt",
@@ -318,7 +319,8 @@ class TestWhatItIs:
             (model / name).unlink()
         (model / "config.json").unlink()
         (model / "consolidated.00.pth").write_bytes(b"x")
-        assert "safetensors.torch.save_file(torch.load(" in run("hash", model, code=3)
+        told = run("hash", model / "consolidated.00.pth", code=3)
+        assert "torch: it does not begin as files of torch.save do" in told
 
     def test_a_name_on_the_hub(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -107,7 +107,7 @@ def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
     if inventory.is_empty:
         raise FormatError(
             f"{path} is not a checkpoint",
-            wanted="a step, item or run of Orbax, safetensors, or a zarr v3 hierarchy, whole or damaged",
+            wanted="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",
             hint="`ckpt formats` lists what can be read",
         )
     found = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))

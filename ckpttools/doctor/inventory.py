@@ -28,7 +28,7 @@ from ckpttools.formats.orbax.steps import (
     is_left_of_item,
     step_of,
 )
-from ckpttools.formats.registry import plug_ins
+from ckpttools.formats.registry import formats
 from ckpttools.formats.safetensors.header import json_object
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
@@ -38,6 +38,8 @@ from ckpttools.stores.unanswered import kept_unless_unanswered
 
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"
+# Formats whose files are told apart here; others are asked themselves.
+_OWN = ("orbax", "safetensors", "zarr3")
 SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
 # Deeper directories are not checkpoints; links may form cycles.
 _DEEPEST = 12
@@ -155,7 +157,7 @@ class Inventory:
         hierarchies: plain zarr v3 roots.
         leftovers: directories of unfinished or replaced work.
         read: how to open what is there.
-        others: name of another package's format -> places of that format.
+        others: name of another format -> places of that format.
     """
 
     path: Place
@@ -301,11 +303,11 @@ class _Walk:
 
 
 def _others(places: Iterable[Place]) -> dict[str, list[Place]]:
-    """Places that formats of other packages recognise."""
+    """Places that formats recognise of which nothing is known here."""
     found: dict[str, list[Place]] = defaultdict(list)
-    known = plug_ins()
-    for place in places if known else ():
-        for name, format in known.items():
+    others = [(name, format) for name, format in formats().items() if name not in _OWN]
+    for place in places:
+        for name, format in others:
             with suppress(CheckpointError):
                 if format.why_not(place) is None:
                     found[name].append(place)

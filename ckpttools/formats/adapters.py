@@ -11,6 +11,7 @@ from ckpttools.stores.registry import parse
 ADAPTER = "adapter_config.json"
 # What PEFT puts before all names, and in those of low-rank factors.
 _PREFIX, _PART = "base_model.model.", ".lora_"
+_FORMATS = ("safetensors", "torch")
 MERGING = "PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(MODEL)"
 MERGE = (
     f"merge it into its base model first, in Python: {MERGING}; ckpt inspect, diff and hash take it as it is"
@@ -22,7 +23,7 @@ def refuse_adapter(tree: Tree) -> None:
     place = parse(tree.metadata.place)
     folder = place if place.is_dir() else place.parent
     alone = tree.metadata.config is None and (folder / ADAPTER).is_file()
-    if tree.metadata.format == "safetensors" and (alone or _is_adapter(tree)):
+    if tree.metadata.format in _FORMATS and (alone or _is_adapter(tree)):
         raise FormatError(
             f"this is {adapter_in(folder)}, not a whole model",
             place=place,

@@ -37,15 +37,6 @@ def _fetched(path: Place, file: Place) -> str:
     return f"fetch the model's own weights: {command}"
 
 
-def _saved_again(path: Place, file: Place) -> str:
-    """By transformers, where there is a model's configuration; else by hand."""
-    if path != file and (path / "config.json").is_file():
-        again = f"AutoModelForCausalLM.from_pretrained({str(path)!r}).save_pretrained('NEW')"
-        return f"{_fetched(path, file)}; or write them anew, in Python with transformers: {again}"
-    loaded = f"torch.load({str(file)!r}, map_location='cpu', weights_only=True)"
-    return f"write them as safetensors, in Python: safetensors.torch.save_file({loaded}, 'model.safetensors')"
-
-
 def _joined(path: Place, file: Place) -> str:
     tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
     return f"put them together, {tool} {quote(str(file.parent))} FILE.pt, and write that as safetensors"
@@ -54,7 +45,6 @@ def _joined(path: Place, file: Place) -> str:
 _KINDS = (
     _ForeignFiles(("*.gguf",), "files of llama.cpp (GGUF)", _fetched),
     _ForeignFiles(("*.distcp",), "files of a distributed checkpoint of PyTorch", _joined),
-    _ForeignFiles(("*model*.bin", "*.pt", "*.pth", "*.ckpt"), "files of PyTorch (pickles)", _saved_again),
     _ForeignFiles(("tf_model*.h5", "flax_model*.msgpack"), "weights of TensorFlow or Flax", _fetched),
 )
 
@@ -77,7 +67,7 @@ def foreign_error(path: Place) -> FormatError | None:
                 f"these are {kind.what}, which are not read here",
                 place=path,
                 got=name,
-                wanted="safetensors, Orbax or Zarr, as `ckpt formats` lists them",
+                wanted="a format that `ckpt formats` lists",
                 hint=kind.way(path, folder / name),
             )
     return None

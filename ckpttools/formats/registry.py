@@ -39,7 +39,7 @@ from ckpttools.stores.registry import Where, parse
 
 _MOST_TRIED, _MOST_NAMED = 100, 5
 # Modules of this package with a `FORMAT`, in the order in which they are tried.
-_BUILT_IN = ("orbax.format", "safetensors.format", "zarr.read")
+_BUILT_IN = ("orbax.format", "safetensors.format", "zarr.read", "torch.format")
 
 
 @cache
@@ -53,11 +53,6 @@ def _built_in() -> Mapping[str, Format]:
     modules = (import_module(f"{package.__name__}.{name}") for name in _BUILT_IN)
     found: tuple[Format, ...] = tuple(module.FORMAT for module in modules)
     return {each.name: each for each in found}
-
-
-def plug_ins() -> Mapping[str, Format]:
-    """Formats of other packages, by name."""
-    return {name: each for name, each in formats().items() if name not in _built_in()}
 
 
 def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:

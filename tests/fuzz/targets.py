@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -421,6 +422,28 @@ def _rules_seeds() -> list[bytes]:
     return [packed({"rules.toml": _RULES}), packed({"rules.json": as_json})]
 
 
+# ---- torch
+
+
+def _torch(root: Path) -> object:
+    """The input is the pickle of a file of torch.save, in an archive whose checksums hold."""
+    for path in [each for each in root.glob("*") if each.is_file()][:1]:
+        with zipfile.ZipFile(root / "pytorch_model.bin", "w") as archive:
+            archive.writestr("archive/data.pkl", path.read_bytes())
+            for number in range(20):
+                archive.writestr(f"archive/data/{number}", bytes(1600))
+        _look(root / "pytorch_model.bin")
+    return None
+
+
+def _torch_seeds() -> list[bytes]:
+    found = []
+    for path in (FIXTURES / "torch/pytorch_model.bin", FIXTURES / "torch/full.pt"):
+        with zipfile.ZipFile(path) as archive:
+            found.append(packed({"pickle": archive.read(f"{path.stem}/data.pkl")}))
+    return found
+
+
 TARGETS = {
     "chunk": Target(_on_disk(_chunk), _chunk_seeds),
     "config": Target(_config, _config_seeds),
@@ -434,6 +457,7 @@ TARGETS = {
     "run": Target(_on_disk(_run), _run_seeds),
     "safetensors": Target(_on_disk(_look), _safetensors_seeds),
     "safetensors_header": Target(_safetensors_header, _header_seeds),
+    "torch": Target(_on_disk(_torch), _torch_seeds),
     "zarr2": Target(_zarr2, lambda: _documents(zarr2.DOCUMENT)),
     "zarr3": Target(_zarr3, lambda: _documents(zarr3.DOCUMENT)),
 }

@@ -1,0 +1,156 @@
+"""Files of `torch.save`: ZIP archives of members that are stored as they are.
+
+A member's bytes are a range of the file, so tensors are read by position like those of safetensors. torch 1.6
+and later write this; what came before is a row of pickles without an index and is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ckpttools.core.errors import FormatError
+from ckpttools.stores.base import File
+
+MAGIC = b"PK\x03\x04"
+# Of `torch.save` before 1.6: protocol 2 and the number 0x1950a86a20f9469cfc6c.
+OLD_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
+_PICKLE, _BYTE_ORDER = "data.pkl", "byteorder"
+_LOCAL = struct.Struct("<4s5H3I2H")
+# What zipfile raises for archives that are cut, encrypted, of another kind, or made to mislead it.
+_FAULTS = (struct.error, EOFError, LookupError, OverflowError, RuntimeError, ValueError)
+_HINT = "fetch the file again; where it is whole, write it again with torch.save"
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What lies where in a file of `torch.save`.
+
+    Attributes:
+        file: the file.
+        root: the directory in the archive in which all lies.
+        pickled: the pickle that says which tensors there are.
+        storages: name -> its entry in the archive, of what tensors are made of.
+    """
+
+    file: File
+    root: str
+    pickled: bytes
+    storages: Mapping[str, zipfile.ZipInfo]
+
+    def range_of(self, name: str, offset: int = 0) -> tuple[int, int]:
+        """Where the bytes of a storage lie: offset in the file, and how many.
+
+        Args:
+            name: of the storage.
+            offset: byte of the file at which the archive begins.
+
+        Raises:
+            FormatError: there is none of this name, or its place is damaged.
+        """
+        entry = self.storages.get(name)
+        if entry is None:
+            raise _damaged(self.file.path, f"no {self.root}/data/{name} in it")
+        at = offset + entry.header_offset
+        fields = _LOCAL.unpack(self.file.read(at, _LOCAL.size))
+        start = at + _LOCAL.size + fields[-2] + fields[-1]
+        if fields[0] != MAGIC or start + entry.file_size > self.file.size:
+            raise _damaged(self.file.path, f"{entry.filename} is not where the directory of the archive says")
+        return start, entry.file_size
+
+
+def opened(file: File, most: int) -> Archive:
+    """Reads the directory of an archive and its pickle.
+
+    Args:
+        file: of `torch.save`.
+        most: bytes that the pickle may have.
+
+    Raises:
+        FormatError: no such archive, a compressed or damaged one, or one of another byte order.
+    """
+    try:
+        with zipfile.ZipFile(_Positioned(file)) as archive:
+            return _archive(file, archive, most)
+    except (zipfile.BadZipFile, *_FAULTS) as error:
+        raise _damaged(file.path, str(error)) from error
+
+
+def _archive(file: File, archive: zipfile.ZipFile, most: int) -> Archive:
+    entries = archive.infolist()
+    names = {each.filename: each for each in entries}
+    if len(names) < len(entries):
+        raise _damaged(file.path, "two members of one name")
+    _refuse_compressed(file, entries)
+    found = [name for name in names if name.rpartition("/")[2] == _PICKLE and name.count("/") <= 1]
+    if len(found) != 1:
+        raise _damaged(file.path, f"{len(found)} members called {_PICKLE}")
+    root = found[0].rpartition("/")[0]
+    below = f"{root}/" if root else ""
+    size = names[found[0]].file_size
+    if size > most:
+        raise FormatError(
+            "the pickle of the file is larger than any that torch writes",
+            place=file.path,
+            got=f"{size:,} bytes",
+            wanted=f"at most {most:,}",
+            hint=_HINT,
+        )
+    order = names.get(below + _BYTE_ORDER)
+    if order is not None and archive.read(order).strip() != b"little":
+        raise FormatError(
+            "the tensors of this file are in big-endian order",
+            place=file.path,
+            hint="write it again on a little-endian machine",
+        )
+    data = f"{below}data/"
+    storages = {name.removeprefix(data): each for name, each in names.items() if name.startswith(data)}
+    return Archive(file, root, archive.read(found[0]), storages)
+
+
+def _refuse_compressed(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
+    packed = next((each for each in entries if each.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise FormatError(
+            "a member of the archive is compressed, which torch.save never does",
+            place=file.path,
+            got=packed.filename,
+            hint="write the file again with torch.save, or name what is in the archive",
+        )
+
+
+def _damaged(place: str, what: str) -> FormatError:
+    return FormatError("the file is no whole archive of torch.save", place=place, got=what, hint=_HINT)
+
+
+class _Positioned(io.RawIOBase):
+    """A file that is read by position as the one with a cursor that `zipfile` wants."""
+
+    def __init__(self, file: File) -> None:
+        self._file, self._at = file, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        if base + offset < 0:
+            raise ValueError("a place before the beginning")
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._file.size - self._at)
+        length = left if size is None or size < 0 else min(size, left)
+        found = self._file.read(self._at, length)
+        self._at += length
+        return found

@@ -1,0 +1,55 @@
+"""Which classes and functions may occur in a pickle of a training stack. None of them is ever looked up."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from ckpttools.formats.torch.pickled import Global
+
+_BUILTINS = (
+    *("dict", "list", "set", "frozenset", "tuple", "slice", "range", "object", "bytearray"),
+    *("int", "float", "bool", "str", "bytes", "complex"),
+)
+# Met in files that torch 2.13, its distributed checkpoints, DeepSpeed and the trainers on them write.
+# A star stands for modules that move between releases; what they hold is plain data.
+_ALLOWED = (
+    "collections.*",
+    *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in _BUILTINS),
+    "_codecs.encode",
+    "copyreg._reconstructor",
+    "argparse.Namespace",
+    "types.SimpleNamespace",
+    "pathlib.*Path*",
+    "datetime.*",
+    "torch.*Storage",
+    "torch.storage.*Storage",
+    "torch.Size",
+    "torch.device",
+    "torch.layout",
+    "torch.serialization._get_layout",
+    "torch._utils._rebuild_*",
+    "torch._tensor._rebuild_*",
+    "torch.nn.parameter.*",
+    "torch.Tensor",
+    "torch._tensor.Tensor",
+    "torch.distributed.*",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy*.multiarray._reconstruct",
+    "numpy*.multiarray.scalar",
+    "numpy.random.*",
+    "deepspeed.*",
+    "accelerate.utils.*",
+)
+_DTYPE_WORDS = (
+    *("float", "bfloat", "int", "uint", "bool", "complex", "half", "double", "long", "short"),
+    *("quint", "qint"),
+)
+
+
+def is_of_training(name: Global) -> bool:
+    """Whether files of weights and trainers' states have this name in them."""
+    spelled = str(name)
+    if name.module == "torch" and name.name.startswith(_DTYPE_WORDS):
+        return True
+    return any(fnmatchcase(spelled, pattern) for pattern in _ALLOWED)

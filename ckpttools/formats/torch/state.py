@@ -1,0 +1,143 @@
+"""From the values of a pickle to the leaves of a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Empty, Leaf, Path, Text
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.formats.json_file import DEEPEST
+from ckpttools.formats.torch.pickled import Global, Record
+from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
+
+# Values may hold one another: a pickle of a kilobyte can have more leaves than any checkpoint. Each takes a
+# few bytes where nobody means harm, and a few more are parts of several.
+_LEAVES_PER_BYTE, _FEW = 4, 1000
+_NUMBERS = {bool: "bool", int: "int64", float: "float64"}
+
+Tensor = Callable[[Record], LazyArray]
+
+
+@dataclass
+class State:
+    """What the values of a pickle are as leaves.
+
+    Attributes:
+        leaves: by path.
+        scalars: paths of those that were Python numbers.
+        others: what is neither array, number nor text, by path: what it is.
+        unreadable: tensors that cannot be read, by path: why not.
+    """
+
+    leaves: dict[Path, Leaf] = field(default_factory=dict)
+    scalars: set[Path] = field(default_factory=set)
+    others: dict[Path, str] = field(default_factory=dict)
+    unreadable: dict[Path, str] = field(default_factory=dict)
+
+    def refuse_unreadable(self, place: str) -> None:
+        """Raises FormatError if there are tensors that cannot be read; lists all of them."""
+        if self.unreadable:
+            lines = [f"{'.'.join(map(str, path))}: {why}" for path, why in self.unreadable.items()]
+            raise FormatError(
+                "some tensors are not arrays of numbers of their own:" + listing(lines),
+                place=place,
+                wanted="dense tensors with all of their elements in the file",
+                hint="save each as tensor.detach().contiguous().clone()",
+            )
+
+
+def state_of(value: Any, nbytes: int, tensor: Tensor, place: str) -> State:
+    """The leaves in a value.
+
+    Args:
+        value: of a pickle.
+        nbytes: of the pickle.
+        tensor: the array that a record of a tensor stands for.
+        place: for messages.
+
+    Raises:
+        FormatError: it is nested too deep or in itself, has keys that are neither texts nor numbers, or a
+            tensor that cannot be read.
+    """
+    state, most = State(), _FEW + _LEAVES_PER_BYTE * nbytes
+    for count, (path, each) in enumerate(_walk(value, place)):
+        if count > most:
+            raise _strange(place, f"more values than a pickle of {nbytes:,} bytes has")
+        _put(state, path, each, tensor)
+    state.refuse_unreadable(place)
+    return state
+
+
+def _walk(value: Any, place: str) -> Iterator[tuple[Path, Any]]:
+    """All that holds nothing, in order."""
+    rest: list[tuple[Path, Any]] = [((), value)]
+    while rest:
+        path, each = rest.pop()
+        inner = _inner(each, place)
+        if not inner:
+            yield path, each
+        elif len(path) >= DEEPEST:
+            raise _strange(place, f"values nested more than {DEEPEST} levels deep")
+        else:
+            rest.extend(((*path, key), below) for key, below in reversed(list(inner.items())))
+
+
+def _inner(value: Any, place: str) -> Mapping[Any, Any]:
+    """What a value holds by key; empty for one that holds nothing."""
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {}
+    strange = next((key for key in value if type(key) not in (str, int)), None)
+    if strange is not None:
+        raise _strange(place, f"a {type(strange).__name__} as a key")
+    return value
+
+
+def _strange(place: str, what: str) -> FormatError:
+    return FormatError(
+        "the pickle does not hold weights as anyone saves them",
+        place=place,
+        got=what,
+        wanted="dictionaries of tensors by name",
+        hint="where you trust who wrote it, save the weights alone: torch.save(model.state_dict(), FILE)",
+    )
+
+
+def _put(state: State, path: Path, value: Any, tensor: Tensor) -> None:
+    if isinstance(value, Record) and is_tensor(value):
+        try:
+            state.leaves[path] = tensor(value)
+        except NotReadableError as error:
+            state.unreadable[path] = str(error)
+    elif type(value) in _NUMBERS and (number := _number(value)) is not None:
+        state.leaves[path] = number
+        state.scalars.add(path)
+    elif isinstance(value, str):
+        state.leaves[path] = Text(value)
+    elif value is None:
+        state.leaves[path] = Empty("None")
+    elif isinstance(value, dict | list | tuple):
+        state.leaves[path] = Empty(type(value).__name__.capitalize())
+    else:
+        state.others[path] = str(value.made_by if isinstance(value, Record) else _kind(value))
+
+
+def _kind(value: Any) -> str:
+    return str(value) if isinstance(value, Global) else type(value).__name__
+
+
+def _number(value: bool | int | float) -> LazyArray | None:
+    """A Python number as an array; None for a whole number that none holds."""
+    import numpy as np
+
+    dtype = DTYPES[_NUMBERS[type(value)]]
+    try:
+        return Constant((), dtype, np.asarray(value, dtype.numpy).tobytes())
+    except OverflowError:
+        return None

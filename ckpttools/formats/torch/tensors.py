@@ -1,0 +1,217 @@
+"""From what a pickle says of tensors to lazy arrays: views of storages, in whatever strides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from ckpttools.array.lazy import ByteSource, LazyArray
+from ckpttools.array.nodes import Constant, Stored, relayout, window
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.region import Shape
+from ckpttools.formats.torch.pickled import Global, Persistent, Record
+
+# Names of `torch.<X>Storage` and of `torch.<dtype>`, as torch 2.13 has them (torch/storage.py,
+# torch/_utils.py). Quantised types (QInt8Storage and so on) hold codes of a scheme and are not in here.
+_STORAGES = {
+    "BoolStorage": "bool",
+    "ByteStorage": "uint8",
+    "CharStorage": "int8",
+    "ShortStorage": "int16",
+    "IntStorage": "int32",
+    "LongStorage": "int64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}
+_DTYPES = {
+    **{name: name for name in DTYPES},
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "short": "int16",
+    "int": "int32",
+    "long": "int64",
+    "float4_e2m1fn_x2": "uint8",
+}
+_UNTYPED = "UntypedStorage"
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRange:
+    """The bytes of a storage.
+
+    Attributes:
+        file: they lie in.
+        start: byte of the file at which they begin.
+        nbytes: how many there are.
+    """
+
+    file: ByteSource
+    start: int
+    nbytes: int
+
+
+class NotReadableError(Exception):
+    """A tensor that cannot be read as an array; says why."""
+
+
+def dtype_named(value: Any) -> DType | None:
+    """The dtype that `torch.bfloat16` or `torch.BFloat16Storage` names; None for others."""
+    if not isinstance(value, Global):
+        return None
+    name = _STORAGES.get(value.name) or _DTYPES.get(value.name)
+    return DTYPES[name] if name else None
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a record stands for a tensor, readable or not."""
+    return isinstance(value, Record) and value.name.startswith(("_rebuild_", "_tensor_rebuild"))
+
+
+def lazy_tensor(record: Record, storages: Mapping[str, StorageRange]) -> LazyArray:
+    """The array that a record of a tensor describes.
+
+    Args:
+        record: of a call that torch makes to have a tensor again.
+        storages: where the bytes of each lie, by name.
+
+    Raises:
+        NotReadableError: a tensor that is not dense, has no numbers, or reaches over the end of its storage.
+    """
+    record = _unwrapped(record)
+    kind, args = record.name, record.args
+    if kind not in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_tensor") or len(args) < 4:
+        raise NotReadableError(f"made by {record.made_by}, not dense numbers")
+    name, dtype = _storage(args[0], args[6] if kind.endswith("v3") and len(args) > 6 else None)
+    offset, shape, stride = args[1], _whole(args[2]), _whole(args[3])
+    if type(offset) is not int or offset < 0 or len(shape) != len(stride):
+        raise NotReadableError("its place in its storage is damaged")
+    if name not in storages:
+        raise NotReadableError(f"its storage {name!r} is not in the file")
+    return strided(storages[name], dtype, offset, shape, stride)
+
+
+def _unwrapped(record: Record) -> Record:
+    """The tensor in a parameter or a subclass of tensors that adds nothing."""
+    for _ in range(8):
+        inner: Any = None
+        if record.name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
+            inner = record.args[0] if record.args else None
+        elif record.name == "_rebuild_from_type_v2" and len(record.args) > 2:
+            made_by, args = record.args[0], record.args[2]
+            if isinstance(made_by, Global) and isinstance(args, tuple):
+                inner = Record(made_by, args)
+        else:
+            return record
+        if not isinstance(inner, Record):
+            raise NotReadableError(f"{record.made_by} of what is no tensor")
+        record = inner
+    raise NotReadableError("nested too deep")
+
+
+def _storage(value: Any, said: Any) -> tuple[str, DType]:
+    """Name and dtype of the storage of a tensor."""
+    if not isinstance(value, Persistent) or not isinstance(value.key, tuple) or len(value.key) < 5:
+        raise NotReadableError("it has no storage in this file")
+    _, kind, name, *_ = value.key
+    dtype = dtype_named(said if said is not None else kind)
+    if not isinstance(name, str) or dtype is None:
+        raise NotReadableError(f"of a dtype that is not known: {said if said is not None else kind}")
+    return name, dtype
+
+
+def _whole(value: Any) -> Shape:
+    """A `torch.Size` or a tuple of lengths."""
+    if isinstance(value, Record) and value.name == "Size":
+        value = value.args[0] if value.args else ()
+    if not isinstance(value, tuple | list) or not all(type(each) is int and each >= 0 for each in value):
+        raise NotReadableError("its shape or strides are damaged")
+    return tuple(value)
+
+
+def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stride: Shape) -> LazyArray:
+    """The view of a storage with these strides.
+
+    Args:
+        storage: the bytes.
+        dtype: of the elements.
+        offset: elements before the first.
+        shape, stride: of the view; strides in elements.
+
+    Raises:
+        NotReadableError: it reaches over the end, or its elements overlap.
+    """
+    if not prod(shape):
+        return Constant(shape, dtype, bytes(dtype.itemsize))
+    last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    held = storage.nbytes // dtype.itemsize
+    if last >= held:
+        raise NotReadableError(f"its last element is number {last:,} of a storage of {held:,}")
+    axes = sorted((axis for axis, length in enumerate(shape) if length > 1), key=lambda axis: -stride[axis])
+    box = _box(offset, [(shape[axis], stride[axis]) for axis in axes], held)
+    stored = Stored(box.full, dtype, storage.file, storage.start + box.begin * dtype.itemsize)
+    return _in_order(window(stored, box.start, box.shape), axes, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Elements at falling strides as a box in a C-ordered array.
+
+    Attributes:
+        full: shape of the array.
+        begin: element of the storage at which it begins.
+        start, shape: of the box.
+    """
+
+    full: Shape
+    begin: int
+    start: Shape
+    shape: Shape
+
+
+def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box:
+    """The box of (length, stride) at falling strides; one more axis of length 1 where the last is not 1."""
+    steps = [step for _, step in axes]
+    if 0 in steps:
+        raise NotReadableError("one of its axes repeats the same elements: an expanded tensor")
+    if steps and steps[-1] > 1:
+        axes, steps = [*axes, (1, 1)], [*steps, 1]
+    pitches = [outer // inner for outer, inner in pairwise(steps)]
+    wide = all(length <= pitch for (length, _), pitch in zip(axes[1:], pitches, strict=True))
+    if not wide or any(outer % inner for outer, inner in pairwise(steps)):
+        raise NotReadableError(f"its elements overlap, or are no box: (length, stride) {list(axes)}")
+    shape = tuple(length for length, _ in axes)
+    full = (*shape[:1], *pitches)
+    if offset + prod(full) <= held:
+        return _Box(full, offset, (0,) * len(shape), shape)
+    # The last row of the array would reach over the end: let the box lie further inside of it.
+    left, inside = offset + prod(full) - held, []
+    for (length, step), pitch in zip(axes[1:], pitches, strict=True):
+        inside.append(min(pitch - length, left // step))
+        left -= inside[-1] * step
+    begin = offset - sum(at * step for at, step in zip(inside, steps[1:], strict=True))
+    if left > 0 or begin < 0:
+        raise NotReadableError(f"its rows are no box of its storage: (length, stride) {list(axes)}")
+    return _Box(full, begin, (0, *inside), shape)
+
+
+def _in_order(source: LazyArray, axes: Sequence[int], shape: Shape) -> LazyArray:
+    """The axes in the order of the view; those of length one, which the source lacks, put in."""
+    merge = [0] * len(shape)
+    for axis in axes:
+        merge[axis] = 1
+    order = [place for place, _ in sorted(enumerate(axes), key=lambda each: each[1])]
+    if source.ndim > len(axes):
+        if not axes:
+            return source
+        # The last axis, of length one, goes with whichever comes last.
+        merge[max(axes)] += 1
+        order.append(len(axes))
+    return relayout(source, [(length,) for length in source.shape], order, merge)

@@ -1,0 +1,327 @@
+"""Files of torch.save: read to the bit without torch, and nothing in them executed."""
+
+import builtins
+import io
+import json
+import os
+import pickle
+import pickletools
+import random
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import ckpt, run
+from support.torch_files import View, archived, pickled, save, whole
+
+from ckpttools.array.tree import Empty, Text
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Region
+from ckpttools.formats.registry import open_tree
+from ckpttools.formats.torch.names import is_of_training
+from ckpttools.formats.torch.pickled import Record, unpickled
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
+
+
+def anything(name):
+    return True
+
+
+# ---- what torch 2.13 itself wrote (fixtures/README.md)
+
+
+def test_what_torch_wrote_is_read_to_the_bit():
+    """Views, transposes, edges of larger tensors, parameters, shared storages, float8, uint16, nothing."""
+    theirs = open_tree(FIXTURES / "pytorch_model.bin").arrays
+    same = open_tree(FIXTURES / "pytorch_model.safetensors").arrays
+    assert theirs.keys() == same.keys()
+    for path, array in same.items():
+        assert theirs[path].dtype == array.dtype and theirs[path].shape == array.shape, path
+        assert theirs[path].read().tobytes() == array.read().tobytes(), path
+
+
+def test_values_that_are_no_arrays():
+    tree = open_tree(FIXTURES / "full.pt")
+    assert tree["name",] == Text("x") and tree["none",] == Empty("None")
+    assert tree["step"].read() == 7 and tree["lr"].read() == 1e-3 and tree["l", 0].read() == 1
+    assert {("step",), ("lr",), ("l", 0)} == tree.metadata.scalars
+    (remark,) = tree.metadata.notes.remarks
+    assert "args (argparse.Namespace)" in remark and "dtype (torch.bfloat16)" in remark
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("expand.pt", "e: one of its axes repeats the same elements"),
+        ("module.pt", "torch.nn.modules.linear.Linear"),
+        ("old.pt", "torch.save before version 1.6"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(name, says):
+    told = ckpt("inspect", "tree", FIXTURES / name)
+    assert told.exit_code == 3 and says in told.output
+    assert ckpt("doctor", FIXTURES / name).exit_code == 1
+
+
+def test_the_commands_take_it(tmp_path):
+    """A model of the hub with pytorch_model.bin: looked at, converted, proved, its configuration along."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/pytorch_model.bin").write_bytes((FIXTURES / "pytorch_model.bin").read_bytes())
+    (tmp_path / "in/config.json").write_text('{"model_type": "tiny"}')
+    assert "format      torch" in ckpt("inspect", "tree", tmp_path / "in").output
+    run("convert", "to-safetensors", tmp_path / "in", tmp_path / "out")
+    run("verify", tmp_path / "out", "--against", tmp_path / "in")
+    run("diff", tmp_path / "out", FIXTURES / "pytorch_model.safetensors")
+    assert json.loads((tmp_path / "out/config.json").read_text()) == {"model_type": "tiny"}
+    assert "healthy" in ckpt("doctor", tmp_path / "in").output
+
+
+def test_an_adapter_is_no_model(tmp_path):
+    save(tmp_path / "adapter_model.bin", {"base_model.model.x.lora_A.weight": whole(np.ones((2, 4), "f4"))})
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
+    told = run("convert", "hf-to-maxtext", tmp_path, tmp_path.parent / "out", code=3)
+    assert "this is a LoRA adapter of me/base, not a whole model" in told
+
+
+# ---- shards
+
+
+def sharded(folder: Path, files: dict[str, list[str]], named: dict[str, str]) -> Path:
+    folder.mkdir()
+    for file, names in files.items():
+        save(folder / file, {name: whole(np.full(3, len(name), "f4")) for name in names})
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": named}))
+    return folder
+
+
+NAMES = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
+
+
+def test_shards_and_their_index(tmp_path):
+    first, second = NAMES
+    whole_one = sharded(tmp_path / "m", {first: ["a"], second: ["bb"]}, {"a": first, "bb": second})
+    assert {path: array.read().tolist() for path, array in open_tree(whole_one).arrays.items()} == {
+        ("a",): [1, 1, 1],
+        ("bb",): [2, 2, 2],
+    }
+    (whole_one / second).unlink()
+    with pytest.raises(FormatError, match="1 of the weight files is missing"):
+        open_tree(whole_one)
+    (whole_one / "pytorch_model.bin.index.json").unlink()
+    with pytest.raises(FormatError, match="00002-of-00002"):
+        open_tree(whole_one)
+
+
+def test_an_index_that_says_otherwise(tmp_path):
+    first, second = NAMES
+    wrong = sharded(
+        tmp_path / "w", {first: ["a"], second: ["b", "c"]}, {"a": first, "b": second, "d": second}
+    )
+    with pytest.raises(FormatError, match="do not hold the same tensors"):
+        open_tree(wrong)
+    twice = sharded(tmp_path / "t", {first: ["a"], second: ["a"]}, {"a": first, "b": second})
+    with pytest.raises(FormatError, match="the same tensor in two files"):
+        open_tree(twice)
+
+
+# ---- views of storages
+
+
+@st.composite
+def views(draw):
+    """A view of a storage that slicing, transposing and taking coordinates make."""
+    shape = draw(st.lists(st.integers(1, 5), max_size=4))
+    storage = np.arange(int(np.prod(shape)) + 3, dtype=draw(st.sampled_from(("float32", "int64", "uint8"))))
+    array = storage[draw(st.integers(0, 3)) :][: int(np.prod(shape))].reshape(shape)
+    for axis, length in enumerate(shape):
+        start = draw(st.integers(0, length - 1))
+        stop = draw(st.integers(start + 1, length))
+        array = array[(slice(None),) * axis + (slice(start, stop),)]
+    array = array.transpose(draw(st.permutations(range(array.ndim))))
+    offset = (address(array) - address(storage)) // storage.itemsize
+    return View(storage, offset, array.shape, tuple(n // storage.itemsize for n in array.strides)), array
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+@given(views(), st.data())
+def test_any_region_of_any_view(tmp_path_factory, drawn, data):
+    view, array = drawn
+    path = save(tmp_path_factory.mktemp("torch") / "x.pt", {"x": view}, data.draw(st.integers(2, 5)))
+    lazy = open_tree(path).arrays["x",]
+    assert lazy.read().tobytes() == np.ascontiguousarray(array).tobytes()
+    start = [data.draw(st.integers(0, length)) for length in array.shape]
+    stop = [data.draw(st.integers(a, length)) for a, length in zip(start, array.shape, strict=True)]
+    region = Region(tuple(start), tuple(stop))
+    assert np.array_equal(lazy.read(region), array[region.slices])
+
+
+@pytest.mark.parametrize(
+    ("view", "why"),
+    [
+        (View(np.arange(6.0, dtype="f4"), 0, (2, 3), (2, 1)), "overlap"),
+        (View(np.arange(6.0, dtype="f4"), 3, (4,), (1,)), "element is number 6 of a storage of 6"),
+        (View(np.arange(6.0, dtype="f4"), -1, (4,), (1,)), "damaged"),
+        (View(np.arange(6.0, dtype="f4"), 0, (4,), (-1,)), "damaged"),
+        (View(np.arange(6.0, dtype="f4"), 0, (1 << 62, 1 << 62), (1, 1)), "last element"),
+        (View(np.arange(6.0, dtype="f4"), 0, (4, 2), (1,)), "damaged"),
+    ],
+)
+def test_views_that_are_none(tmp_path, view, why):
+    with pytest.raises(FormatError, match=why):
+        open_tree(save(tmp_path / "x.pt", {"x": view}))
+
+
+# ---- the pickle machine
+
+TEXTS = st.text() | st.binary()
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(PLAIN, st.integers(3, 5))
+def test_plain_values_come_back(value, protocol):
+    """Of protocol 2 bytes and sets are calls, and so records."""
+    assert unpickled(pickle.dumps(value, protocol), anything, "x") == value
+
+
+class Trap:
+    """A pickle of it calls `os.system` when it is loaded."""
+
+    def __reduce__(self):
+        return os.system, ("echo taken > /tmp/ckpttools-taken",)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_nothing_is_called_and_what_would_be_is_named(tmp_path, protocol, monkeypatch):
+    path = archived(tmp_path / "x.pt", pickle.dumps({"x": Trap()}, protocol), {})
+    monkeypatch.setattr(os, "system", lambda *_: pytest.fail("it was called"))
+    told = ckpt("inspect", "tree", path).output
+    assert "posix.system" in told and "nothing of it was executed" in told
+
+
+def names_in(data: bytes) -> set[str]:
+    found = {str(arg).replace(" ", ".") for op, arg, _ in pickletools.genops(data) if op.name == "GLOBAL"}
+    assert found
+    return found
+
+
+@given(st.integers(0, 2**32))
+def test_no_bytes_import_anything(number):
+    """Mutants of a real pickle: a value or a FormatError, and never a look at a module."""
+    seeds = [
+        zipfile.ZipFile(FIXTURES / name).read(f"{name.split('.')[0]}/data.pkl")
+        for name in ("full.pt", "module.pt")
+    ]
+    chosen = random.Random(number)
+    data = bytearray(chosen.choice(seeds))
+    for _ in range(chosen.randrange(1, 6)):
+        data[chosen.randrange(len(data))] = chosen.randrange(256)
+    imported = builtins.__import__
+
+    def refused(name, *rest):
+        if name.split(".")[0] in ("torch", "argparse", "numpy", "os", "posix"):
+            pytest.fail(f"it imports {name}")
+        return imported(name, *rest)
+
+    builtins.__import__ = refused
+    try:
+        unpickled(bytes(data), is_of_training, "x")
+    except FormatError:
+        pass
+    finally:
+        builtins.__import__ = imported
+
+
+def test_records_keep_what_objects_would_have_been():
+    data, _ = pickled({"x": whole(np.zeros((2, 3), "f4"))})
+    value = unpickled(data, is_of_training, "x")
+    assert isinstance(value["x"], Record) and value["x"].name == "_rebuild_tensor_v2"
+    assert value["x"].args[2:4] == ((2, 3), (3, 1))
+    assert names_in(data) == {"torch._utils._rebuild_tensor_v2", "torch.FloatStorage"}
+
+
+def shared(depth: int) -> bytes:
+    """A tuple of twice the same tuple, so many times: 2 ** depth values in a few bytes."""
+    out = io.BytesIO()
+    out.write(b"\x80\x02K\x01")
+    for number in range(depth):
+        out.write(b"q" + bytes([number]) + b"h" + bytes([number]) + b"\x86")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (shared(60) + b".", "more values than"),
+        (b"\x80\x02}" + shared(60)[2:] + b"K\x01s.", "a tuple as a key"),
+        (b"\x80\x02]q\x00h\x00a.", "nested more than 200 levels"),
+        (b"\x80\x02\x8b\xff\xff\xff\x7f" + b"1" * 50, "cut"),
+        (b"\x80\x02" + b"(" * 5000 + b".", "damaged"),
+        (b"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00lstR.", "os.system"),
+        (b"\x80\x06N.", "protocol 6"),
+        (b"(lp0\n.", "damaged"),
+        (b"", "damaged"),
+    ],
+)
+def test_hostile_pickles(tmp_path, data, says):
+    with pytest.raises(FormatError, match=says):
+        open_tree(archived(tmp_path / "x.pt", data, {}))
+
+
+def test_copies_are_counted():
+    """A list of a thousand made an ordered dictionary ten thousand times."""
+    items = b"]q\x00(" + b"K\x01K\x02\x86" * 1000 + b"e0"
+    again = b"ccollections\nOrderedDict\nq\x01" + b"0h\x01h\x00\x85R" * 10_000
+    with pytest.raises(FormatError, match="more copies than it has bytes"):
+        unpickled(b"\x80\x02" + items + again + b".", anything, "x")
+
+
+# ---- the archive
+
+
+@given(st.integers(0, 2**32))
+def test_a_cut_or_changed_file_is_refused_or_the_same_arrays(tmp_path_factory, number):
+    """Names, shapes and places are under the archive's checksum; elements are not, in no program."""
+    whole_file = (FIXTURES / "pytorch_model.bin").read_bytes()
+    chosen = random.Random(number)
+    path = tmp_path_factory.mktemp("cut") / "x.bin"
+    path.write_bytes(whole_file[: chosen.randrange(len(whole_file))])
+    with pytest.raises(FormatError):
+        open_tree(path)
+
+
+def test_archives_that_mislead(tmp_path):
+    data, storages = pickled({"x": whole(np.zeros(4, "f4"))})
+    big = tmp_path / "big.pt"
+    with zipfile.ZipFile(big, "w") as archive:
+        archive.writestr("a/data.pkl", data)
+        archive.writestr("a/byteorder", "big")
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", data)
+    two = tmp_path / "two.pt"
+    with zipfile.ZipFile(two, "w") as archive:
+        for root in "ab":
+            archive.writestr(f"{root}/data.pkl", data)
+    lacking = archived(tmp_path / "lacking.pt", data, {})
+    short = archived(tmp_path / "short.pt", data, {"0": storages["0"][:-1]})
+    says = {
+        big: "big-endian",
+        packed: "compressed",
+        two: "2 members",
+        lacking: "not in the file",
+        short: "last element",
+    }
+    for path, why in says.items():
+        with pytest.raises(FormatError, match=why):
+            open_tree(path)
