@@ -1,10 +1,14 @@
 """The mutation check: which changes it knows, which tests it asks, and what it makes of their answers."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from mutation.mutants import mutants_of
-from mutation.run import CAUGHT, SURVIVED, Timed, _try, asked
+from mutation.run import CAUGHT, SURVIVED, UNSURE, Outcome, Timed, _end, _try, asked, confirmed
+from mutation.waiting import ASLEEP, BUSY, ended
 
 import ckpttools
 
@@ -88,3 +92,32 @@ def test_a_change_is_caught_or_survives_and_is_taken_back(tmp_path):
         outcome = _try(tree, made[before], "", [Timed("test_x.py::test_f", 0.1)], ())
         assert (outcome.state, "test_f" in outcome.how) == (state, state == CAUGHT)
         assert (tree / "room" / "x.py").read_text() == source
+
+
+LOOP = "while True: pass"
+BESIDE = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOOP!r}])"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what processes do is read from /proc")
+@pytest.mark.parametrize(
+    ("script", "how"),
+    [("", ""), (LOOP, BUSY), (BESIDE, BUSY), ("import time; time.sleep(60)", ASLEEP)],
+    ids=["it ends", "it is busy", "another is busy", "it sleeps"],
+)
+def test_what_never_ends_is_known_by_what_it_does(script, how):
+    process = subprocess.Popen([sys.executable, "-S", "-c", script], start_new_session=True)
+    try:
+        assert ended(process, cpu_seconds=1, asleep_seconds=2) == how
+        assert (process.poll() is None) == bool(how)
+    finally:
+        _end(process)
+
+
+def test_a_test_that_fails_without_the_change_too_has_noticed_nothing(monkeypatch):
+    mutant = mutants_of(Path(ckpttools.__file__).parents[1], "ckpttools/core/region.py")[0]
+    ids = ("test_exit_codes.py::test_none", "test_region.py::test_none[a b]")
+    hows = [f"FAILED tests/{name} - assert 1 == 2" for name in ids]
+    monkeypatch.setattr("mutation.run._copy", lambda place: place / "tree")
+    monkeypatch.setattr("mutation.run._tested", lambda *_: (1, f".F\n{hows[1]} seconds\n1 failed"))
+    outcomes = [Outcome(mutant, "", CAUGHT, how, 1) for how in [*hows, BUSY]]
+    assert [each.state for each in confirmed(outcomes)] == [CAUGHT, UNSURE, CAUGHT]

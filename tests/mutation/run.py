@@ -23,7 +23,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -32,6 +32,7 @@ ROOT = TESTS.parent
 sys.path.insert(0, str(TESTS))
 
 from mutation.mutants import Mutant, mutants_of  # noqa: E402
+from mutation.waiting import ended  # noqa: E402
 
 ROOMS = "plan,run,formats,maxtext,compare"
 # What the processes that tests start do is not seen when functions are noted: asked only of survivors.
@@ -40,7 +41,7 @@ _BESIDE_SECONDS = 200
 # A change may make a test allocate without end.
 _MOST_BYTES = 6 << 30
 _TIMES = count(1_000_000_000)
-CAUGHT, SURVIVED, UNTESTED = "caught", "survived", "untested"
+CAUGHT, SURVIVED, UNTESTED, UNSURE = "caught", "survived", "untested", "unsure"
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,9 @@ class Outcome:
     Attributes:
         mutant: which.
         source: a digest of the file that was changed.
-        state: "caught", "survived" or "untested", where no test enters the function.
-        how: the test that noticed, or "time" where the tests did not end.
+        state: "caught", "survived", "untested" where no test enters the function, "unsure" where what
+            noticed it fails without the change, too.
+        how: the test that noticed, or why it is thought that the tests would not have ended.
         tests: how many were run at most.
     """
 
@@ -77,7 +79,7 @@ def main() -> None:
     entered = cover(options.work / "cover", options.tests, options.jobs)
     chosen = sample(options.rooms.split(","), options.sample, options.seed)
     outcomes = list(_outcomes(chosen, entered, options))
-    print(report(outcomes))
+    print(report(confirmed(outcomes)))
 
 
 def _options() -> argparse.Namespace:
@@ -215,32 +217,57 @@ def asked(mutant: Mutant, entered: Mapping[str, list[Timed]], seconds: float) ->
 
 
 def _noticed(tree: Path, tests: Sequence[str], seconds: float) -> str:
-    """The test that fails, "time" if they do not end, nothing if all pass."""
+    """The test that fails, why it is thought that they never end, nothing if all pass."""
     if not tests:
         return ""
-    home = tree.parent
-    (home / "tests.txt").write_text("\n".join(tests))
-    command = [*_pytest(home / "temporary"), "-x", f"@{home / 'tests.txt'}"]
-    process = subprocess.Popen(
-        command,
-        cwd=tree,
-        env=_environment(tree),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=_limited,
-    )
-    try:
-        said, _ = process.communicate(timeout=120 + 10 * seconds)
-    except subprocess.TimeoutExpired:
-        return "time"
-    finally:
-        _end(process)
-    if process.returncode == 0:
+    code, said = _tested(tree, ["-x", *tests], 120 + 10 * seconds)
+    if code == 0:
         return ""
-    failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0] if failed else f"exit {process.returncode}: {said[-300:]}"
+    if not isinstance(code, int):
+        return code
+    return next(iter(_failed(said)), f"exit {code}: {said[-300:]}")
+
+
+def _tested(tree: Path, arguments: Sequence[str], cpu_seconds: float) -> tuple[int | str, str]:
+    """The exit code of tests, or why it is thought that they never end; and what they print."""
+    told, said = tree.parent / "tests.txt", tree.parent / "said.txt"
+    told.write_text("\n".join(arguments))
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [*_pytest(tree.parent / "temporary"), f"@{told}"],
+            cwd=tree,
+            env=_environment(tree),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=_limited,
+        )
+        try:
+            why = ended(process, cpu_seconds)
+        finally:
+            _end(process)
+    return why or process.returncode, said.read_text(errors="replace")
+
+
+def _failed(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+
+
+def confirmed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The same, "unsure" where what noticed a change fails without it, too: these are run once more."""
+    noticed = {_test_in(line) for each in outcomes for line in _failed(each.how)}
+    if not noticed:
+        return list(outcomes)
+    with tempfile.TemporaryDirectory(prefix="mutation") as top:
+        _, said = _tested(_copy(Path(top)), sorted(noticed), 36_000)
+    failed = {_test_in(line) for line in _failed(said)}
+    return [replace(each, state=UNSURE) if _test_in(each.how) in failed else each for each in outcomes]
+
+
+def _test_in(line: str) -> str:
+    """The test that such a line is about: `FAILED tests/test_x.py::test_f[1] - assert 1 == 2`."""
+    return line.partition(" ")[2].partition(" - ")[0]
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -1,0 +1,1 @@
+"""What of an earlier commit's `ckpt` is different now: see compare.py."""

@@ -1,0 +1,198 @@
+"""What the `ckpt` of an earlier commit does otherwise than that of today: no test, but a table for people.
+
+    git worktree add /tmp/before 4be124f
+    python tests/releases/compare.py /tmp/before fixtures
+
+Each command that both have runs on every checkpoint below the given directories, in one process for each of
+the trees. Compared are how it ends, what `--json` says, and the bytes of what is written; where these are not
+the same, the arrays, by `ckpttools.hash` of today. What is measured (seconds, memory) is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+
+from releases.cases import Case, cases  # noqa: E402
+
+_MEASURED = {"seconds", "peak_bytes", "bytes_per_second", "modified", "date", "made", "created"}
+_RULES = '[rules]\n"params/params/decoder/*" = "model/*"\n'
+_ANYTHING = re.compile(r"'[^']*'|\S*/\S*|\d[\d,.]*")
+
+
+@dataclass
+class Row:
+    """What was seen of one command: calls, those that ended alike, and so on."""
+
+    calls: int = 0
+    ended: int = 0
+    said: int = 0
+    written: int = 0
+    arrays: int = 0
+    other: int = 0
+    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory(prefix="releases", dir=options.work) as top:
+        rules = Path(top) / "rules.toml"
+        rules.write_text(_RULES)
+        chosen = [case for case in cases(options.places, rules) if re.search(options.only, case.name)]
+        trees = {"old": options.old.absolute(), "new": TESTS.parent}
+        found = {name: _results(Path(top), name, tree, chosen) for name, tree in trees.items()}
+        print(report(chosen, found["old"], found["new"], Path(top), options.most))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("old", type=Path, help="root of the earlier tree")
+    parser.add_argument("places", type=Path, nargs="+", help="directories with checkpoints")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="commands whose names have this")
+    parser.add_argument("--most", type=int, default=3, help="examples of each difference (3)")
+    parser.add_argument("--work", type=Path, help="where checkpoints are written; a temporary directory")
+    return parser.parse_args()
+
+
+def _results(top: Path, name: str, tree: Path, chosen: Sequence[Case]) -> list[dict[str, Any]]:
+    work = top / name
+    work.mkdir()
+    told, results = top / f"{name}.json", top / f"{name}.jsonl"
+    told.write_text(json.dumps([[*case.words, *(case.since if name == "new" else ())] for case in chosen]))
+    command = [sys.executable, str(Path(__file__).with_name("worker.py")), str(told), str(work), str(results)]
+    subprocess.run(command, cwd=top, env={**os.environ, "PYTHONPATH": str(tree)}, check=True)
+    return [json.loads(line.replace(str(work), "OUT")) for line in results.read_text().splitlines()]
+
+
+# ---- what differs
+
+
+def report(
+    chosen: Sequence[Case], old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], top: Path, most: int
+) -> str:
+    """The table, then each kind of difference with how often it was seen and a few of the calls."""
+    rows: dict[str, Row] = defaultdict(Row)
+    seen: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for number, (case, was, now) in enumerate(zip(chosen, old, new, strict=True)):
+        row = rows[case.name]
+        row.calls += 1
+        row.seconds = [row.seconds[0] + was["seconds"], row.seconds[1] + now["seconds"]]
+        for difference in _differences(row, was, now, top, number):
+            seen[case.name, difference].append(case.source)
+    lines = ["command | calls | same end | same JSON | same bytes | same arrays | other | CPU s before, now"]
+    lines += [
+        f"{name} | {row.calls} | {row.ended} | {row.said} | {row.written} | {row.arrays} | {row.other} "
+        f"| {row.seconds[0]:.1f}, {row.seconds[1]:.1f}"
+        for name, row in rows.items()
+    ]
+    for (name, difference), sources in sorted(seen.items()):
+        lines.append(f"\n{name}: {difference}  [{len(sources)}]")
+        lines += [f"    {source}" for source in sources[:most]]
+    return "\n".join(lines)
+
+
+def _differences(
+    row: Row, was: Mapping[str, Any], now: Mapping[str, Any], top: Path, number: int
+) -> Iterator[str]:
+    if now["crash"]:
+        yield f"a traceback now: {now['crash']}"
+    if was["code"] != now["code"]:
+        yield f"exit {was['code']} -> {now['code']}: {_error(was)} -> {_error(now)}"
+        return
+    row.ended += 1
+    said = sorted(set(_unlike("", _read(was), _read(now))))
+    row.said += not said
+    yield from said
+    if was["files"] == now["files"]:
+        row.written += 1
+    elif _digests(top / "old" / str(number)) == _digests(top / "new" / str(number)):
+        row.arrays += 1
+        yield f"files: {_files(was['files'], now['files'])}; the arrays are the same"
+    else:
+        row.other += 1
+        yield f"ARRAYS differ: {_files(was['files'], now['files'])}"
+
+
+def _error(result: Mapping[str, Any]) -> str:
+    if result["crash"]:
+        return str(result["crash"])[:100]
+    errors = [line for line in result["stderr"].splitlines() if line.startswith("Error")]
+    return _ANYTHING.sub("~", errors[0])[:140] if errors else "well"
+
+
+def _read(result: Mapping[str, Any]) -> Any:
+    try:
+        return json.loads(result["stdout"])
+    except ValueError:
+        return result["stdout"]
+
+
+def _unlike(where: str, was: Any, now: Any) -> Iterator[str]:
+    """Each path at which two documents differ, with `[]` for the places of lists."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in {**was, **now}:
+            inner = f"{where}.{key}" if _is_name(key) else f"{where}.~"
+            if key in _MEASURED:
+                continue
+            if key not in now:
+                yield f"JSON: {inner} is gone"
+            elif key not in was:
+                yield f"JSON: {inner} is new"
+            else:
+                yield from _unlike(inner, was[key], now[key])
+    elif isinstance(was, list) and isinstance(now, list):
+        if len(was) != len(now):
+            yield f"JSON: {where} has other entries"
+            return
+        for one, two in zip(was, now, strict=True):
+            yield from _unlike(f"{where}[]", one, two)
+    elif was != now:
+        yield f"JSON: {where}: {_short(was)} -> {_short(now)}"
+
+
+def _is_name(key: str) -> bool:
+    return key.isidentifier()
+
+
+def _short(value: Any) -> str:
+    return _ANYTHING.sub("~", str(value).replace("\n", " "))[:100]
+
+
+def _files(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    same = Counter(_kind(name) for name in was if was[name] == now.get(name))
+    other = Counter(_kind(name) for name in was if name in now and was[name] != now[name])
+    gone = Counter(_kind(name) for name in was if name not in now)
+    new = Counter(_kind(name) for name in now if name not in was)
+    parts = {"the same": same, "other": other, "gone": gone, "new": new}
+    return "; ".join(f"{word} {', '.join(sorted(kinds))}" for word, kinds in parts.items() if kinds)
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"[0-9a-f]{32}|\d+", "N", name.rpartition("/")[2] if "/c/" not in name else "chunk")
+
+
+def _digests(place: Path) -> Any:
+    """What today's `hash` says of it; the error where it cannot be read."""
+    from ckpttools import CheckpointError, hash
+
+    try:
+        return {each.name: (each.digest, each.dtype, each.shape) for each in hash(place).arrays}
+    except CheckpointError as error:
+        return str(error).replace(str(place.parent), "")
+
+
+if __name__ == "__main__":
+    main()
