@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ckpttools.api.conversion_fn import conversion_fn as conversion_fn
     from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
     from ckpttools.api.convert import convert as convert
-    from ckpttools.api.copy import PreparedCopy as PreparedCopy
     from ckpttools.api.copy import copy as copy
     from ckpttools.api.diagnosis import doctor as doctor
     from ckpttools.api.differing import diff as diff
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from ckpttools.api.verification import verify as verify
     from ckpttools.array.lazy import LazyArray as LazyArray
     from ckpttools.array.tree import Tree as Tree
+    from ckpttools.copying.prepared import PreparedCopy as PreparedCopy
     from ckpttools.core.errors import CheckpointError as CheckpointError
     from ckpttools.core.region import Region as Region
     from ckpttools.core.version import __version__ as __version__
@@ -92,7 +92,7 @@ _MODULES = {
     "api.conversion": "Conversion Resources open",
     "api.conversion_fn": "conversion_fn family_conversion_fn",
     "api.convert": "convert",
-    "api.copy": "PreparedCopy copy",
+    "api.copy": "copy",
     "api.diagnosis": "doctor",
     "api.differing": "diff",
     "api.digests": "hash",
@@ -117,6 +117,7 @@ _MODULES = {
     "api.verification": "verify",
     "array.lazy": "LazyArray",
     "array.tree": "Tree",
+    "copying.prepared": "PreparedCopy",
     "core.errors": "CheckpointError",
     "core.region": "Region",
     "core.version": "__version__",

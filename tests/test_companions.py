@@ -26,7 +26,7 @@ from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.maxtext.to_hf import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.run.events import Event, Started
-from ckpttools.run.executor import fingerprint
+from ckpttools.run.fingerprint import fingerprint
 from ckpttools.transforms.rename import renames
 
 TOKENIZER = b'{"model": "the one that was planned"}'

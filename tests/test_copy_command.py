@@ -37,7 +37,7 @@ from ckpttools.core.errors import (
     StorageError,
     UsageError,
 )
-from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax import ocdbt, ocdbt_encode
 from ckpttools.stores import parse
 from ckpttools.stores.publishing import LockedError
 
@@ -178,8 +178,8 @@ class TestLocal:
         item = run_of_steps / "5" / "default"
         entry = ocdbt.Extent("../../0/default/d/x", 0, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(ocdbt, "_check_path", lambda path, place=None: None)
-            index = ocdbt.encode([(b"a/.zarray", entry)], "d/index")
+            patch.setattr(ocdbt_encode, "check_path", lambda path, place=None: None)
+            index = ocdbt_encode.encode([(b"a/.zarray", entry)], "d/index")
         (item / "d" / "index").write_bytes(index.nodes)
         (item / "manifest.ocdbt").write_bytes(index.manifest)
         with pytest.raises(FormatError, match="not a path of a data file") as caught:

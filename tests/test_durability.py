@@ -23,7 +23,7 @@ from ckpttools.formats.base import Writer
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.run import executor
+from ckpttools.run import execution
 from ckpttools.stores.local.files import sync_tree
 from ckpttools.stores.local.partial import JOURNAL
 from ckpttools.stores.publishing import PLAN_MARK
@@ -91,7 +91,7 @@ def test_the_journal_promises_no_more_than_the_disk_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     """Whenever something is synced until the end, all bytes of the tasks in the journal are durable."""
-    monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
+    monkeypatch.setattr(execution, "_SYNC_SECONDS", 0.001)
     durable, conversion = Durable(monkeypatch), plan_tree(*WRITERS[kind])
     promised: set[int] = set()
     broken: set[int] = set()

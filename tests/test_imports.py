@@ -62,6 +62,7 @@ MAY = {
     },
     "inspect": {
         "stores.base",
+        "stores.costs",
         "array",
         "quantized",
         "roles",
@@ -74,7 +75,7 @@ MAY = {
         "digest.pairing",
     },
     "doctor": {"array", "quantized", "stores", "codecs", "formats"},
-    "copying": {"array", "stores", "formats", "run.apart", "run.threads", "digest.digest"},
+    "copying": {"array", "stores", "formats", "run.apart", "run.memory", "run.threads", "digest.digest"},
     "api": {
         "array",
         "roles",

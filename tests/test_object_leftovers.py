@@ -12,7 +12,7 @@ from support.places import HF
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores import parse
-from ckpttools.stores.base import KeepsUploads
+from ckpttools.stores.abilities import KeepsUploads
 from ckpttools.stores.objects.writing import PART_BYTES, Upload
 
 

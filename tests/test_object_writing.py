@@ -82,7 +82,7 @@ class TestConversions:
         assert "equal" in run("verify", target, "--manifest", manifest)
 
     def test_objects_are_cut_where_the_store_would_have_it(self, gcs, target, monkeypatch):
-        from ckpttools.stores.base import Streams
+        from ckpttools.stores.costs import Streams
         from ckpttools.stores.objects import gs
 
         monkeypatch.setattr(type(gs.STORE), "streams", Streams(1 << 20, 50_000, 8))

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.formats.orbax import ocdbt
-from ckpttools.formats.orbax.ocdbt import Extent, encode, read
+from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
+from ckpttools.formats.orbax.ocdbt import Extent
+from ckpttools.formats.orbax.ocdbt_encode import encode
+from ckpttools.formats.orbax.ocdbt_read import read
 
 NODES = "d/index"
 
@@ -306,7 +308,7 @@ def sample(**options):
 
 
 def with_manifest(manifest):
-    return in_memory(ocdbt.EncodedIndex(manifest, sample().nodes, 1, 0))
+    return in_memory(ocdbt_encode.EncodedIndex(manifest, sample().nodes, 1, 0))
 
 
 def with_node(node):
@@ -316,7 +318,7 @@ def with_node(node):
     old, new = bytes([0, 0, len(index.nodes)]), bytes([0, 0, len(node)])
     assert len(node) < 128
     assert tail.count(old) == 1
-    return in_memory(ocdbt.EncodedIndex(framed(tail.replace(old, new)), node, 1, 0))
+    return in_memory(ocdbt_encode.EncodedIndex(framed(tail.replace(old, new)), node, 1, 0))
 
 
 def error(fetch):
@@ -360,7 +362,7 @@ def test_truncated_manifest_of_any_length():
 def test_truncated_node():
     index = sample()
     size = len(index.nodes)
-    wrong = error(in_memory(ocdbt.EncodedIndex(index.manifest, index.nodes[:-1], 1, 0)))
+    wrong = error(in_memory(ocdbt_encode.EncodedIndex(index.manifest, index.nodes[:-1], 1, 0)))
     assert "truncated" in wrong.message
     assert (wrong.got, wrong.wanted) == (f"{size - 1} bytes", f"{size} bytes")
     assert wrong.place == f"{NODES}:0:{size}"
@@ -376,7 +378,7 @@ def test_every_flipped_bit_is_found(data):
     blobs = {"manifest": bytearray(index.manifest), "nodes": bytearray(index.nodes)}
     blob = blobs[data.draw(st.sampled_from(sorted(blobs)))]
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    error(in_memory(ocdbt.EncodedIndex(bytes(blobs["manifest"]), bytes(blobs["nodes"]), 0, 0)))
+    error(in_memory(ocdbt_encode.EncodedIndex(bytes(blobs["manifest"]), bytes(blobs["nodes"]), 0, 0)))
 
 
 def test_checksum_mismatch_names_place_and_both_values():
@@ -459,6 +461,7 @@ def test_data_file_id_outside_the_table():
 
 
 def test_module_needs_neither_numpy_nor_tensorstore():
-    text = Path(ocdbt.__file__).read_text()
-    assert "import numpy" not in text
-    assert "import tensorstore" not in text
+    for module in (ocdbt, ocdbt_encode, ocdbt_read):
+        text = Path(module.__file__).read_text()
+        assert "import numpy" not in text
+        assert "import tensorstore" not in text

@@ -22,7 +22,7 @@ from support.places import GOLDEN
 from ckpttools.array.tree import Empty, spelled
 from ckpttools.core.errors import CheckpointError, FormatError, LaterStepWarning, UsageError
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
 from ckpttools.formats.orbax.runs import DamagedStepError, not_whole_beside
 from ckpttools.formats.orbax.write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
@@ -110,7 +110,7 @@ def index_files_of(item: Path) -> set[str]:
         data = (item / file).read_bytes()
         return data[offset:] if length is None else data[offset : offset + length]
 
-    entries = ocdbt.read(fetch)
+    entries = ocdbt_read.read(fetch)
     documents = (entry for key, entry in entries.items() if key.endswith(b"/zarr.json"))
     return fetched | {entry.file for entry in documents if isinstance(entry, ocdbt.Extent)}
 
@@ -483,8 +483,8 @@ def change_index(item: Path, change) -> None:
         data = (item / file).read_bytes()
         return data[offset:] if length is None else data[offset : offset + length]
 
-    entries = ocdbt.read(fetch)
+    entries = ocdbt_read.read(fetch)
     change(entries)
-    index = ocdbt.encode(entries.items(), INDEX_FILE)
+    index = ocdbt_encode.encode(entries.items(), INDEX_FILE)
     (item / INDEX_FILE).write_bytes(index.nodes)
     (item / "manifest.ocdbt").write_bytes(index.manifest)

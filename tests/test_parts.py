@@ -298,7 +298,7 @@ class TestBeginning:
             work.enter([[0]])
         slow, is_slow = threading.Event(), threading.Event()
         made = local.LocalStaging if "://" not in destination else objects.ObjectStaging
-        name = "_remove" if made is local.LocalStaging else "_give_up"
+        name = "remove" if made is local.LocalStaging else "_give_up"
         removed = getattr(made, name)
 
         def removing(*given):

@@ -44,7 +44,8 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, NoSpaceError, UsageError
 from ckpttools.core.region import grid_cell, grid_indices
 from ckpttools.formats import references
-from ckpttools.formats.blocks import Finder, chunks_of
+from ckpttools.formats.block_chunks import chunks_of
+from ckpttools.formats.block_finder import Finder
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -768,10 +769,10 @@ from ckpttools.formats import references
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.references import ReferenceMode, References
 from ckpttools.plan import plan
-from ckpttools.run import executor
+from ckpttools.run import execution
 from ckpttools.run.events import TaskDone
 from ckpttools.stores.local.partial import JOURNAL as NAME
-references.FINE, executor._SYNC_SECONDS = 1, 0.001
+references.FINE, execution._SYNC_SECONDS = 1, 0.001
 plan.LARGEST_TASK, plan._SMALLEST_TASK = 1 << 12, 1 << 10
 source, out, entries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 def observe(event):

@@ -26,8 +26,9 @@ from ckpttools.formats.safetensors import write as safetensors_write
 from ckpttools.formats.safetensors.write import DEFAULT_SHARD_BYTES, SafetensorsWriter, split
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
-from ckpttools.run import executor
+from ckpttools.run import execution
 from ckpttools.run.events import TaskDone
+from ckpttools.run.executor import execute
 from ckpttools.stores import parse
 from ckpttools.testing.conformance import FormatTests, write
 from ckpttools.testing.strategies import file_bytes, noise, stored
@@ -204,7 +205,7 @@ class TestRuns:
     def run(self, tree, place, jobs=2, **options):
         writer = SafetensorsWriter(2_000_000)
         plan = build(tree, writer, memory=256 << 20, jobs=jobs)
-        return executor.execute(plan, writer, place, **options)
+        return execute(plan, writer, place, **options)
 
     def tree(self):
         shapes = {"a": (64, 4, 1024), "b": (1000, 7, 33), "c": (4096,), "d": (301, 77), "e": (1024, 512)}
@@ -222,7 +223,7 @@ class TestRuns:
     def test_an_interrupted_run_is_no_checkpoint_and_goes_on_to_the_same_files(self, tmp_path, monkeypatch):
         monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 16)
         monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 12)
-        monkeypatch.setattr(executor, "_SYNC_SECONDS", 0.001)
+        monkeypatch.setattr(execution, "_SYNC_SECONDS", 0.001)
         tree = self.tree()
         self.run(tree, tmp_path / "whole")
         seen = []

@@ -25,7 +25,7 @@ from ckpttools.core.errors import (
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.run.entries import FinishedTask, entries
 from ckpttools.run.events import Publishing, Started, TaskDone
-from ckpttools.stores.local import staging as staging_module
+from ckpttools.stores.local import directory, staging
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.local.files import exchange, remove_tree
 from ckpttools.stores.local.journal import Journal
@@ -232,7 +232,7 @@ class TestAnotherModel:
             raise OSError(errno.EIO, "Input/output error")
 
         with monkeypatch.context() as patch:
-            patch.setattr(staging_module, "sync_tree", failing)
+            patch.setattr(staging, "sync_tree", failing)
             with pytest.raises(StorageError, match="Input/output error"):
                 plan_to_maxtext(models / "a").run(out)
         assert not out.exists()
@@ -281,7 +281,7 @@ class TestLock:
             holder.kill()
         plan_to_maxtext(models / "a").run(out)
 
-    @pytest.mark.parametrize("moment", ["_sync_names", "_rename", "conclude"])
+    @pytest.mark.parametrize("moment", ["sync_names", "rename", "conclude"])
     def test_nobody_else_begins_while_it_is_published(self, models, out, tmp_path, monkeypatch, moment):
         tried = []
         real = getattr(LocalStaging, moment)
@@ -317,7 +317,7 @@ class TestReplacing:
     @pytest.fixture(params=[True, False], ids=["exchange", "two renames"])
     def swaps(self, request, monkeypatch, tmp_path):
         if not request.param:
-            monkeypatch.setattr(staging_module, "exchange", lambda a, b: False)
+            monkeypatch.setattr(directory, "exchange", lambda a, b: False)
         else:
             (tmp_path / "x").mkdir(), (tmp_path / "y").mkdir()
             if not exchange(tmp_path / "x", tmp_path / "y"):
@@ -360,7 +360,7 @@ class TestReplacing:
         plan_to_maxtext(models / "a").run(out)
         old = content(out)
         with monkeypatch.context() as patch:
-            patch.setattr(LocalStaging, "_remove", stop_removing(LocalStaging._remove))
+            patch.setattr(LocalStaging, "remove", stop_removing(LocalStaging.remove))
             with pytest.raises(StopError):
                 plan_to_maxtext(models / "b").run(out, overwrite=True)
         new = content(out)
@@ -399,7 +399,7 @@ class TestReplacing:
     def test_a_damaged_journal_after_the_names_were_swapped(self, models, out, tmp_path, monkeypatch, swaps):
         plan_to_maxtext(models / "a").run(out)
         with monkeypatch.context() as patch:
-            patch.setattr(LocalStaging, "_remove", stop_removing(LocalStaging._remove))
+            patch.setattr(LocalStaging, "remove", stop_removing(LocalStaging.remove))
             with pytest.raises(StopError):
                 plan_to_maxtext(models / "b").run(out, overwrite=True)
         (out.with_name("out.partial") / NAME).write_bytes(b"")

@@ -25,7 +25,7 @@ from ckpttools.plan import streamed
 from ckpttools.plan.plan import build
 from ckpttools.plan.reading import prices
 from ckpttools.plan.streamed import boxes, cut_in_order, task_sizes
-from ckpttools.stores.base import Streams
+from ckpttools.stores.costs import Streams
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays
 
 STREAMS = Streams(memory=1 << 20, file_bytes=1 << 16, files=4)

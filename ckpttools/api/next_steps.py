@@ -19,7 +19,7 @@ from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.recognition import guess_families
 from ckpttools.maxtext.view import view_of
-from ckpttools.stores.base import Forgets
+from ckpttools.stores.abilities import Forgets
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.web.hub_name import HubName

@@ -20,7 +20,7 @@ from ckpttools.plan.plan_file import Header, PlanFile
 from ckpttools.plan.reading import cores
 from ckpttools.run.events import Observer
 from ckpttools.run.parts import PartReceipt, execute_part, numbers_of
-from ckpttools.stores.base import Costs
+from ckpttools.stores.costs import Costs
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError, Purpose, staging_of

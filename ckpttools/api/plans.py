@@ -14,7 +14,7 @@ from ckpttools.core.text import plural
 from ckpttools.core.version import __version__
 from ckpttools.core.wording import option
 from ckpttools.plan.plan_file import Header, PlanFile, decoded, encoded, read_plan
-from ckpttools.run.executor import fingerprint, source_of
+from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import staging_of
 from ckpttools.stores.registry import Where, parse

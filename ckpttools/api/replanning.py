@@ -11,7 +11,7 @@ from ckpttools.array.fingerprint import identity
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.plan.plan_file import PlanFile
-from ckpttools.run.executor import fingerprint
+from ckpttools.run.fingerprint import fingerprint
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
 from ckpttools.stores.relocation import Relocation

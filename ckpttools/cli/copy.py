@@ -17,7 +17,7 @@ from ckpttools.core.text import plural
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.api.copy import CopiedPart, CopyReport
+    from ckpttools.copying.report import CopiedPart, CopyReport
 
 
 @click.command(short_help="A checkpoint to another place or store, byte for byte.")

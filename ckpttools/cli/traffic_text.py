@@ -13,7 +13,7 @@ from ckpttools.cli.units import disk
 from ckpttools.core.text import plural
 
 if TYPE_CHECKING:
-    from ckpttools.stores.base import Traffic
+    from ckpttools.stores.costs import Traffic
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from ckpttools.copying.pieces import PIECE_BYTES, Digester, Piece, digest_of, pa
 from ckpttools.copying.room import Room
 from ckpttools.core.errors import StorageError
 from ckpttools.run.threads import start_some
-from ckpttools.stores.base import File, Links, LinkTrials, Store
+from ckpttools.stores.abilities import Links, LinkTrials
+from ckpttools.stores.base import File, Store
 from ckpttools.stores.publishing import DataFiles, Published, Record, Sink, Work
 
 # As of conversions: the most work that a kill can lose.

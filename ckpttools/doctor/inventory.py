@@ -16,6 +16,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.doctor.probing import is_directory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.interrupted import absent
+from ckpttools.formats.json_file import json_object
 from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.index import processes_of
@@ -29,7 +30,6 @@ from ckpttools.formats.orbax.steps import (
     step_of,
 )
 from ckpttools.formats.registry import formats
-from ckpttools.formats.safetensors.header import json_object
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.place import Place

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import reprlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.stores.place import Place
 
 # Whatever walks through a document by calling itself, as Python's own writer of JSON does, gets so far.
@@ -69,3 +71,58 @@ def read_json(path: Place) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise FormatError("not a JSON object", place=path, got=type(document).__name__)
     return document
+
+
+class _UnusableError(ValueError):
+    """Text that json takes but that means nothing here."""
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What `json_object` makes of an object by default; refuses one that names a key twice."""
+    made = dict(pairs)
+    if len(made) == len(pairs):
+        return made
+    twice = [repr(key) for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    raise _UnusableError(f"duplicate key {', '.join(twice[:5])}")
+
+
+def json_object(
+    raw: bytes | bytearray,
+    place: str,
+    kind: type[CheckpointError],
+    hint: str,
+    make: Callable[[list[tuple[str, Any]]], Any] | None = without_duplicates,
+) -> dict[str, Any]:
+    """The JSON object in `raw`.
+
+    Args:
+        raw: UTF-8 text.
+        place: what `raw` is; line and column are added in messages.
+        kind: the error to raise.
+        hint: the next step in it.
+        make: what to make of the keys and values of an object; None for a dictionary, equal keys or not.
+
+    Raises:
+        CheckpointError: of the given kind; `raw` is not UTF-8, no JSON or no object.
+    """
+    try:
+        value = parse_json(raw.decode("utf-8"), make)
+    except UnicodeDecodeError as error:
+        where = _line_and_column(raw, error.start)
+        message, got = "not UTF-8 text", f"byte 0x{raw[error.start]:02x}"
+    except json.JSONDecodeError as error:
+        where = f":{error.lineno}:{error.colno}"
+        message, got = f"not JSON: {error.msg}", repr(error.doc[error.pos : error.pos + 30] or "the end")
+    except ValueError as error:
+        where, message, got = "", f"not usable JSON: {error}", None
+    else:
+        if isinstance(value, dict):
+            return value
+        where, message, got = ":1:1", "JSON, but not an object", reprlib.repr(value)
+    raise kind(message, place=place + where, got=got, wanted="a JSON object in UTF-8", hint=hint)
+
+
+def _line_and_column(raw: bytes | bytearray, position: int) -> str:
+    """A byte's place as ":line:column", both counted from one."""
+    before = raw[:position]
+    return f":{before.count(10) + 1}:{position - before.rfind(10)}"

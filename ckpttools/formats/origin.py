@@ -8,7 +8,7 @@ conversions must give equal bytes. Receipts name any source.
 from __future__ import annotations
 
 from ckpttools.array.tree import Tree
-from ckpttools.stores.base import Pins
+from ckpttools.stores.abilities import Pins
 from ckpttools.stores.registry import parse
 
 SOURCE = "ckpttools_source"

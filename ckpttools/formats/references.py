@@ -18,11 +18,14 @@ from ckpttools.array.chunk_sizes import FINE
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, spelled
-from ckpttools.formats.blocks import Chunks, Finder, Stretch, chunks_of
+from ckpttools.formats.block_chunks import Chunks, chunks_of
+from ckpttools.formats.block_finder import Finder
+from ckpttools.formats.blocks import Stretch
 from ckpttools.formats.orbax.ocdbt import MAX_INLINE_VALUE
 from ckpttools.formats.placement import Placement, Referenced
 from ckpttools.formats.zarr.chunking import LARGEST
-from ckpttools.stores.base import File, Links, LinkTrials
+from ckpttools.stores.abilities import Links, LinkTrials
+from ckpttools.stores.base import File
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse

@@ -16,7 +16,8 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError, listing
-from ckpttools.formats.safetensors.header import json_object, refuse_disguise, without_duplicates
+from ckpttools.formats.disguises import refuse_disguise
+from ckpttools.formats.json_file import json_object, without_duplicates
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.place import Place

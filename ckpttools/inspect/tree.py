@@ -24,7 +24,7 @@ from ckpttools.maxtext.variables import versions_of
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role
-from ckpttools.stores.base import Traffic
+from ckpttools.stores.costs import Traffic
 
 if TYPE_CHECKING:
     from ckpttools.inspect.comparison import Comparison

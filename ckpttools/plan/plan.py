@@ -23,7 +23,7 @@ from ckpttools.formats.placement import ChunkFiles, Placement, Referenced
 from ckpttools.plan.reading import reading_costs
 from ckpttools.plan.streamed import cut_in_order, groups, in_order, most_groups, task_sizes
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
-from ckpttools.stores.base import Streams
+from ckpttools.stores.costs import Streams
 
 _SMALLEST_TASK = 1 << 20
 # Sizes of a task, each half the one before, that are tried before fewer workers: smaller tasks cut matrices

@@ -8,7 +8,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from ckpttools.array.lazy import LazyArray, ReadCost
-from ckpttools.stores.base import Costs, File
+from ckpttools.stores.base import File
+from ckpttools.stores.costs import Costs
 
 # What starting a read costs on a local disk, in bytes of a long one: one from the cache is a system call.
 _READ_RUN = 4 << 10

@@ -10,7 +10,7 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.region import Region
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import QuantizationError
-from ckpttools.stores.base import Traffic
+from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Published
 

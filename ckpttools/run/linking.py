@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ckpttools.formats.base import Layout
-from ckpttools.stores.base import File, Links
+from ckpttools.stores.abilities import Links
+from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
 
 

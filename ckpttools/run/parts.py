@@ -12,9 +12,9 @@ from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.run.entries import kept
 from ckpttools.run.events import Observer, Started
-from ckpttools.run.executor import Execution
+from ckpttools.run.execution import Execution
 from ckpttools.run.memory import peak_bytes
-from ckpttools.stores.base import Traffic
+from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, Purpose, Record, Sink, staging_of
 from ckpttools.stores.shares import PartWork, Share, shared_staging

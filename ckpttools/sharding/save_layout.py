@@ -21,7 +21,7 @@ from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.registry import strangers_in
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.sharding.save_shards import ShardHolder
-from ckpttools.stores.base import Streams
+from ckpttools.stores.costs import Streams
 from ckpttools.stores.place import Place
 
 _PAGE, _LINE = 4096, 64

@@ -24,7 +24,7 @@ from ckpttools.plan.plan import Plan
 from ckpttools.plan.streamed import in_order
 from ckpttools.plan.task import Task
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.run.executor import fingerprint
+from ckpttools.run.fingerprint import fingerprint
 from ckpttools.run.parts import PartReceipt, execute_part
 from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_layout import owned_chunks, owners_of

@@ -1,9 +1,8 @@
 """What a store is: a place for bytes under keys, as a file system, a bucket or a hub is.
 
 Adding a store is one module with a `Store` and one line: see docs/add-a-store.md. Three methods make one that
-can be read; what else a store can do it shows by having the methods of a protocol: `Puts`, `Writes`, `Walks`,
-`Links`, `ckpttools.stores.contents.ListsContents`, `ckpttools.stores.fetching.Fetches`,
-`ckpttools.stores.sharing.Shares`, and `ckpttools.stores.publishing.Publishes`.
+can be read; what else a store can do it shows by having the methods of protocols, those of
+`ckpttools.stores.abilities` and others.
 
 A key is what follows `scheme://`: names with one `/` between them, none of them empty, "" for the root.
 """
@@ -11,12 +10,12 @@ A key is what follows `scheme://`: names with one `/` between them, none of them
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.stores.costs import Costs, Streams, Traffic
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -79,58 +78,6 @@ class DirEntry(NamedTuple):
     @property
     def is_file(self) -> bool:
         return self.kind is FileKind.FILE
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What reading from a store takes.
-
-    Attributes:
-        requests: reads under way at once that are of use; None where the processors are what limits them.
-        memory: bytes that reading takes at most beside the buffers that it fills.
-    """
-
-    requests: int | None = None
-    memory: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """How a store is written in which a file is written from its first byte to its last.
-
-    Attributes:
-        memory: bytes that writing a file takes, beside what is written.
-        file_bytes: of a data file that is large enough for few requests and small enough to be written
-            again.
-        files: that are of use at a time.
-        is_readable: whether data files can be read where they grow, before all is published.
-    """
-
-    memory: int
-    file_bytes: int
-    files: int
-    is_readable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What a store was asked over a network.
-
-    Attributes:
-        requests: how many were made.
-        nbytes: bytes that came in answer to them.
-    """
-
-    requests: int = 0
-    nbytes: int = 0
-
-    def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(self.requests - other.requests, self.nbytes - other.nbytes)
-
-
-FAR = 32
-"""`File.price` behind a network: a piece of a local file, which counts as 64 KiB, is written in 20 us, and in
-these come 2 KiB at 100 MB/s."""
 
 
 class File(ABC):
@@ -346,128 +293,3 @@ def too_large(place: object, size: int, most: int) -> FormatError:
     """The error of a file that is read whole, and has more bytes than any of its name."""
     wanted = f"at most {most} bytes"
     return FormatError("too large for what it should be", place=place, got=f"{size} bytes", wanted=wanted)
-
-
-@runtime_checkable
-class Puts(Protocol):
-    """A store that takes whole files."""
-
-    def put(self, key: str, content: bytes) -> None:
-        """Writes a small file that has its key only once it is complete, and is durable then; also its
-        directories, if need be.
-
-        Raises:
-            StorageError, NoSpaceError: it cannot be written; what had the key keeps it.
-        """
-
-
-@runtime_checkable
-class Writes(Protocol):
-    """A store in which files that nobody reads yet are written at any offset: what grows in a `Staging`."""
-
-    def write(self, key: str, content: bytes) -> None:
-        """Writes a small file, in directories that are made if need be; durable when it is published.
-
-        Raises:
-            StorageError, NoSpaceError: it cannot be written.
-        """
-
-    def write_at(self, key: str, offset: int, content: bytes) -> None:
-        """Writes into a file that is there; errors as `write`."""
-
-
-@runtime_checkable
-class Walks(Protocol):
-    """A store that lists all below a key at less cost than directory by directory."""
-
-    def walk(self, key: str) -> Iterator[tuple[str, Status]]:
-        """Each file below a key: the rest of its key, and what it is. Errors as `Store.list`."""
-
-
-class PendingUpload(NamedTuple):
-    """An object that is uploaded in parts, and not there yet.
-
-    Attributes:
-        key: that it will have.
-        upload: what the store calls it.
-        begun: when, in seconds since 1970.
-    """
-
-    key: str
-    upload: str
-    begun: float
-
-
-@runtime_checkable
-class KeepsUploads(Protocol):
-    """A store that keeps the parts of uploads until somebody ends or aborts these."""
-
-    def uploads(self, key: str) -> Sequence[PendingUpload]:
-        """Those to objects below a key. Raises StorageError where they cannot be listed."""
-
-    def abort(self, uploads: Iterable[PendingUpload]) -> None:
-        """Gives them up, also such as have ended. Raises StorageError where that fails."""
-
-    def upload_rule(self, key: str) -> str:
-        """The command that has the store abort them, those of the whole bucket, after a day."""
-
-
-@runtime_checkable
-class Forgets(Protocol):
-    """A store that remembers what it was told, to ask less."""
-
-    def forget(self, key: str) -> None:
-        """Asks again for what is at a key."""
-
-
-@runtime_checkable
-class Renames(Protocol):
-    """A store in which a file, or a directory with all below it, gets another key in one step."""
-
-    def rename(self, old: str, new: str) -> None:
-        """Gives what has one key another, which nothing has.
-
-        Raises:
-            StorageError: it cannot be done.
-        """
-
-
-@runtime_checkable
-class Pins(Protocol):
-    """A store in which what is at a key has a name that never means something else."""
-
-    def pinned(self, key: str) -> str | None:
-        """That name, with the scheme; None where it is not known."""
-
-
-@runtime_checkable
-class Links(Protocol):
-    """A store in which a file gets a second key without its bytes being moved by this process."""
-
-    def trials(self, key: str) -> LinkTrials:
-        """What finds out whether files can be linked below a key, where nothing may be yet."""
-
-    def link(self, source: File, key: str) -> bool:
-        """Gives a file another key, too, unless it has it already; what has that key is replaced.
-
-        Returns:
-            Whether that was done; False where the store refuses it.
-
-        Raises:
-            SourceChangedError, FormatError: the file is not what it was when it was opened.
-            StorageError, NoSpaceError: anything else that the store reports.
-        """
-
-    def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
-        """Makes a file of the same length that has the same bytes in some parts (start, stop).
-
-        Raises:
-            FormatError, StorageError, NoSpaceError: reading or writing fails, or something has the key.
-        """
-
-
-class LinkTrials(Protocol):
-    """Finds out whether files can be linked, once for files that are alike."""
-
-    def refusal(self, source: File) -> str | None:
-        """Why a file cannot be linked, in the store's words; None if it can."""

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import (
-    DestinationExistsError,
     FormatError,
     SourceChangedError,
     StorageError,
-    UsageError,
 )
-from ckpttools.core.wording import option
-from ckpttools.stores.base import DirEntry, File, FileKind, LinkTrials, Status, Store
+from ckpttools.stores.abilities import LinkTrials
+from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import LockedError, Purpose, Record, Series, Unfinished, check_name
+from ckpttools.stores.publishing import SUFFIX, Unfinished
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_PARTIAL = ".partial"
+    from ckpttools.stores.memory_staging import Begun, MemoryStaging
+
 _VERSIONS = count(1)
 
 
@@ -98,24 +96,29 @@ class MemoryFile(File):
 
 
 class MemoryStore(Store):
-    """Files in a dictionary. A directory is what keys have in common before a `/`."""
+    """Files in a dictionary. A directory is what keys have in common before a `/`.
+
+    Attributes:
+        lock: held by whoever changes something.
+        begun: conversions that have been begun, by the keys where they grow.
+    """
 
     scheme: ClassVar[str] = "memory"
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._files: dict[str, _Content] = {}
-        self._begun: dict[str, _Begun] = {}
+        self.begun: dict[str, Begun] = {}
 
     def stat(self, key: str) -> Status | None:
-        with self._lock:
+        with self.lock:
             found = self._files.get(key)
             if found is not None:
                 return found.status
             return Status(FileKind.DIRECTORY) if next(self._below(key), None) is not None else None
 
     def list(self, key: str) -> Sequence[DirEntry]:
-        with self._lock:
+        with self.lock:
             names = [name.partition("/") for name in self._below(key)]
         if not names:
             got = "a file" if key in self._files else "nothing of this name"
@@ -124,7 +127,7 @@ class MemoryStore(Store):
         return [DirEntry(name, kind) for name, kind in kinds.items()]
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
-        with self._lock:
+        with self.lock:
             found = [(name, self._files[_joined(key, name)].status) for name in self._below(key)]
         if not found:
             self.list(key)
@@ -137,7 +140,7 @@ class MemoryStore(Store):
         return MemoryFile(self.spelled(key), content.data, str(content.number), self, key)
 
     def put(self, key: str, content: bytes) -> None:
-        with self._lock:
+        with self.lock:
             place = self.spelled(key)
             if not key or next(self._below(key), None) is not None:
                 raise StorageError(f"cannot write {place}", got="a directory")
@@ -150,7 +153,7 @@ class MemoryStore(Store):
         self.put(key, content)
 
     def write_at(self, key: str, offset: int, content: bytes | memoryview) -> None:
-        with self._lock:
+        with self.lock:
             if key not in self._files:
                 raise StorageError(f"cannot write {self.spelled(key)}", got="nothing of this name")
             data = self._files[key].data
@@ -161,7 +164,7 @@ class MemoryStore(Store):
 
     def remove(self, key: str) -> None:
         """Removes a file, or all below a key; nothing if nothing is there."""
-        with self._lock:
+        with self.lock:
             self._files.pop(key, None)
             for name in list(self._below(key)):
                 del self._files[_joined(key, name)]
@@ -173,7 +176,7 @@ class MemoryStore(Store):
         if not isinstance(source, MemoryFile):
             return False
         source.check_unchanged()
-        with self._lock:
+        with self.lock:
             self._files[key] = source.store._files[source.key]
         return True
 
@@ -184,22 +187,24 @@ class MemoryStore(Store):
         self.put(key, bytes(data))
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> MemoryStaging:
+        from ckpttools.stores.memory_staging import MemoryStaging
+
         return MemoryStaging(self, key, overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
-        return Unfinished(Place(self, key)) if key in self._begun else None
+        return Unfinished(Place(self, key)) if key in self.begun else None
 
     def begun_at(self, key: str) -> Unfinished | None:
-        return self.unfinished(key + _PARTIAL)
+        return self.unfinished(key + SUFFIX)
 
     def _below(self, key: str) -> Iterator[str]:
         """The rest of each key below one."""
         start = _joined(key, "")
         return (each[len(start) :] for each in self._files if each.startswith(start))
 
-    def _move(self, old: str, new: str) -> None:
+    def move(self, old: str, new: str) -> None:
         """Gives all below one key another, in the place of what is there."""
-        with self._lock:
+        with self.lock:
             moved = ((_joined(new, name), self._files[_joined(old, name)]) for name in self._below(old))
             # What is read by others does not change any more: a later `write_at` copies it.
             files = {name: _Content(bytes(found.data), found.number) for name, found in moved}
@@ -213,165 +218,6 @@ class _MemoryTrials:
 
     def refusal(self, source: File) -> str | None:
         return None if isinstance(source, MemoryFile) else "it is not in memory"
-
-
-@dataclass
-class _Begun:
-    """A conversion that has been begun: what a journal says elsewhere."""
-
-    purpose: Purpose
-    records: list[Record] = field(default_factory=list)
-    is_locked: bool = False
-
-
-@dataclass(frozen=True)
-class MemoryStaging:
-    """A destination in memory; see `ckpttools.stores.publishing.Staging`."""
-
-    store: MemoryStore
-    key: str
-    overwrite: bool
-    check_replaced: Callable[[], None]
-
-    @property
-    def partial(self) -> str:
-        return self.key + _PARTIAL
-
-    @property
-    def taken(self) -> tuple[Place, Place]:
-        return Place(self.store, self.key), Place(self.store, self.partial)
-
-    def check(self, plan: str, nbytes: int) -> None:
-        found, place = self.store.stat(self.key), self.store.spelled(self.key)
-        check_name(self.taken[0])
-        if found is None:
-            return
-        if found.kind is FileKind.FILE:
-            raise DestinationExistsError(f"{place} is a file", hint="choose another destination")
-        self.check_replaced()
-        if not self.overwrite:
-            hint = f"choose another destination, or allow its replacement with {option('overwrite', True)}"
-            raise DestinationExistsError(
-                f"{place} exists", wanted="a new name, or an empty directory", hint=hint
-            )
-
-    @contextmanager
-    def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[MemoryWork]:
-        begun = self._begun(purpose)
-        try:
-            self.check(purpose.plan, nbytes)
-            yield MemoryWork(self, begun)
-        finally:
-            begun.is_locked = False
-            if not begun.records and self.store.stat(self.partial) is None:
-                self.store._begun.pop(self.partial, None)
-
-    def _begun(self, purpose: Purpose) -> _Begun:
-        with self.store._lock:
-            begun = self.store._begun.get(self.partial)
-            if begun is not None and begun.is_locked:
-                raise LockedError("another thread is writing this checkpoint", place=self.taken[0])
-            if begun is None or begun.purpose.plan != purpose.plan:
-                if begun is not None and not self.overwrite:
-                    raise UsageError(
-                        f"{self.taken[1]} holds the beginning of another conversion",
-                        got=begun.purpose.source,
-                        hint=f"discard it with {option('overwrite', True)}",
-                    )
-                self.store.remove(self.partial)
-                begun = _Begun(purpose)
-            begun.is_locked = True
-            self.store._begun[self.partial] = begun
-            return begun
-
-
-@dataclass(frozen=True)
-class MemoryWork:
-    """A destination in memory that is one thread's; see `ckpttools.stores.publishing.Work`."""
-
-    staging: MemoryStaging
-    begun: _Begun
-    is_complete: ClassVar[bool] = False
-
-    @property
-    def content(self) -> Place:
-        return Place(self.staging.store, f"{self.staging.partial}/content")
-
-    @property
-    def records(self) -> Sequence[Record]:
-        return self.begun.records
-
-    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> MemoryDataFiles:
-        return MemoryDataFiles(self.content, sizes, heads)
-
-    def enter(self, records: Iterable[Record]) -> None:
-        self.begun.records += records
-
-    def discard(self) -> None:
-        self.staging.store.remove(self.content.key)
-        self.begun.records.clear()
-
-    def publish(self) -> None:
-        with self.staging.store._lock:
-            self.staging.check(self.begun.purpose.plan, 0)
-            self.staging.store._move(self.content.key, self.staging.key)
-            self.begun.records.clear()
-
-    def conclude(self) -> None:
-        """See `Work`: what is in memory has nothing left that tells of it."""
-
-
-class MemoryDataFiles:
-    """Data files in memory; see `ckpttools.stores.publishing.DataFiles`."""
-
-    is_rehearsal: ClassVar[bool] = False
-
-    def __init__(self, content: Place, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> None:
-        self._content = content
-        self._heads = heads
-        self._series = Series()
-        self._lock = threading.Lock()
-        for name, size in sizes.items():
-            self._grown(name, size)
-
-    def passes(self, group: int) -> Generator[MemoryDataFiles]:
-        yield self
-
-    def write_heads(self) -> None:
-        for name, head in self._heads.items():
-            (self._content / name).write_at(0, head)
-
-    def _grown(self, name: str, size: int) -> tuple[MemoryStore, str]:
-        place = self._content / name
-        assert isinstance(place.store, MemoryStore)
-        with self._lock:
-            found = place.store.stat(place.key)
-            if found is None:
-                place.store.put(place.key, b"")
-            if found is None or found.size < size:
-                place.store.write_at(place.key, size, b"")
-        return place.store, place.key
-
-    def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
-        store, key = self._grown(name, loose or 0)
-        store.write_at(key, offset, data)
-
-    def write_whole(self, name: str, data: bytes) -> None:
-        (self._content / name).write_bytes(data)
-
-    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
-        file, end = self._series.take(name, most, len(data))
-        self.write(file, end, memoryview(data), 0)
-        return file, end
-
-    def extend(self, name: str, end: int) -> None:
-        self._series.extend(name, end)
-
-    def sync(self) -> None:
-        """What is in memory lasts as long as the process at once."""
-
-    def close(self) -> None:
-        """There is nothing to give back."""
 
 
 def _fill(path: str, data: bytes | bytearray, offset: int, out: Buffer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ckpttools.stores.base import Traffic
+from ckpttools.stores.costs import Traffic
 
 
 class Meter:

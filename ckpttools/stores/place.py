@@ -12,18 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from ckpttools.core.errors import StorageError, UsageError
-from ckpttools.stores.base import (
-    LARGEST_WHOLE,
-    DirEntry,
-    File,
-    FileKind,
-    Puts,
-    Renames,
-    Status,
-    Store,
-    Walks,
-    Writes,
-)
+from ckpttools.stores.abilities import Puts, Renames, Walks, Writes
+from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 
 _NO_PLAIN_NAME = re.compile(r"(?:^|/)\.?(?:/|$)")
 _MAGIC = re.compile(r"[*?[]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from ckpttools.stores.base import Traffic
+from ckpttools.stores.costs import Traffic
 from ckpttools.stores.registry import in_use
 
 

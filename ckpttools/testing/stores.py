@@ -26,7 +26,7 @@ from ckpttools.core.errors import (
     UsageError,
 )
 from ckpttools.stores import Place, parse
-from ckpttools.stores.base import Links, Puts, Writes
+from ckpttools.stores.abilities import Links, Puts, Writes
 from ckpttools.stores.publishing import LockedError, Publishes, Purpose, Staging, Work
 
 _SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))

@@ -60,9 +60,9 @@ def _run(job: Job) -> int:
 def _quicken() -> None:
     """Many small tasks; nothing waits for the disk."""
     from ckpttools.plan import plan
-    from ckpttools.run import executor
+    from ckpttools.run import execution
 
-    plan.LARGEST_TASK, plan._SMALLEST_TASK, executor._SYNC_SECONDS = (
+    plan.LARGEST_TASK, plan._SMALLEST_TASK, execution._SYNC_SECONDS = (
         _LARGEST_TASK,
         _SMALLEST_TASK,
         _SYNC_SECONDS,

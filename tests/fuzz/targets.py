@@ -27,7 +27,7 @@ from ckpttools.families.registry import families
 from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.sharding import stored_shardings
@@ -139,24 +139,24 @@ def _header_file(header: dict[str, object], data: bytes) -> bytes:
 
 
 def _framed(magic: bytes, body: bytes) -> bytes:
-    data = ocdbt._HEADER.pack(magic, ocdbt._LEAST_FRAME + len(body)) + b"\0\0" + body
-    return data + ocdbt._crc32c(data).to_bytes(4, "little")
+    data = ocdbt.HEADER.pack(magic, ocdbt.LEAST_FRAME + len(body)) + b"\0\0" + body
+    return data + ocdbt.crc32c(data).to_bytes(4, "little")
 
 
 def _body(frame: bytes) -> bytes:
-    return frame[ocdbt._HEADER.size + 2 : -4]
+    return frame[ocdbt.HEADER.size + 2 : -4]
 
 
 def _ocdbt(data: bytes) -> object:
     files = dict(unpacked(data))
-    manifest = _framed(ocdbt._MANIFEST_MAGIC, files.pop("manifest", b""))
-    node = _framed(ocdbt._NODE_MAGIC, files.pop("node", b""))
+    manifest = _framed(ocdbt.MANIFEST_MAGIC, files.pop("manifest", b""))
+    node = _framed(ocdbt.NODE_MAGIC, files.pop("node", b""))
 
     def fetch(file: str, offset: int, length: int | None) -> bytes:
         # Wherever a node is said to be, there is this one.
         return manifest if file == ocdbt.MANIFEST else node
 
-    return ocdbt.read(fetch)
+    return ocdbt_read.read(fetch)
 
 
 def _ocdbt_seeds() -> list[bytes]:
@@ -168,8 +168,8 @@ def _ocdbt_seeds() -> list[bytes]:
     many = {b"layers_%d/c/0" % number: b"x" for number in range(9)}
     found = []
     for entries, most in ((small, 100), (many, 3)):
-        index = ocdbt.encode(entries.items(), "d/n", node_entries=most)
-        root = index.nodes[index.nodes.rindex(ocdbt._NODE_MAGIC) :]
+        index = ocdbt_encode.encode(entries.items(), "d/n", node_entries=most)
+        root = index.nodes[index.nodes.rindex(ocdbt.NODE_MAGIC) :]
         found.append(packed({"manifest": _body(index.manifest), "node": _body(root)}))
     return found
 
@@ -179,7 +179,7 @@ def _database(root: Path) -> object:
         if path.is_file() and (path.name == "manifest.ocdbt" or path.parent.name == "d"):
             is_manifest = path.name == "manifest.ocdbt"
             path.write_bytes(
-                _framed(ocdbt._MANIFEST_MAGIC if is_manifest else ocdbt._NODE_MAGIC, path.read_bytes())
+                _framed(ocdbt.MANIFEST_MAGIC if is_manifest else ocdbt.NODE_MAGIC, path.read_bytes())
             )
     return _item(root)
 
@@ -187,7 +187,7 @@ def _database(root: Path) -> object:
 def _database_seeds() -> list[bytes]:
     files = dict(unpacked(packed_directory(FIXTURES / "orbax/pytree_ocdbt0_zarr31")))
     entries = {name.encode(): content for name, content in files.items() if not name.startswith("_")}
-    index = ocdbt.encode(entries.items(), "d/n")
+    index = ocdbt_encode.encode(entries.items(), "d/n")
     metadata = json.loads(files["_METADATA"]) | {"use_ocdbt": True}
     made = {"_METADATA": json.dumps(metadata).encode(), "manifest.ocdbt": _body(index.manifest)}
     return [packed({**made, "d/n": _body(index.nodes)})]

@@ -9,11 +9,11 @@ import sys
 import time
 
 from ckpttools.cli.main import main
-from ckpttools.run import executor
+from ckpttools.run import execution
 
-MAKE = executor.make
+MAKE = execution.run_task
 LEFT = [int(sys.argv[1])]
-SYNC = executor.Execution._sync
+SYNC = execution.Execution._sync
 SYNCS = [0]
 
 
@@ -33,7 +33,7 @@ def sync(execution):
     SYNCS[0] += 1
 
 
-executor.make = make
-executor.Execution._sync = sync
-executor._SYNC_SECONDS = 0.02
+execution.run_task = make
+execution.Execution._sync = sync
+execution._SYNC_SECONDS = 0.02
 main(sys.argv[2:])

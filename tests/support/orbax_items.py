@@ -14,7 +14,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.region import Region
-from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
 from support.places import ORBAX
 
 EXPECTED: dict[str, list[dict[str, Any]]] = json.loads((ORBAX / "expected.json").read_bytes())
@@ -143,9 +143,9 @@ def change_index(item: Path, change: Callable[[dict[bytes, ocdbt.Entry]], object
         data = (item / file).read_bytes()
         return data[offset:] if length is None else data[offset : offset + length]
 
-    entries = ocdbt.read(fetch)
+    entries = ocdbt_read.read(fetch)
     change(entries)
-    index = ocdbt.encode(entries.items(), "d/index")
+    index = ocdbt_encode.encode(entries.items(), "d/index")
     (item / "d" / "index").write_bytes(index.nodes)
     (item / "manifest.ocdbt").write_bytes(index.manifest)
 

@@ -12,7 +12,7 @@ from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending, pas
 from ckpttools.doctor.inventory import Directory, Inventory, ListedItem
 from ckpttools.doctor.new_files import holds, refuse_existing, write_new
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax import ocdbt_encode, ocdbt_read
 from ckpttools.formats.orbax.entries import Indexed
 from ckpttools.formats.orbax.index import processes_of, read_index, union_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
@@ -79,9 +79,9 @@ def merge(path: Place, read: ReadOptions) -> str:
     _refuse_holes(ListedItem(Directory(path, tuple(files), tuple(names)), path, read=read))
     digest = hashlib.sha256(repr(list(entries.items())).encode()).hexdigest()
     node_file = f"d/{digest[:32]}"
-    index = ocdbt.encode(entries.items(), node_file)
+    index = ocdbt_encode.encode(entries.items(), node_file)
     stored = {node_file: index.nodes, MANIFEST: index.manifest}
-    if ocdbt.read(lambda file, start, length: _part(stored[file], start, length)) != entries:
+    if ocdbt_read.read(lambda file, start, length: _part(stored[file], start, length)) != entries:
         raise FormatError("the merged index does not read back as it was made", place=path)
     refuse_existing(path / MANIFEST)
     if not holds(path / node_file, index.nodes):  # an interrupted merge leaves it

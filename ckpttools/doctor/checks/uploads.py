@@ -10,7 +10,7 @@ from ckpttools.core.text import age, plural
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, told
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
-from ckpttools.stores.base import KeepsUploads, PendingUpload
+from ckpttools.stores.abilities import KeepsUploads, PendingUpload
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import SUFFIX
 

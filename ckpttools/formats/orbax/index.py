@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.formats.orbax import ocdbt
+from ckpttools.formats.orbax import ocdbt_read
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, length_of
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
@@ -70,7 +70,7 @@ def read_index(directory: Place, max_bytes: int) -> Index:
             source.close()
 
     try:
-        return Index((MANIFEST,), ocdbt.read(fetch, max_bytes), tuple(nodes))
+        return Index((MANIFEST,), ocdbt_read.read(fetch, max_bytes), tuple(nodes))
     except FormatError as error:
         raise error.at(directory / (error.place or MANIFEST)) from error
 

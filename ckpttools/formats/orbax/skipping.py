@@ -7,7 +7,7 @@ from shlex import quote
 
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import commits_by_file, is_committed
-from ckpttools.stores.base import Renames
+from ckpttools.stores.abilities import Renames
 from ckpttools.stores.place import Place
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.safetensors.header import Header, parse_header
+from ckpttools.formats.weight_files import is_file
 from ckpttools.stores.place import Place
 from ckpttools.stores.unanswered import kept_unless_unanswered
 
@@ -24,7 +25,7 @@ def header_of(path: Place) -> Header | CheckpointError:
     Raises:
         StorageError: behind a network nobody has told what it is.
     """
-    if path.lexists() and not _is_file(path):
+    if path.lexists() and not is_file(path):
         return FormatError("not a file", place=path, hint="a symbolic link to nothing, or no regular file")
     try:
         source = path.open()
@@ -34,12 +35,3 @@ def header_of(path: Place) -> Header | CheckpointError:
             source.close()
     except CheckpointError as error:
         return kept_unless_unanswered(error, path)
-
-
-def _is_file(path: Place) -> bool:
-    try:
-        return path.is_file()
-    except StorageError:
-        if path.store.scheme != "file":
-            raise
-        return False

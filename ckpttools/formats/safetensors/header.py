@@ -6,12 +6,9 @@ duplicate names, which the format forbids and the reference parser lets pass.
 
 from __future__ import annotations
 
-import json
-import re
 import reprlib
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
@@ -19,10 +16,11 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.dtypes import DTYPES, DType, from_safetensors
-from ckpttools.core.errors import CheckpointError, FormatError, near_names
+from ckpttools.core.errors import FormatError, near_names
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
-from ckpttools.formats.json_file import parse_json
+from ckpttools.formats.disguises import refuse_disguise
+from ckpttools.formats.json_file import json_object, without_duplicates
 
 MAX_HEADER_BYTES = 100_000_000
 
@@ -133,111 +131,7 @@ def _refuse_long(source: ByteSource, length: int, most: int) -> NoReturn:
     )
 
 
-# What people find under the name of a safetensors file: (its start, what it is, what to do).
-_DISGUISES = (
-    (
-        rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|\?xml)",
-        "a web page",
-        "the download returned a web page: log in or pass an access token, then fetch the file again",
-    ),
-    (rb"GGUF", "a GGUF file", "fetch the safetensors files of this model; GGUF cannot be read"),
-    (
-        rb"PK",
-        "a zip archive, as torch.save writes it",
-        "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file",
-    ),
-    (
-        rb"\x80[\x02-\x05][^\0]",
-        "a pickle, as torch.save wrote it in former times",
-        "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file",
-    ),
-    (
-        rb"\s*[{\[]",
-        "a JSON text",
-        "look into it: it is an index or configuration, or a server's error message in place of the file",
-    ),
-    (
-        rb"\0{8}",
-        "a file that starts with zeros",
-        "the download reserved the space and did not fill it: fetch it again",
-    ),
-)
-
-
-def refuse_disguise(
-    head: bytes, place: str, kind: type[CheckpointError] = FormatError, wanted: str = "a safetensors file"
-) -> None:
-    """Raises an error of `kind` if a file that starts with `head` is something known that is not `wanted`."""
-    if head.startswith(b"version https://git-lfs"):
-        _refuse_pointer(head, place, kind)
-    for start, what, hint in _DISGUISES:
-        if re.match(start, head):
-            got = f"a file that starts with {head[:24]!r}"
-            raise kind(f"this is {what}, not {wanted}", place=place, got=got, wanted=wanted, hint=hint)
-
-
-def _refuse_pointer(head: bytes, place: str, kind: type[CheckpointError]) -> NoReturn:
-    size = re.search(rb"^size (\d+)$", head, re.MULTILINE)
-    real = f"of {size[1].decode()} bytes" if size else "that the pointer stands for"
-    raise kind(
-        "this is a Git LFS pointer, not the file itself",
-        place=place,
-        got="the text of the pointer",
-        wanted=f"the file {real}",
-        hint="run `git lfs pull` in that repository, or download the file with `hf download`",
-    )
-
-
 _INT = frozenset((int,))
-
-
-class _UnusableError(ValueError):
-    """Text that json takes but that means nothing here."""
-
-
-def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """What `json_object` makes of an object by default; refuses one that names a key twice."""
-    made = dict(pairs)
-    if len(made) == len(pairs):
-        return made
-    twice = [repr(key) for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    raise _UnusableError(f"duplicate key {', '.join(twice[:5])}")
-
-
-def json_object(
-    raw: bytes | bytearray,
-    place: str,
-    kind: type[CheckpointError],
-    hint: str,
-    make: Callable[[list[tuple[str, Any]]], Any] | None = without_duplicates,
-) -> dict[str, Any]:
-    """The JSON object in `raw`.
-
-    Args:
-        raw: UTF-8 text.
-        place: what `raw` is; line and column are added in messages.
-        kind: the error to raise.
-        hint: the next step in it.
-        make: what to make of the keys and values of an object; None for a dictionary, equal keys or not.
-
-    Raises:
-        CheckpointError: of the given kind; `raw` is not UTF-8, no JSON or no object.
-    """
-    try:
-        value = parse_json(raw.decode("utf-8"), make)
-    except UnicodeDecodeError as error:
-        where = _line_and_column(raw, error.start)
-        message, got = "not UTF-8 text", f"byte 0x{raw[error.start]:02x}"
-    except json.JSONDecodeError as error:
-        where = f":{error.lineno}:{error.colno}"
-        message, got = f"not JSON: {error.msg}", repr(error.doc[error.pos : error.pos + 30] or "the end")
-    except ValueError as error:
-        where, message, got = "", f"not usable JSON: {error}", None
-    else:
-        if isinstance(value, dict):
-            return value
-        where, message, got = ":1:1", "JSON, but not an object", reprlib.repr(value)
-    raise kind(message, place=place + where, got=got, wanted="a JSON object in UTF-8", hint=hint)
 
 
 class _Fields(NamedTuple):
@@ -268,12 +162,6 @@ def _are_whole(value: object) -> TypeGuard[list[int]]:
 def _shared(shape: Shape) -> Shape:
     """One object for all equal shapes."""
     return shape
-
-
-def _line_and_column(raw: bytes | bytearray, position: int) -> str:
-    """A byte's place as ":line:column", both counted from one."""
-    before = raw[:position]
-    return f":{before.count(10) + 1}:{position - before.rfind(10)}"
 
 
 def _metadata(value: object, path: str) -> dict[str, str]:

@@ -1,17 +1,4 @@
-"""The place where a checkpoint grows before it gets its name: `<destination>.partial`, on the same disk.
-
-    DST.partial/journal.ckpttools   whose work this is and how far it has come; locked by the process at work
-    DST.partial/content/            the checkpoint; after an exchange what had the name before
-    DST.partial/parts/              what each of several processes has done (`ckpttools.stores.shares`)
-    DST.partial/replaced/           what had the name before, where the file system cannot swap two names
-    DST.partial/removed/            what is being deleted
-
-Nothing is readable under the final name until everything is there; then one rename publishes it, or one
-exchange where something is replaced. From its first to its last moment in our hands a checkpoint carries a
-mark that names its plan: so all states that a crash can leave can be told apart, and what is not marked is
-never taken for ours. What is replaced goes after that, then the mark, then the journal. A directory
-of this name without a journal of ours is somebody else's, and left alone.
-"""
+"""Taking a destination on this disk, and what becomes of it: see `ckpttools.stores.local.directory`."""
 
 from __future__ import annotations
 
@@ -20,19 +7,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.stores.local.another import held_by_another
+from ckpttools.stores.local.directory import StagingDirectory
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.files import (
-    check_no_mount,
     errors_of,
-    exchange,
     make_directory,
     names_in,
-    remove_tree,
     sync_directory,
     sync_tree,
     write_synced,
@@ -42,11 +26,9 @@ from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.marks import mark_of, unmark
 from ckpttools.stores.local.mounts import first_mount
 from ckpttools.stores.local.occupied import allocated, check_directory, is_free
-from ckpttools.stores.local.partial import CONTENT, JOURNAL, REMOVED, REPLACED, SUFFIX, is_staging
+from ckpttools.stores.local.partial import JOURNAL
 from ckpttools.stores.local.parts import members, remove_parts
-from ckpttools.stores.local.store import STORE
 from ckpttools.stores.local.work import LocalWork
-from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, check_name
 from ckpttools.stores.shares import named, who_does_what
 
@@ -58,39 +40,17 @@ def _nothing_more() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalStaging:
-    """A destination and the directory it grows in.
+class LocalStaging(StagingDirectory):
+    """A destination and the directory it grows in; see `ckpttools.stores.publishing.Staging`.
 
     Attributes:
-        destination: the final name.
         overwrite: whether what has that name may be replaced.
         check_replaced: called where something is there; raises `DestinationExistsError` if it may not be
             replaced by what will be written, whatever the user says.
     """
 
-    destination: Path
     overwrite: bool = False
     check_replaced: Callable[[], None] = _nothing_more
-
-    @property
-    def directory(self) -> Path:
-        return self.destination.with_name(self.destination.name + SUFFIX)
-
-    @property
-    def content(self) -> Path:
-        return self.directory / CONTENT
-
-    @property
-    def taken(self) -> tuple[Place, Place]:
-        return Place(STORE, str(self.destination)), Place(STORE, str(self.directory))
-
-    @property
-    def _replaced(self) -> Path:
-        return self.directory / REPLACED
-
-    @property
-    def _removed(self) -> Path:
-        return self.directory / REMOVED
 
     def check(self, plan: str, nbytes: int) -> None:
         """Refuses before anything is written.
@@ -108,14 +68,6 @@ class LocalStaging:
         if not self.is_published(plan):
             self._check_taken()
             self._check_room(nbytes)
-
-    def is_published(self, plan: str) -> bool:
-        """Whether a run of this plan has published all and was interrupted before it could say so."""
-        return mark_of(self.destination) == plan and is_staging(self.directory)
-
-    def is_complete(self, journal: Journal, plan: str) -> bool:
-        """The same of what this plan's journal says, too."""
-        return journal.plan == plan and journal.publishing and self.is_published(plan)
 
     def _check_taken(self) -> None:
         destination = self.destination
@@ -222,48 +174,17 @@ class LocalStaging:
         with errors_of(self.destination):
             if self.is_published(journal.plan or purpose.plan):
                 # Who gave it the name was stopped before this, or it failed.
-                self._sync_names()
-            self._finish_removing(journal, journal.plan or purpose.plan)
+                self.sync_names()
+            self.finish_removing(journal, journal.plan or purpose.plan)
             is_changed = self.is_complete(journal, purpose.plan) and self._is_changed(journal)
-            self._settle(journal, journal.plan or purpose.plan)
+            self.settle(journal, journal.plan or purpose.plan)
             if is_changed:
                 self._check_room(nbytes)
                 unmark(self.destination)
-            self._refuse_unmarked()
+            self.refuse_unmarked()
         is_anothers = journal.plan != purpose.plan and os.path.lexists(self.content)
         if is_anothers and not self.overwrite:
             raise held_by_another(self.directory, journal.purpose, purpose)
-
-    def _finish_removing(self, journal: Journal, plan: str) -> None:
-        """Removes what is left of what was being removed, where that is known to be ours.
-
-        What is not marked, to its last moment, had the name before its successor was published.
-
-        Raises:
-            UsageError: it is not known.
-        """
-        place = self._removed
-        is_known = journal.publishing or self.is_published(plan)
-        is_directory = place.is_dir() and not place.is_symlink()
-        if is_directory and (is_known or is_free(place) or mark_of(place) is not None):
-            self._empty_removed()
-        elif os.path.lexists(place):
-            raise UsageError(
-                f"{place} is not what a conversion left there",
-                got="a directory without a mark of ours" if is_directory else "no directory",
-                wanted="nothing, or what a conversion was deleting when it was interrupted",
-                hint="move it away, or delete it; then run the command again",
-            )
-
-    def _refuse_unmarked(self) -> None:
-        """Raises UsageError if something is where the checkpoint grows that is not ours."""
-        is_marked = not self.content.is_symlink() and mark_of(self.content) is not None
-        if not is_marked and not is_free(self.content):
-            raise UsageError(
-                f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
-                wanted="a checkpoint that grows, which is marked from the beginning",
-                hint="move it away, or delete it; then run the command again",
-            )
 
     def _is_changed(self, journal: Journal) -> bool:
         """Whether what was published is not what it was then, and may be replaced.
@@ -271,7 +192,7 @@ class LocalStaging:
         Raises:
             DestinationExistsError: it may not.
         """
-        old = self._old(journal)
+        old = self.old(journal)
         rest = "" if old is None else f" ({old} is what {self.destination} was before)"
         mark = self.destination / PLAN_MARK
         keep = f"to keep it as it is, delete {mark} and {self.directory}{rest}"
@@ -290,34 +211,6 @@ class LocalStaging:
             return True
         return False
 
-    def _settle(self, journal: Journal, plan: str) -> None:
-        """What was to be replaced is removed if its successor has the name, else it gets the name back."""
-        old = self._old(journal)
-        if old is None:
-            return
-        is_known = journal.publishing
-        if self.is_published(plan):
-            self._remove(old)
-        elif is_known and is_free(self.destination):
-            old.rename(self.destination)
-            self._sync_names()
-        else:
-            raise UsageError(
-                f"{old} holds what {self.destination} was before it was to be replaced, and nothing tells "
-                "whether what has the name now is its successor",
-                hint=f"delete {old}, or move it to where you want it; then run the command again",
-            )
-
-    def _old(self, journal: Journal) -> Path | None:
-        """What had the name before, and is in the directory now, as far as is known; None if nothing is."""
-        if os.path.lexists(self._replaced):
-            return self._replaced
-        may_be_exchanged = journal.publishing or journal.plan is None
-        if not may_be_exchanged or is_free(self.content):
-            return None
-        # What grows here is marked from the beginning.
-        return self.content if mark_of(self.content) is None else None
-
     def _begin(self, journal: Journal, purpose: Purpose) -> None:
         """Makes the directory this plan's, with what was done of it or empty."""
         plan = purpose.plan
@@ -328,14 +221,14 @@ class LocalStaging:
                     journal.note_preparing(plan)
                 # First: no record may outlive what it tells of.
                 remove_parts(self.directory)
-                self._remove(self.content)
+                self.remove(self.content)
                 journal.begin(purpose)
                 self.content.mkdir()
                 write_synced(self.content / PLAN_MARK, plan.encode())
                 sync_directory(self.content)
             elif journal.preparing:
                 journal.note_preparing("")
-            self._sync_names()
+            self.sync_names()
 
     def discard(self, journal: Journal) -> None:
         """Gives up what was done.
@@ -345,7 +238,7 @@ class LocalStaging:
         """
         with errors_of(self.directory):
             remove_parts(self.directory)
-            self._remove(self.content)
+            self.remove(self.content)
         if journal.purpose is not None:
             journal.begin(journal.purpose)
 
@@ -360,12 +253,12 @@ class LocalStaging:
             sync_tree(self.content)
             self._check_taken()
             journal.note_publishing(inventory(self.content))
-            self._rename()
-            self._sync_names()
-        old = self._old(journal)
+            self.rename()
+            self.sync_names()
+        old = self.old(journal)
         if old is not None:
             try:
-                self._remove(old)
+                self.remove(old)
             except OSError as error:
                 raise StorageError(
                     f"{self.destination} is complete, but what it replaced could not be removed",
@@ -373,34 +266,6 @@ class LocalStaging:
                     got=error.strerror,
                     hint=f"delete {self.directory}",
                 ) from error
-
-    def _rename(self) -> None:
-        if is_free(self.destination):
-            self.content.rename(self.destination)
-            return
-        # The mark of an earlier run that could not end: what is replaced must not be taken for ours.
-        unmark(self.destination)
-        if not exchange(self.content, self.destination):
-            self.destination.rename(self._replaced)
-            self._sync_names()
-            self.content.rename(self.destination)
-
-    def _sync_names(self) -> None:
-        sync_directory(self.directory)
-        sync_directory(self.destination.absolute().parent)
-
-    def _remove(self, place: Path) -> None:
-        """Removes a directory in here, if it is there: durably out of its place at once, then bit by bit."""
-        if os.path.lexists(place):
-            check_no_mount(place)
-            place.rename(self._removed)
-            sync_directory(self.directory)
-            self._empty_removed()
-
-    def _empty_removed(self) -> None:
-        """The mark goes last, and the journal changes only after that: these two tell what this is."""
-        remove_tree(self._removed, last=PLAN_MARK)
-        sync_directory(self.directory)
 
     def conclude(self, journal: Journal) -> None:
         """Removes all traces of the work.

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, LinkTrials, Status, Store
+from ckpttools.stores.abilities import LinkTrials
+from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
 from ckpttools.stores.publishing import Purpose, Unfinished
 

@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, SourceChangedError
-from ckpttools.stores.base import FAR, Costs, File, Status
+from ckpttools.stores.base import File, Status
+from ckpttools.stores.costs import FAR, Costs
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.base import PendingUpload
+from ckpttools.stores.abilities import PendingUpload
 
 if TYPE_CHECKING:
     import urllib3

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CopyTrials:
-    """See `ckpttools.stores.base.LinkTrials`: nothing has to be tried.
+    """See `ckpttools.stores.abilities.LinkTrials`: nothing has to be tried.
 
     Attributes:
         store: where to.

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError
+from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.at_once import in_threads, writes_at_once
-from ckpttools.stores.base import DirEntry, File, FileKind, Links, LinkTrials, Status, Store
+from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.base import PendingUpload
+from ckpttools.stores.abilities import PendingUpload
 from ckpttools.stores.objects import s3_uploads
 from ckpttools.stores.objects.client import Access
 from ckpttools.stores.objects.errors import Words, elsewhere

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.base import PendingUpload
+from ckpttools.stores.abilities import PendingUpload
 
 
 def listed(access: Any, bucket: str, prefix: str) -> Iterator[PendingUpload]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
 from ckpttools.core.wording import option
+from ckpttools.stores.abilities import KeepsUploads
 from ckpttools.stores.at_once import in_threads, writes_at_once
-from ckpttools.stores.base import FileKind, KeepsUploads
+from ckpttools.stores.base import FileKind
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
-from ckpttools.stores.objects.data_files import ObjectDataFiles
-from ckpttools.stores.objects.journal import Entries, Inventory, Journal
+from ckpttools.stores.objects.journal import Inventory, Journal
 from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock
 from ckpttools.stores.objects.parts import at_work
-from ckpttools.stores.objects.pending import PendingFiles
-from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken
+from ckpttools.stores.objects.work import ObjectWork
+from ckpttools.stores.objects.writing import delete, mark
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import (
     CONTENT,
@@ -28,7 +27,6 @@ from ckpttools.stores.publishing import (
     SUFFIX,
     LockedError,
     Purpose,
-    Record,
     check_name,
 )
 from ckpttools.stores.shares import PARTS, who_does_what
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
 
 PREPARING = "preparing"
 """What the lock of a part says that prepares a destination: for which plan."""
-
-# What says that a checkpoint is there is small, and goes before what is large.
-_SMALL = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -287,143 +282,3 @@ class ObjectStaging:
                 delete(self.bucket, [key])
 
         in_threads(writes_at_once(), delete_ours, [name for name, _ in self.objects(content)])
-
-
-@dataclass
-class ObjectWork:
-    """A destination in a bucket that is this process's; see `ckpttools.stores.publishing.Work`.
-
-    Attributes:
-        staging: the destination.
-        lock: held.
-        journal: as it was when the work was taken up.
-        purpose: what for.
-    """
-
-    staging: ObjectStaging
-    lock: Lock
-    journal: Journal
-    purpose: Purpose
-    pending: PendingFiles = field(init=False)
-    entries: Entries = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pending = PendingFiles(self.staging.store, self._note_link)
-        self.entries = Entries(self.journal)
-
-    @property
-    def _bucket(self) -> Bucket:
-        return self.staging.bucket
-
-    @property
-    def _content(self) -> str:
-        return self.staging.content(self.journal)
-
-    @property
-    def content(self) -> Place:
-        name = self.staging.key.partition("/")[0]
-        return Place(self.pending, f"{name}/{self._content}")
-
-    def _note_link(self, key: str) -> None:
-        self.journal.note_link(key.removeprefix(f"{self.content.key}/"))
-
-    @property
-    def is_complete(self) -> bool:
-        return self.journal.published is not None
-
-    @property
-    def records(self) -> Sequence[Record]:
-        # What an earlier run wrote is looked for in the bucket, not in what was known of it before.
-        self.staging.store.forget(self.content.key)
-        return self.journal.records
-
-    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
-        self.staging.check_copied(self.journal, sizes)
-        return ObjectDataFiles(self._bucket, self._content, sizes, heads, self.purpose.plan, self.lock.check)
-
-    def enter(self, records: Iterable[Record]) -> None:
-        self.lock.check()
-        self.entries.enter(records)
-        # Who looks for what is done finds it.
-        self.staging.store.forget(self.content.key)
-
-    def discard(self) -> None:
-        self.lock.renew()
-        # As it is now: what was copied since it was taken up has no mark of the plan.
-        self.staging.discard(Journal.read(self._bucket, self.journal.key), self.lock)
-        self.journal.remove(self.lock.check)
-        # Of this plan nothing is left: whoever has another one may begin.
-        self.journal = Journal(self._bucket, self.journal.key)
-
-    def publish(self) -> None:
-        self.lock.renew()
-        if not self.journal.is_beside:
-            self.pending.put_all(self._put)
-        else:
-            if self.journal.replacing is None:
-                self.staging.check_taken(Journal(self._bucket, self.journal.key))
-                self.pending.put_all(self._put)
-                self.lock.renew()
-                staging = self.staging
-                self.journal = self.journal.note_replacing(
-                    staging.inventory(), staging.inventory(self._content)
-                )
-            self._replace(*self.journal.replacing or ({}, {}))
-        self.lock.renew()
-        self.journal.note_published(self.staging.inventory())
-
-    def _put(self, key: str, content: bytes) -> None:
-        """Puts one of the small files, where nothing is yet but what an earlier run of this plan put."""
-        self.lock.check()
-        put_again(self._bucket, key.partition("/")[2], content, self.purpose.plan)
-
-    def _replace(self, old: Inventory, new: Inventory) -> None:
-        """What was there goes; what is complete beside it is copied there, the small files last.
-
-        Args:
-            old: what was there.
-            new: what takes its place. What an earlier run has copied is copied again.
-        """
-        last = [key.removeprefix(f"{self.content.key}/") for key in self.pending.files]
-        # What is shared with a source has been copied anew, and has another version.
-        there = {name: found.size for name, found in self.staging.objects(self._content)}
-        sizes = {name: size for name, (size, _) in new.items()}
-        if lost := sorted(name for name in {*new, *last} if there.get(name, -1) != sizes.get(name)):
-            raise UsageError(
-                f"{self.staging.place}{SUFFIX} is not what it was when it was complete",
-                got=f"{len(lost)} of {len(there)} objects changed or missing, such as {lost[0]}",
-                hint=f"delete {self.staging.place}{SUFFIX} and run the command again",
-            )
-        found = sorted(self.staging.objects(self.staging.rest), key=_small_first)
-        changed = [name for name, status in found if old.get(name) != [status.size, status.version]]
-        in_threads(writes_at_once(), partial(self._check_copied, new), changed)
-        for name, _ in found:
-            # Asked each time: what would be deleted by who has slept may be another's by now.
-            self.lock.check()
-            delete(self._bucket, [f"{self.staging.rest}/{name}"])
-        self.lock.renew()
-        in_threads(writes_at_once(), self._move, sorted(new.keys() - set(last)))
-        for name in last:
-            self._move(name)
-
-    def _check_copied(self, new: Inventory, name: str) -> None:
-        """Raises DestinationExistsError if this was put by somebody else, not copied by an earlier run."""
-        key = f"{self.staging.rest}/{name}"
-        is_linked = name in self.journal.linked  # has no mark of the plan
-        if name not in new or not (is_linked or mark(self._bucket, key) == self.purpose.plan):
-            raise taken(self._bucket, key)
-
-    def _move(self, name: str) -> None:
-        self.lock.check()
-        copy(self._bucket, f"{self._content}/{name}", f"{self.staging.rest}/{name}")
-
-    def conclude(self) -> None:
-        self.staging.conclude(self.journal, self.lock)
-        # Whoever takes over here finds that nothing is left to do.
-        self.lock.release()
-        self.journal.remove_last()
-
-
-def _small_first(found: Object) -> tuple[bool, int, int]:
-    name, status = found
-    return status.size > _SMALL, name.count("/"), status.size

@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores import blocks
-from ckpttools.stores.base import (
-    Costs,
-    DirEntry,
-    File,
-    FileKind,
-    LinkTrials,
-    Status,
-    Store,
-    Streams,
-    Traffic,
-)
+from ckpttools.stores.abilities import LinkTrials
+from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
+from ckpttools.stores.costs import Costs, Streams, Traffic
 from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects.client import (
     Access,

@@ -11,9 +11,10 @@ from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
-from ckpttools.stores.base import FAR, Costs, File, Store, Traffic
+from ckpttools.stores.base import File, Store
 from ckpttools.stores.blocks import Blocks
 from ckpttools.stores.contents import WrongLengthError
+from ckpttools.stores.costs import FAR, Costs, Traffic
 from ckpttools.stores.kept import Kept, is_document
 from ckpttools.stores.pace import MOST, USUAL, asked_for
 from ckpttools.stores.web.attempts import Attempts

@@ -18,8 +18,9 @@ from urllib.parse import quote, urlsplit
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
-from ckpttools.stores.base import DirEntry, File, Status, Streams, is_inside
+from ckpttools.stores.base import DirEntry, File, Status, is_inside
 from ckpttools.stores.contents import Content, Contents
+from ckpttools.stores.costs import Streams
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.sharing import Sharing
 from ckpttools.stores.web.client import joined

@@ -17,7 +17,7 @@ from ckpttools.run.events import Watch
 from ckpttools.stores.publishing import Sink
 
 
-def make(
+def run_task(
     plan: Plan,
     task: Task,
     files: Sink,

@@ -1,0 +1,231 @@
+"""A copy that is decided, and carrying it out: one part after the other, each visible when it is complete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ckpttools.copying.comparison import Comparison
+from ckpttools.copying.execute import check_part, copy_part, room_of
+from ckpttools.copying.part import FileGroup
+from ckpttools.copying.report import CopiedPart, CopyReport, Outcome
+from ckpttools.copying.room import Room
+from ckpttools.copying.selection import Selection
+from ckpttools.copying.target import CopyTarget
+from ckpttools.core.text import plural, some
+from ckpttools.run.memory import peak_bytes
+from ckpttools.stores.fetching import Observe
+from ckpttools.stores.pace import requesting
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import Published
+from ckpttools.stores.traffic import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What copying may take.
+
+    Attributes:
+        memory: bytes resident at most.
+        jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
+        workers: that suit the processors.
+        requests: reads under way at once in stores behind a network; None for as many as are found good.
+    """
+
+    memory: int
+    jobs: int | None
+    workers: int
+    requests: int | None
+
+    def jobs_between(self, source: Place, destination: Place) -> int:
+        """Jobs for copying from one place to another."""
+        streams, requests = destination.store.streams, source.store.costs.requests
+        return self.jobs or max(self.workers, requests or 0, streams.files if streams else 0)
+
+
+@dataclass(frozen=True)
+class PreparedCopy:
+    """A copy decided: what is copied is known and fits; nothing is written yet.
+
+    Attributes:
+        source: what is copied, as it was named.
+        target: where to.
+        selection: what is copied.
+        there: what of that is there already, by its name.
+        effort: what copying may take.
+        verify: whether all that was written is read again.
+        observe: called with the bytes copied so far and those to copy in all; None for nobody.
+        command: what the user typed, for whoever finds the work unfinished.
+    """
+
+    source: Place
+    target: CopyTarget
+    selection: Selection
+    there: Mapping[str, Comparison]
+    effort: Effort
+    verify: bool = False
+    observe: Observe | None = None
+    command: str = ""
+
+    @property
+    def destination(self) -> Place:
+        return self.target.place
+
+    @property
+    def report(self) -> CopyReport:
+        """What would be done."""
+        parts = tuple(self._there(part) or self._copied(part, "to be copied") for part in self._parts)
+        return self._report(parts, 0.0)
+
+    @property
+    def todo(self) -> tuple[FileGroup, ...]:
+        """The parts that are not there yet."""
+        return tuple(part for part in self._parts if part.name not in self.there)
+
+    @property
+    def _parts(self) -> tuple[FileGroup, ...]:
+        return tuple(self.selection.parts)
+
+    @property
+    def _adds_commits(self) -> bool:
+        # Where there is no rename, Orbax goes by these files.
+        return self.destination.store.streams is not None
+
+    def run(self, observe: Observe | None = None) -> CopyReport:
+        """Copies.
+
+        Args:
+            observe: called with the bytes copied so far and those to copy in all, in place of `self.observe`;
+                the first call has 0.
+
+        Raises:
+            CheckpointError: reading or writing fails. Parts that are complete stay; the same call goes on.
+        """
+        with requesting(self.effort.requests), counted() as traffic:
+            report = self._run(observe or self.observe)
+            return replace(report, traffic=traffic())
+
+    def _run(self, observe: Observe | None) -> CopyReport:
+        started, tally = time.monotonic(), _Tally(sum(part.nbytes for part in self.todo), observe)
+        self._copy_small()
+        done: list[CopiedPart] = []
+        published: Published | None = None
+        for part in self._parts:
+            there = self._there(part)
+            if there is not None:
+                done.append(there)
+                continue
+            made = copy_part(
+                part,
+                self.target.of(part),
+                self._room(part),
+                overwrite=self.target.overwrite,
+                check_replaced=partial(self.target.check_replaced, part),
+                verify=self.verify,
+                add_commits=self._adds_commits,
+                command=self.command,
+                observe=tally,
+            )
+            published = made.published
+            done.append(
+                self._copied(part, "copied", made.bytes_resumed, made.bytes_by_store, made.bytes_verified)
+            )
+        return replace(self._report(tuple(done), time.monotonic() - started), published=published)
+
+    def check(self) -> None:
+        """Raises what would stop `run` before it writes anything."""
+        for part in self.todo:
+            self._room(part)
+            check_replaced = partial(self.target.check_replaced, part)
+            check_part(part, self.target.of(part), self.target.overwrite, check_replaced)
+
+    def _room(self, part: FileGroup) -> Room:
+        place = self.target.of(part)
+        return room_of(part, place, self.effort.memory, self.effort.jobs_between(part.source, place))
+
+    def _copy_small(self) -> None:
+        """Files beside the steps: each has its name once it is complete."""
+        for name, source in self.selection.small.items():
+            content, place = source.read_bytes(), self.destination / name
+            if not place.exists() or place.read_bytes() != content:
+                place.put(content)
+
+    def _there(self, part: FileGroup) -> CopiedPart | None:
+        found = self.there.get(part.name)
+        if found is None:
+            return None
+        return self._copied(part, "there already", bytes_verified=found.bytes_compared)
+
+    def _copied(
+        self,
+        part: FileGroup,
+        outcome: Outcome,
+        bytes_resumed: int = 0,
+        bytes_by_store: int = 0,
+        bytes_verified: int = 0,
+    ) -> CopiedPart:
+        added = part.missing_commits if self._adds_commits and outcome != "there already" else ()
+        return CopiedPart(
+            part.name,
+            part.step,
+            outcome,
+            len(part.files),
+            part.nbytes,
+            bytes_resumed,
+            bytes_by_store,
+            bytes_verified,
+            added,
+        )
+
+    def _remarks(self, parts: Iterable[CopiedPart]) -> Iterator[str]:
+        added = [name for part in parts for name in part.commits_added]
+        if added:
+            yield (
+                f"{plural(len(added), 'commit file')} added ({some(added)}) that the source lacks: on gs:// "
+                "Orbax takes no step and no item for finished without them"
+            )
+        if self.selection.small:
+            yield f"also copied: {', '.join(self.selection.small)}"
+        unsure = [part.source for part in self._parts if not _lists_all(part.source)]
+        if unsure:
+            yield (
+                f"the server does not list what is in {unsure[0]}: only files that the index names, and "
+                "files with the usual names of a model, are copied"
+            )
+
+    def _report(self, parts: tuple[CopiedPart, ...], seconds: float) -> CopyReport:
+        new = [part for part in parts if part.outcome != "there already"]
+        return CopyReport(
+            str(self.source.absolute()),
+            self.destination,
+            parts,
+            self.selection.left_out,
+            tuple(self._remarks(parts)),
+            sum(part.files for part in new),
+            sum(part.bytes for part in new),
+            seconds,
+            peak_bytes(),
+        )
+
+
+@dataclass
+class _Tally:
+    """Adds up what is copied."""
+
+    total: int
+    observe: Observe | None
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self(0)
+
+    def __call__(self, nbytes: int) -> None:
+        self.done += nbytes
+        if self.observe is not None:
+            self.observe(self.done, self.total)
+
+
+def _lists_all(place: Place) -> bool:
+    return place.store.lists_all(place.key)

@@ -1,0 +1,120 @@
+"""Grids of zarr chunks that have blocks, or even parts of them, as chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ckpttools.codecs.base import CodecSpec
+from ckpttools.core.region import Shape, ceil_div
+from ckpttools.formats.blocks import Atom, Axis, Blocks, Stretch, shifts_of, sums
+
+# A block is cut into at most so many times more parts than necessary, to have even ones.
+_MOST_UNEVEN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Blocks, or parts of them, as the chunks of a zarr array.
+
+    Attributes:
+        blocks: they.
+        pieces: for each atom of each axis how many of its coordinates a chunk has.
+        chunk: shape of the grid's cells.
+        codecs: as zarr v3 lists them.
+        is_in_order: whether the elements of a chunk are in C order.
+    """
+
+    blocks: Blocks
+    pieces: Sequence[Sequence[int]]
+    chunk: Shape
+    codecs: tuple[CodecSpec, ...]
+    is_in_order: bool
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return prod(ceil_div(atom.length, piece) for atom, piece in self._atoms)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one chunk's elements."""
+        return prod(self.chunk) * self.blocks.itemsize
+
+    def places(self) -> Iterator[Stretch]:
+        """Where each chunk is, in C order of the grid."""
+        plain, nbytes = self.blocks.chain.is_plain, self.nbytes
+        for block, start in sums([shifts_of(atom, piece) for atom, piece in self._atoms]):
+            source, offset, stored = self.blocks.place(block, start)
+            yield source, offset, nbytes if plain else stored
+
+    @property
+    def _atoms(self) -> Iterator[tuple[Atom, int]]:
+        for axis, pieces in zip(self.blocks.axes, self.pieces, strict=True):
+            yield from zip(axis, pieces, strict=True)
+
+
+def chunks_of(blocks: Blocks, largest: int) -> Chunks | None:
+    """The grid that has these blocks, or even parts of them, as chunks; None where there is none.
+
+    Args:
+        blocks: of an array.
+        largest: bytes from which on blocks are cut, where they are plain and can be cut evenly.
+    """
+    pieces = _pieces(blocks, largest)
+    spans = [_span(axis, lengths) for axis, lengths in zip(blocks.axes, pieces, strict=True)]
+    chunk = tuple(span[0] for span in spans if span is not None)
+    if len(chunk) < len(spans):
+        return None
+    strides = {axis: span[1] for axis, span in enumerate(spans) if span is not None and span[0] > 1}
+    solid = sorted(strides, key=strides.__getitem__, reverse=True)
+    rest = [axis for axis in range(len(chunk)) if axis not in strides]
+    order = tuple(range(len(chunk))) if solid == sorted(solid) else (*rest, *solid)
+    codecs = blocks.chain.spelled(chunk, order)
+    if codecs is None:
+        return None
+    return Chunks(blocks, pieces, chunk, codecs, order == tuple(range(len(order))))
+
+
+def _pieces(blocks: Blocks, largest: int) -> list[list[int]]:
+    """For each atom how many of its coordinates a chunk has: as many as lie together in memory."""
+    pieces = [[atom.cell for atom in axis] for axis in blocks.axes]
+    if not blocks.chain.is_plain:
+        return pieces
+    numbered = [(atom, axis, k) for axis, atoms in enumerate(blocks.axes) for k, atom in enumerate(atoms)]
+    run, slowest = 1, None
+    for atom, axis, k in sorted((each for each in numbered if each[0].cell > 1), key=_by_stride):
+        if atom.stride == run:
+            run, slowest = run * atom.cell, (axis, k)
+        else:
+            # There is something else in between: each coordinate is a chunk.
+            pieces[axis][k] = 1
+    if slowest is not None:
+        axis, k = slowest
+        pieces[axis][k] = _even_part(pieces[axis][k], ceil_div(run * blocks.itemsize, largest))
+    return pieces
+
+
+def _by_stride(each: tuple[Atom, int, int]) -> int:
+    return each[0].stride
+
+
+def _even_part(length: int, least: int) -> int:
+    """The length divided by the first number from `least` on that divides it, or not at all."""
+    counts = range(least, min(length, _MOST_UNEVEN * least) + 1)
+    return length // next((count for count in counts if length % count == 0), 1)
+
+
+def _span(axis: Axis, pieces: Sequence[int]) -> tuple[int, int] | None:
+    """Length of a chunk along an axis and its stride in memory; None where chunks are not an even grid."""
+    length, stride, is_whole = 1, 1, True
+    for number, (atom, piece) in reversed(list(enumerate(zip(axis, pieces, strict=True)))):
+        if piece > 1:
+            if not is_whole or (length > 1 and atom.stride != stride * length):
+                return None
+            stride = stride if length > 1 else atom.stride
+        if atom.length % piece and number > 0:
+            return None
+        length, is_whole = length * piece, is_whole and piece == atom.length
+    return length, stride

@@ -1,0 +1,50 @@
+"""The blocks of arrays that are made of stored ones by moving no element."""
+
+from __future__ import annotations
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked, Relayout, Stack, Stored, Take, Window
+from ckpttools.formats.blocks import Blocks, blocks_of_grid, blocks_of_stored, stacked
+from ckpttools.formats.orbax.arrays import Grid
+
+
+class Finder:
+    """Sees arrays as blocks; those that many are taken from are looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Blocks | None] = {}
+
+    def blocks(self, array: LazyArray) -> Blocks | None:
+        """The array as blocks; None where its elements are not to be found in files as they are."""
+        match array:
+            case Stored():
+                return blocks_of_stored(array)
+            case Chunked(part=Grid() as grid):
+                return blocks_of_grid(grid)
+            case Stack(parts=parts):
+                found = [self.blocks(part) for part in parts]
+                alike = [each for each in found if each is not None]
+                return stacked(alike, array.axis) if len(alike) == len(found) else None
+            case Take() | Relayout() | Window():
+                return self._moved(array, self._shared(array.source))
+            case _:
+                return None
+
+    def _moved(self, array: Take | Relayout | Window, inner: Blocks | None) -> Blocks | None:
+        if inner is None:
+            return None
+        match array:
+            case Take(axis=axis, index=index):
+                return inner.taken(axis, index)
+            case Window(start=start):
+                return inner.windowed(start, array.shape)
+            case Relayout():
+                return inner.relaid(array.split, array.order, array.merge)
+
+    def _shared(self, array: LazyArray) -> Blocks | None:
+        """The blocks of an array that others may be made of, too."""
+        if isinstance(array, Stored):
+            return blocks_of_stored(array)
+        if id(array) not in self._known:
+            self._known[id(array)] = self.blocks(array)
+        return self._known[id(array)]

@@ -1,0 +1,62 @@
+"""What people find under the name of a safetensors file, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from ckpttools.core.errors import CheckpointError, FormatError
+
+# (Its start, what it is, what to do.)
+_DISGUISES = (
+    (
+        rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|\?xml)",
+        "a web page",
+        "the download returned a web page: log in or pass an access token, then fetch the file again",
+    ),
+    (rb"GGUF", "a GGUF file", "fetch the safetensors files of this model; GGUF cannot be read"),
+    (
+        rb"PK",
+        "a zip archive, as torch.save writes it",
+        "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file",
+    ),
+    (
+        rb"\x80[\x02-\x05][^\0]",
+        "a pickle, as torch.save wrote it in former times",
+        "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file",
+    ),
+    (
+        rb"\s*[{\[]",
+        "a JSON text",
+        "look into it: it is an index or configuration, or a server's error message in place of the file",
+    ),
+    (
+        rb"\0{8}",
+        "a file that starts with zeros",
+        "the download reserved the space and did not fill it: fetch it again",
+    ),
+)
+
+
+def refuse_disguise(
+    head: bytes, place: str, kind: type[CheckpointError] = FormatError, wanted: str = "a safetensors file"
+) -> None:
+    """Raises an error of `kind` if a file that starts with `head` is something known that is not `wanted`."""
+    if head.startswith(b"version https://git-lfs"):
+        _refuse_pointer(head, place, kind)
+    for start, what, hint in _DISGUISES:
+        if re.match(start, head):
+            got = f"a file that starts with {head[:24]!r}"
+            raise kind(f"this is {what}, not {wanted}", place=place, got=got, wanted=wanted, hint=hint)
+
+
+def _refuse_pointer(head: bytes, place: str, kind: type[CheckpointError]) -> NoReturn:
+    size = re.search(rb"^size (\d+)$", head, re.MULTILINE)
+    real = f"of {size[1].decode()} bytes" if size else "that the pointer stands for"
+    raise kind(
+        "this is a Git LFS pointer, not the file itself",
+        place=place,
+        got="the text of the pointer",
+        wanted=f"the file {real}",
+        hint="run `git lfs pull` in that repository, or download the file with `hf download`",
+    )

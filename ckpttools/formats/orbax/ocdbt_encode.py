@@ -1,0 +1,192 @@
+"""The bytes of an OCDBT index; `ckpttools.formats.orbax.ocdbt_read` is the inverse."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
+
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.formats.orbax.ocdbt import (
+    CONFIG,
+    HEADER,
+    LEAST_FRAME,
+    MANIFEST_MAGIC,
+    MAX_END,
+    MAX_INLINE_VALUE,
+    MAX_KEY,
+    MAX_NODE_ENTRIES,
+    MISSING,
+    NODE_MAGIC,
+    Entry,
+    Extent,
+    KeyedEntries,
+    check_path,
+    crc32c,
+    path_bytes,
+)
+
+_SMALL = [bytes([number]) for number in range(128)]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedIndex:
+    """An index as bytes: `manifest` goes to `manifest.ocdbt`, `nodes` to the node file."""
+
+    manifest: bytes
+    nodes: bytes
+    num_nodes: int
+    height: int
+
+
+def encode(
+    entries: KeyedEntries,
+    node_file: str,
+    *,
+    node_entries: int = 5000,
+    uuid: bytes | None = None,
+    commit_time_ns: int = 0,
+) -> EncodedIndex:
+    """The index of `entries`, with all tree nodes in one file: leaves first, root last.
+
+    Args:
+        entries: keys and what they stand for, in any order, each key once.
+        node_file: path of the node file, relative to the root of the database.
+        node_entries: most entries of one node.
+        uuid: 16 bytes; made from the content unless given, so that equal input gives equal bytes.
+        commit_time_ns: nanoseconds since 1970 that the one version carries.
+    """
+    _check_call(node_file, node_entries, uuid)
+    out, height, table = bytearray(), 0, _table([node_file])
+    items, most = _ordered(entries), node_entries
+    only, starts = len(items) <= most, range(0, len(items), most)
+    level = [_add_leaf(out, items[start : start + most], only) for start in starts]
+    num_nodes = len(level)
+    while len(level) > 1:
+        height += 1
+        head, only = bytes([height]) + table, len(level) <= most
+        groups = [level[start : start + most] for start in range(0, len(level), most)]
+        level = [_add_interior(out, group, only, head) for group in groups]
+        num_nodes += len(level)
+    nodes = bytes(out)
+    uuid = uuid or hashlib.sha256(table + nodes).digest()[:16]
+    root = level[0].numbers if level else (MISSING, MISSING, 0, 0, 0)
+    version = _varints([1, 1, height, 0, *root]) + struct.pack("<Q", commit_time_ns)
+    table = table if level else _table([""])
+    body = uuid + b"\0" + _varints(CONFIG) + table + version + b"\0"  # no older versions
+    return EncodedIndex(_frame(MANIFEST_MAGIC, body), nodes, num_nodes, height)
+
+
+class _Child(NamedTuple):
+    """An encoded node: the keys it begins and ends with, and what its parent states of it."""
+
+    first: bytes
+    last: bytes
+    numbers: tuple[int, ...]  # offset, length, keys, bytes of its tree, bytes out of line
+
+
+def _add(out: bytearray, body: bytes, first: bytes, last: bytes, *sums: int) -> _Child:
+    (keys, tree, values), node, offset = sums, _frame(NODE_MAGIC, body), len(out)
+    out += node
+    numbers = offset, len(node), keys, tree + len(node), min(values, MISSING)
+    return _Child(first, last, numbers)
+
+
+def _add_leaf(out: bytearray, items: Sequence[tuple[bytes, Entry]], root: bool) -> _Child:
+    first, last = items[0][0], items[-1][0]
+    implied = 0 if root else _common(first, last)
+    keys, entries = [key[implied:] for key, _ in items], [entry for _, entry in items]
+    extents = [entry for entry in entries if isinstance(entry, Extent)]
+    files = sorted({extent.file for extent in extents}, key=path_bytes)
+    ids = {file: number for number, file in enumerate(files)}
+    columns = [
+        b"\0" + _table(files) + _varint(len(keys)) + _strings(keys),
+        _varints(e.length if isinstance(e, Extent) else len(e) for e in entries),
+        bytes(isinstance(entry, Extent) for entry in entries),
+        _varints(ids[extent.file] for extent in extents),
+        _varints(extent.offset for extent in extents),
+        *(entry for entry in entries if isinstance(entry, bytes)),
+    ]
+    total = sum(extent.length for extent in extents)
+    return _add(out, b"".join(columns), first, last, len(keys), 0, total)
+
+
+def _add_interior(out: bytearray, children: Sequence[_Child], root: bool, head: bytes) -> _Child:
+    first, last = children[0].first, children[-1].last
+    implied = 0 if root else _common(first, last)
+    keys = [child.first[implied:] for child in children]
+    shared = [_common(c.first, c.last) - implied for c in children]
+    numbers = list(zip(*(child.numbers for child in children), strict=True))
+    columns = [head, _varint(len(keys)), _strings(keys, shared), bytes(len(keys))]  # all in file 0
+    body = b"".join(columns + list(map(_varints, numbers)))
+    return _add(out, body, first, last, *map(sum, numbers[2:]))
+
+
+def _table(files: Sequence[str]) -> bytes:
+    paths = list(map(path_bytes, files))
+    return _varint(len(paths)) + _strings(paths, [0] * len(paths))
+
+
+def _strings(strings: Sequence[bytes], third: Sequence[int] = ()) -> bytes:
+    """Prefix-compressed strings; `third` is the column that paths and interior keys add."""
+    prefixes = [_common(a, b) for a, b in pairwise(strings)]
+    suffixes = [*strings[:1], *(s[n:] for s, n in zip(strings[1:], prefixes, strict=True))]
+    lengths = _varints(prefixes) + _varints(map(len, suffixes))
+    return lengths + _varints(third) + b"".join(suffixes)
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """Length of the longest common prefix."""
+    size = min(len(a), len(b))
+    differing = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
+    return size - (differing.bit_length() + 7) // 8
+
+
+def _frame(magic: bytes, body: bytes) -> bytes:
+    data = HEADER.pack(magic, LEAST_FRAME + len(body)) + b"\0\0" + body
+    return data + crc32c(data).to_bytes(4, "little")
+
+
+def _varints(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(_varint, numbers))
+
+
+def _varint(number: int) -> bytes:
+    if number < 128:
+        return _SMALL[number]
+    groups = [number >> shift & 127 | 128 for shift in range(0, number.bit_length(), 7)]
+    return bytes([*groups[:-1], groups[-1] & 127])
+
+
+def _ordered(entries: KeyedEntries) -> list[tuple[bytes, Entry]]:
+    items = sorted(entries, key=itemgetter(0))
+    for file in {entry.file for _, entry in items if isinstance(entry, Extent)}:
+        check_path(file)
+    for key, entry in items:
+        _check_entry(key, entry)
+    for (key, _), (following, _) in pairwise(items):
+        if key == following:
+            raise FormatError(f"The key {key!r} occurs twice.", hint="give every key one entry")
+    return items
+
+
+def _check_entry(key: bytes, entry: Entry) -> None:
+    start, size, most = 0, len(entry) if isinstance(entry, bytes) else 0, MAX_INLINE_VALUE
+    if isinstance(entry, Extent):
+        start, size, most = entry.offset, entry.length, MAX_END
+    if len(key) > MAX_KEY or min(start, size) < 0 or start + size > most:
+        got = f"key of {len(key)} bytes, value from {start}, {size} bytes"
+        wanted = f"key of at most {MAX_KEY} bytes, value from 0 to {most}"
+        raise FormatError("No index can hold this entry.", place=key[:80], got=got, wanted=wanted)
+
+
+def _check_call(node_file: str, node_entries: int, uuid: bytes | None) -> None:
+    check_path(node_file)
+    if not 2 <= node_entries <= MAX_NODE_ENTRIES or len(uuid or bytes(16)) != 16:
+        got = f"{node_entries} entries, uuid {uuid!r}"
+        wanted = f"2 to {MAX_NODE_ENTRIES} entries in a node, a uuid of 16 bytes"
+        raise UsageError("No index can be made so.", got=got, wanted=wanted)

@@ -1,0 +1,278 @@
+"""Reading an OCDBT index, whatever its bytes; `ckpttools.formats.orbax.ocdbt_encode` is the inverse."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import NoReturn
+
+from ckpttools.core.errors import FormatError
+from ckpttools.core.wording import option
+from ckpttools.formats.orbax.ocdbt import (
+    CONFIG,
+    HEADER,
+    LEAST_FRAME,
+    MANIFEST,
+    MANIFEST_MAGIC,
+    MAX_END,
+    MAX_INDEX_BYTES,
+    MISSING,
+    MOST_EXPANDED,
+    NODE_MAGIC,
+    Entry,
+    Extent,
+    KeyedEntries,
+    check_path,
+    crc32c,
+)
+
+_STRING_BYTES = 256  # beside its characters: objects, and its entry in a map
+_DECOMPRESSED_AT_ONCE = 1 << 20
+_DAMAGED = "the file is damaged or was not written completely; restore it from another copy"
+
+Fetch = Callable[[str, int, int | None], bytes]
+
+
+def read(fetch: Fetch, max_bytes: int = MAX_INDEX_BYTES) -> dict[bytes, Entry]:
+    """The whole index of the newest version, keys in order.
+
+    Args:
+        fetch: `fetch(file, offset, length)` returns bytes of a file, to its end if length is None.
+        max_bytes: memory that the index may take, where that is more than its size on disk accounts for.
+
+    Raises:
+        FormatError: it is damaged, or would take more.
+    """
+    reader = _Reader(fetch, max_bytes)
+    body = reader.open(fetch(MANIFEST, 0, None), MANIFEST_MAGIC, MANIFEST)
+    root, height = _root(body)
+    entries = list(reader.walk(root, height, b"")) if root else []
+    index = dict(entries)
+    if len(index) != len(entries):
+        got = f"{len(entries)} entries, {len(index)} keys"
+        body.fail("A key occurs twice.", got, "every key once")
+    return index
+
+
+# A file or node, and what the paths in the data file tables of nodes in it start with.
+_File = tuple[str, bytes]
+_Node = tuple[Extent, bytes]
+
+
+class _Body:
+    """A cursor over the bytes of a manifest or node."""
+
+    def __init__(self, data: bytes, place: str, charge: Callable[[_Body, int], None] | None = None) -> None:
+        self.data, self.place, self.position = data, place, 0
+        self._charge = charge
+
+    def charge(self, nbytes: int) -> None:
+        """Says that so much memory is about to be taken; refused if that is too much."""
+        if self._charge is not None:
+            self._charge(self, nbytes)
+
+    def fail(self, message: str, got: object, wanted: object, hint: str = _DAMAGED) -> NoReturn:
+        raise FormatError(message, place=self.place, got=got, wanted=wanted, hint=hint)
+
+    def take(self, count: int) -> bytes:
+        taken = self.data[self.position : self.position + count]
+        if len(taken) < count:
+            self.fail("The data ends inside a field.", f"{len(taken)} bytes", f"{count} bytes")
+        self.position += count
+        return taken
+
+    def varint(self) -> int:
+        number, chunk = 0, self.data[self.position : self.position + 10]
+        for index, byte in enumerate(chunk):
+            number |= (byte & 127) << 7 * index
+            if byte < 128:
+                self.position += index + 1
+                break
+        else:
+            self.fail("A varint runs past the end.", f"{len(chunk)} bytes", "a byte below 128")
+        return number
+
+    def varints(self, count: int) -> list[int]:
+        chunk = self.data[self.position : self.position + count]
+        if len(chunk) == count and chunk.isascii():  # every number is below 128
+            self.position += count
+            return list(chunk)
+        return [self.varint() for _ in range(count)]
+
+    def known(self, what: str, number: int, names: Sequence[str]) -> int:
+        if number >= len(names):
+            wanted = " or ".join(f"{index} ({name})" for index, name in enumerate(names))
+            self.fail(f"This {what} is unknown.", number, wanted)
+        return number
+
+
+class _Reader:
+    """Reads nodes, each of them once, as long as there is memory for what they hold."""
+
+    def __init__(self, fetch: Fetch, max_bytes: int) -> None:
+        self._fetch, self._max_bytes = fetch, max_bytes
+        self._stored = self._taken = 0
+        # For each file the byte ranges of nodes that were read, in order: start, end, start, end, …
+        self._visited: dict[str, list[int]] = defaultdict(list)
+
+    def open(self, data: bytes, magic: bytes, place: str) -> _Body:
+        """Checks the frame and returns its body, decompressed."""
+        self._stored += len(data)
+        frame = _Body(data, place, self._charge)
+        _check(frame, magic)
+        frame.take(HEADER.size)
+        frame.known("format version", frame.varint(), ["the only one"])
+        method = frame.known("compression", frame.varint(), ["none", "zstd"])
+        body = data[frame.position : -4]
+        frame.charge(len(body))
+        return _Body(_decompressed(frame, body) if method else body, place, self._charge)
+
+    def _charge(self, body: _Body, nbytes: int) -> None:
+        self._taken += nbytes
+        most = max(self._max_bytes, MOST_EXPANDED * self._stored)
+        if self._taken > most:
+            got, wanted = f"more than {most} bytes out of {self._stored}", f"at most {most} bytes"
+            larger = f"a larger {option('max_index_bytes')} than {self._max_bytes}"
+            hint = f"if the checkpoint is trusted, pass {larger}"
+            body.fail("The index takes too much memory.", got, wanted, hint)
+
+    def walk(self, node: _Node, height: int, prefix: bytes) -> KeyedEntries:
+        """Everything below `node`, whose keys all start with `prefix`."""
+        extent, base = node
+        file, start, length = extent.file, extent.offset, extent.length
+        self._visit(extent)
+        body = self.open(self._fetch(file, start, length), NODE_MAGIC, f"{file}:{start}:{length}")
+        if (got := body.take(1)[0]) != height:
+            body.fail("The node has another height than its parent says.", got, height)
+        files, count = _read_table(body, base), body.varint()
+        body.charge(count * len(prefix))
+        if height == 0:
+            return _read_leaf(body, files, count, prefix)
+        children = _read_interior(body, files, count)
+        walks = (self.walk(child, height - 1, prefix + more) for child, more in children)
+        return chain.from_iterable(walks)
+
+    def _visit(self, node: Extent) -> None:
+        """Refuses a node with bytes of one that was read: it is its own ancestor, or has two parents."""
+        ranges, start, end = self._visited[node.file], node.offset, node.offset + node.length
+        place = bisect(ranges, start)
+        if place % 2 or any(following < end for following in ranges[place : place + 1]):
+            raise FormatError(
+                "Two parts of the tree are the same bytes.",
+                place=f"{node.file}:{start}:{node.length}",
+                got="a node that is reached twice",
+                wanted="a tree",
+                hint=_DAMAGED,
+            )
+        ranges[place:place] = [start, end]
+
+
+def _decompressed(frame: _Body, data: bytes) -> bytes:
+    """The content of a zstd frame, charged before it is kept."""
+    import zstandard
+
+    reader, parts = zstandard.ZstdDecompressor().stream_reader(data), []
+    try:
+        while part := reader.read(_DECOMPRESSED_AT_ONCE):
+            frame.charge(len(part))
+            parts.append(part)
+    except zstandard.ZstdError as error:
+        frame.fail("The zstd data cannot be decompressed.", error, "one zstd frame")
+    return b"".join(parts)
+
+
+def _check(frame: _Body, magic: bytes) -> None:
+    got, start = len(frame.data), frame.data[:4]
+    if not magic.startswith(start):
+        kind = "manifest" if magic == MANIFEST_MAGIC else "B+tree node"
+        frame.fail(f"This is not an OCDBT {kind}.", f"magic {start.hex()}", f"magic {magic.hex()}")
+    length = HEADER.unpack_from(frame.data)[1] if got >= LEAST_FRAME else LEAST_FRAME
+    if got != length:
+        what = "is truncated" if got < length else "is longer than its header says"
+        frame.fail(f"The data {what}.", f"{got} bytes", f"{length} bytes")
+    stored, actual = int.from_bytes(frame.data[-4:], "little"), crc32c(frame.data[:-4])
+    if stored != actual:
+        frame.fail("The CRC-32C does not match.", f"{actual:#010x}", f"{stored:#010x}")
+
+
+def _root(body: _Body) -> tuple[_Node | None, int]:
+    """The root of the newest version, None if that is empty, and its height."""
+    body.take(16)
+    if body.known("kind of manifest", body.varint(), ["single", "numbered"]):
+        fault = "This kind of manifest is not one that checkpoints use."
+        body.fail(fault, "numbered (kind 1)", "single (kind 0)", "copy it into a new database")
+    body.varints(len(CONFIG) - 1)
+    body.take(4 * body.known("configured compression", body.varint(), ["none", "zstd"]))
+    files, count = _read_table(body, b""), body.varint()
+    if count == 0:
+        body.fail("The manifest has no version.", 0, "at least one")
+    body.charge(count * _STRING_BYTES)
+    body.varints(count)
+    height = body.take(count)[-1]
+    root = [body.varints(count)[-1] for _ in range(3)]
+    return (None if root[1:] == [MISSING] * 2 else _node(body, files, *root)), height
+
+
+def _read_leaf(body: _Body, files: list[_File], count: int, prefix: bytes) -> KeyedEntries:
+    keys, _ = _read_strings(body, count)
+    lengths, kinds = body.varints(count), body.take(count)
+    body.known("kind of value", max(kinds, default=0), ["inline", "out of line"])
+    numbers, offsets = (iter(body.varints(sum(kinds))) for _ in range(2))
+    entries = [
+        _node(body, files, next(numbers), next(offsets), length)[0] if kind else body.take(length)
+        for length, kind in zip(lengths, kinds, strict=True)
+    ]
+    if left := len(body.data) - body.position:
+        body.fail("Bytes follow the last column.", f"{left} bytes", "none")
+    return zip([prefix + key for key in keys], entries, strict=True)
+
+
+def _read_interior(body: _Body, files: list[_File], count: int) -> Iterable[tuple[_Node, bytes]]:
+    """The children in order, each with the prefix that the keys below it omit."""
+    keys, shared = _read_strings(body, count, third=True)
+    places = list(zip(*(body.varints(count) for _ in range(3)), strict=True))
+    body.varints(3 * count)
+    starts = [key[:length] for key, length in zip(keys, shared, strict=True)]
+    return zip([_node(body, files, *place) for place in places], starts, strict=True)
+
+
+def _node(body: _Body, files: list[_File], number: int, offset: int, length: int) -> _Node:
+    if number >= len(files):
+        wanted = f"below {len(files)}, the size of the table"
+        body.fail("A data file id is not in the table of data files.", number, wanted)
+    if offset + length > MAX_END:
+        body.fail("A byte range has no end.", f"{offset} + {length}", f"at most {MAX_END}")
+    path, base = files[number]
+    return Extent(path, offset, length), base
+
+
+def _read_table(body: _Body, base: bytes) -> list[_File]:
+    count = body.varint()
+    body.charge(count * len(base))
+    paths, lengths = _read_strings(body, count, third=True)
+    rows = zip(paths, lengths, strict=True)
+    files = [((base + path).decode(errors="surrogateescape"), base + path[:length]) for path, length in rows]
+    for path, _ in filter(itemgetter(0), files):
+        check_path(path, body.place)
+    return files
+
+
+def _read_strings(body: _Body, count: int, third: bool = False) -> tuple[list[bytes], list[int]]:
+    """What `_strings` writes."""
+    body.charge(count * _STRING_BYTES)
+    prefixes = [0, *body.varints(max(count - 1, 0))][:count]
+    suffixes, thirds = body.varints(count), body.varints(count if third else 0)
+    body.charge(sum(prefixes) + sum(suffixes))
+    strings, last = [], b""
+    for prefix, suffix in zip(prefixes, suffixes, strict=True):
+        if prefix > len(last):
+            body.fail("A shared prefix is longer than the string before.", prefix, len(last))
+        last = last[:prefix] + body.take(suffix)
+        strings.append(last)
+    for string, length in zip(strings, thirds, strict=False):
+        if length > len(string):
+            body.fail("A prefix is longer than its string.", length, f"at most {len(string)}")
+    return strings, thirds

@@ -1,0 +1,42 @@
+"""What tells one run from another, and what is said of its source."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from ckpttools.array.fingerprint import Identify, identity
+from ckpttools.formats.base import Writer
+from ckpttools.plan.plan import Plan
+from ckpttools.stores.registry import parse
+
+
+def fingerprint(
+    plan: Plan,
+    writer: Writer,
+    identify: Identify = identity,
+    said: Callable[[str], str] = lambda text: text,
+) -> str:
+    """The same for two runs that make the same files of the same sources by the same tasks.
+
+    Args:
+        plan, writer: the run.
+        identify: says which file a source is.
+        said: a text that may name places, as it is to count.
+    """
+    metadata = plan.tree.metadata
+    leaves = [(path, leaf) for path, leaf in plan.tree.items() if path not in plan.tree.arrays]
+    marks = sorted(map(repr, metadata.scalars)), metadata.key_impls
+    rest = writer, leaves, metadata.step, metadata.item, marks
+    return hashlib.sha256(f"{plan.fingerprint(identify)} {said(repr(rest))}".encode()).hexdigest()
+
+
+def source_of(plan: Plan) -> str:
+    """What is converted, for messages: where it was opened, or where all its files lie."""
+    if plan.tree.metadata.place:
+        return str(parse(plan.tree.metadata.place).absolute())
+    directories = {parse(source.path).absolute().parent for source in plan.sources}
+    common = min(directories, default=None)
+    while common is not None and not all(common in (each, *each.parents) for each in directories):
+        common = None if common == common.parent else common.parent
+    return "" if common is None else str(common)

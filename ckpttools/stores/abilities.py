@@ -1,0 +1,138 @@
+"""What a store can do beyond being read: it says so by having the methods of one of these protocols.
+
+There are more beside what they are about: `ckpttools.stores.contents.ListsContents`,
+`ckpttools.stores.fetching.Fetches`, `ckpttools.stores.sharing.Shares`, and
+`ckpttools.stores.publishing.Publishes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from ckpttools.stores.base import File, Status
+
+
+@runtime_checkable
+class Puts(Protocol):
+    """A store that takes whole files."""
+
+    def put(self, key: str, content: bytes) -> None:
+        """Writes a small file that has its key only once it is complete, and is durable then; also its
+        directories, if need be.
+
+        Raises:
+            StorageError, NoSpaceError: it cannot be written; what had the key keeps it.
+        """
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """A store in which files that nobody reads yet are written at any offset: what grows in a `Staging`."""
+
+    def write(self, key: str, content: bytes) -> None:
+        """Writes a small file, in directories that are made if need be; durable when it is published.
+
+        Raises:
+            StorageError, NoSpaceError: it cannot be written.
+        """
+
+    def write_at(self, key: str, offset: int, content: bytes) -> None:
+        """Writes into a file that is there; errors as `write`."""
+
+
+@runtime_checkable
+class Walks(Protocol):
+    """A store that lists all below a key at less cost than directory by directory."""
+
+    def walk(self, key: str) -> Iterator[tuple[str, Status]]:
+        """Each file below a key: the rest of its key, and what it is. Errors as `Store.list`."""
+
+
+class PendingUpload(NamedTuple):
+    """An object that is uploaded in parts, and not there yet.
+
+    Attributes:
+        key: that it will have.
+        upload: what the store calls it.
+        begun: when, in seconds since 1970.
+    """
+
+    key: str
+    upload: str
+    begun: float
+
+
+@runtime_checkable
+class KeepsUploads(Protocol):
+    """A store that keeps the parts of uploads until somebody ends or aborts these."""
+
+    def uploads(self, key: str) -> Sequence[PendingUpload]:
+        """Those to objects below a key. Raises StorageError where they cannot be listed."""
+
+    def abort(self, uploads: Iterable[PendingUpload]) -> None:
+        """Gives them up, also such as have ended. Raises StorageError where that fails."""
+
+    def upload_rule(self, key: str) -> str:
+        """The command that has the store abort them, those of the whole bucket, after a day."""
+
+
+@runtime_checkable
+class Forgets(Protocol):
+    """A store that remembers what it was told, to ask less."""
+
+    def forget(self, key: str) -> None:
+        """Asks again for what is at a key."""
+
+
+@runtime_checkable
+class Renames(Protocol):
+    """A store in which a file, or a directory with all below it, gets another key in one step."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Gives what has one key another, which nothing has.
+
+        Raises:
+            StorageError: it cannot be done.
+        """
+
+
+@runtime_checkable
+class Pins(Protocol):
+    """A store in which what is at a key has a name that never means something else."""
+
+    def pinned(self, key: str) -> str | None:
+        """That name, with the scheme; None where it is not known."""
+
+
+@runtime_checkable
+class Links(Protocol):
+    """A store in which a file gets a second key without its bytes being moved by this process."""
+
+    def trials(self, key: str) -> LinkTrials:
+        """What finds out whether files can be linked below a key, where nothing may be yet."""
+
+    def link(self, source: File, key: str) -> bool:
+        """Gives a file another key, too, unless it has it already; what has that key is replaced.
+
+        Returns:
+            Whether that was done; False where the store refuses it.
+
+        Raises:
+            SourceChangedError, FormatError: the file is not what it was when it was opened.
+            StorageError, NoSpaceError: anything else that the store reports.
+        """
+
+    def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
+        """Makes a file of the same length that has the same bytes in some parts (start, stop).
+
+        Raises:
+            FormatError, StorageError, NoSpaceError: reading or writing fails, or something has the key.
+        """
+
+
+class LinkTrials(Protocol):
+    """Finds out whether files can be linked, once for files that are alike."""
+
+    def refusal(self, source: File) -> str | None:
+        """Why a file cannot be linked, in the store's words; None if it can."""

@@ -1,0 +1,161 @@
+"""The place where a checkpoint grows before it gets its name: `<destination>.partial`, on the same disk.
+
+    DST.partial/journal.ckpttools   whose work this is and how far it has come; locked by the process at work
+    DST.partial/content/            the checkpoint; after an exchange what had the name before
+    DST.partial/parts/              what each of several processes has done (`ckpttools.stores.shares`)
+    DST.partial/replaced/           what had the name before, where the file system cannot swap two names
+    DST.partial/removed/            what is being deleted
+
+Nothing is readable under the final name until everything is there; then one rename publishes it, or one
+exchange where something is replaced. From its first to its last moment in our hands a checkpoint carries a
+mark that names its plan: so all states that a crash can leave can be told apart, and what is not marked is
+never taken for ours. What is replaced goes after that, then the mark, then the journal. A directory
+of this name without a journal of ours is somebody else's, and left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpttools.core.errors import UsageError
+from ckpttools.stores.local.files import (
+    check_no_mount,
+    exchange,
+    remove_tree,
+    sync_directory,
+)
+from ckpttools.stores.local.journal import Journal
+from ckpttools.stores.local.marks import mark_of, unmark
+from ckpttools.stores.local.occupied import is_free
+from ckpttools.stores.local.partial import CONTENT, REMOVED, REPLACED, SUFFIX, is_staging
+from ckpttools.stores.local.store import STORE
+from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import PLAN_MARK
+
+
+@dataclass(frozen=True, slots=True)
+class StagingDirectory:
+    """The directory that a destination grows in, and the moves between the two.
+
+    Attributes:
+        destination: the final name.
+    """
+
+    destination: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.destination.with_name(self.destination.name + SUFFIX)
+
+    @property
+    def content(self) -> Path:
+        return self.directory / CONTENT
+
+    @property
+    def taken(self) -> tuple[Place, Place]:
+        return Place(STORE, str(self.destination)), Place(STORE, str(self.directory))
+
+    @property
+    def _replaced(self) -> Path:
+        return self.directory / REPLACED
+
+    @property
+    def _removed(self) -> Path:
+        return self.directory / REMOVED
+
+    def is_published(self, plan: str) -> bool:
+        """Whether a run of this plan has published all and was interrupted before it could say so."""
+        return mark_of(self.destination) == plan and is_staging(self.directory)
+
+    def is_complete(self, journal: Journal, plan: str) -> bool:
+        """The same of what this plan's journal says, too."""
+        return journal.plan == plan and journal.publishing and self.is_published(plan)
+
+    def old(self, journal: Journal) -> Path | None:
+        """What had the name before, and is in the directory now, as far as is known; None if nothing is."""
+        if os.path.lexists(self._replaced):
+            return self._replaced
+        may_be_exchanged = journal.publishing or journal.plan is None
+        if not may_be_exchanged or is_free(self.content):
+            return None
+        # What grows here is marked from the beginning.
+        return self.content if mark_of(self.content) is None else None
+
+    def finish_removing(self, journal: Journal, plan: str) -> None:
+        """Removes what is left of what was being removed, where that is known to be ours.
+
+        What is not marked, to its last moment, had the name before its successor was published.
+
+        Raises:
+            UsageError: it is not known.
+        """
+        place = self._removed
+        is_known = journal.publishing or self.is_published(plan)
+        is_directory = place.is_dir() and not place.is_symlink()
+        if is_directory and (is_known or is_free(place) or mark_of(place) is not None):
+            self._empty_removed()
+        elif os.path.lexists(place):
+            raise UsageError(
+                f"{place} is not what a conversion left there",
+                got="a directory without a mark of ours" if is_directory else "no directory",
+                wanted="nothing, or what a conversion was deleting when it was interrupted",
+                hint="move it away, or delete it; then run the command again",
+            )
+
+    def refuse_unmarked(self) -> None:
+        """Raises UsageError if something is where the checkpoint grows that is not ours."""
+        is_marked = not self.content.is_symlink() and mark_of(self.content) is not None
+        if not is_marked and not is_free(self.content):
+            raise UsageError(
+                f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
+                wanted="a checkpoint that grows, which is marked from the beginning",
+                hint="move it away, or delete it; then run the command again",
+            )
+
+    def settle(self, journal: Journal, plan: str) -> None:
+        """What was to be replaced is removed if its successor has the name, else it gets the name back."""
+        old = self.old(journal)
+        if old is None:
+            return
+        is_known = journal.publishing
+        if self.is_published(plan):
+            self.remove(old)
+        elif is_known and is_free(self.destination):
+            old.rename(self.destination)
+            self.sync_names()
+        else:
+            raise UsageError(
+                f"{old} holds what {self.destination} was before it was to be replaced, and nothing tells "
+                "whether what has the name now is its successor",
+                hint=f"delete {old}, or move it to where you want it; then run the command again",
+            )
+
+    def rename(self) -> None:
+        if is_free(self.destination):
+            self.content.rename(self.destination)
+            return
+        # The mark of an earlier run that could not end: what is replaced must not be taken for ours.
+        unmark(self.destination)
+        if not exchange(self.content, self.destination):
+            self.destination.rename(self._replaced)
+            self.sync_names()
+            self.content.rename(self.destination)
+
+    def sync_names(self) -> None:
+        sync_directory(self.directory)
+        sync_directory(self.destination.absolute().parent)
+
+    def remove(self, place: Path) -> None:
+        """Removes a directory in here, if it is there: durably out of its place at once, then bit by bit."""
+        if os.path.lexists(place):
+            check_no_mount(place)
+            place.rename(self._removed)
+            sync_directory(self.directory)
+            self._empty_removed()
+
+    def _empty_removed(self) -> None:
+        """The mark goes last, and the journal changes only after that: these two tell what this is."""
+        remove_tree(self._removed, last=PLAN_MARK)
+        sync_directory(self.directory)
