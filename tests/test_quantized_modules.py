@@ -33,12 +33,16 @@ from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
 from ckpttools.quantized.belongings import belongings
+from ckpttools.quantized.logical import logical
 from ckpttools.quantized.weights import quantized
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.functions import MapArrays
 from ckpttools.transforms.rename import parse_rules
 from ckpttools.transforms.select import Select
+
+# Kinds that are read, and those of which a variant is that is not.
+READ, UNREADABLE = ("mxfp4", "fp8 in blocks", "static fp8"), ("pack-quantized", "modelopt")
 
 
 def bytes_of(place: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
@@ -79,8 +83,12 @@ class TestEachKind:
         floats = kind.endswith(("fp8", "blocks"))
         if floats:
             with pytest.raises(FormatError, match="quantised weights cannot be cast"):
-                tree.pipe(CastTo("float32"))
-        made = tree.pipe(CastMap({f"*{name}": "float64" for name in PLAIN}) if floats else CastTo("float64"))
+                tree.pipe(CastTo("float8_e5m2"))
+        if kind in UNREADABLE:
+            with pytest.raises(FormatError, match="cannot be dequantised"):
+                tree.pipe(CastTo("float64"))
+        by_name = floats or kind in {*READ, *UNREADABLE}
+        made = tree.pipe(CastMap({f"*{name}": "float64" for name in PLAIN}) if by_name else CastTo("float64"))
         for path, array in made.arrays.items():
             if path in quantised:
                 assert array is tree.arrays[path]
@@ -88,11 +96,20 @@ class TestEachKind:
                 assert array.dtype.name == "float64"
         remarks = " ".join(made.metadata.notes.remarks)
         sides = [key for key, (dtype, _) in KINDS[kind][1].items() if DTYPES[dtype].is_float]
-        if not floats:
+        if not by_name:
             assert all(key.rpartition(".")[2] in remarks for key in sides)
         for (name,) in quantised:
             with pytest.raises(FormatError, match="cannot be cast"):
                 tree.pipe(CastMap({name: "int16"}, force=True))
+
+    def test_casts_to_numbers_dequantise_what_is_read(self, kind):
+        if kind not in READ:
+            return
+        tree = tree_of_kind(kind)
+        made = logical(tree).tree
+        assert all(array.dtype.name in ("bfloat16", "float32") for array in made.arrays.values())
+        assert len(made) == len(PLAIN) + len(MODULES) * (2 if kind == "mxfp4" else 1)
+        assert "quantization_config" not in made.metadata.config
 
     def test_names_that_part_them_are_refused(self, kind):
         tree = tree_of_kind(kind)
@@ -168,7 +185,7 @@ class TestWhoseItIs:
         """A float8 weight that has lost its own still has that of its input."""
         tree = tree_of_kind("static fp8")
         left = Tree({p: each for p, each in tree.items() if not p[0].endswith("weight_scale")}, tree.metadata)
-        with pytest.raises(FormatError, match="3 of 3 without scales"):
+        with pytest.raises(FormatError, match=r"weight: float8_e4m3fn, without its scale"):
             left.pipe(CastTo("bfloat16"))
 
     def test_modules_that_are_not_converted(self):

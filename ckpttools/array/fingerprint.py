@@ -7,13 +7,10 @@ from dataclasses import fields
 from typing import TypeAlias
 
 from ckpttools.array.lazy import ByteSource, LazyArray
-from ckpttools.array.nodes import Chunked, Constant, Decoded, Held, Stored, distinct, inner
+from ckpttools.array.nodes import INNER, Chunked, Constant, Decoded, Held, Stored, distinct, inner
 from ckpttools.core.region import grid_indices
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
-
-# Fields of nodes that are made of others; the rest of their fields say how.
-_INNER = ("source", "parts")
 
 
 def sources(arrays: Iterable[LazyArray]) -> Iterator[ByteSource]:
@@ -113,5 +110,5 @@ def _described(array: LazyArray, identify: Identify) -> list[object]:
 
 def _own_fields(array: LazyArray) -> list[object]:
     """What an array makes of those that it is made of."""
-    shown = (repr(getattr(array, each.name)) for each in fields(array) if each.name not in _INNER)
+    shown = (repr(getattr(array, each.name)) for each in fields(array) if each.name not in INNER)
     return [type(array).__name__, *shown]

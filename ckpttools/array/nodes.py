@@ -15,6 +15,7 @@ from ckpttools.array import slabs
 from ckpttools.array.blockwise import BlockCodes as BlockCodes
 from ckpttools.array.blockwise import BlockScales as BlockScales
 from ckpttools.array.blockwise import block_codes as block_codes
+from ckpttools.array.dequantized import Dequantized as Dequantized
 from ckpttools.array.held import Held as Held
 from ckpttools.array.held import Holder as Holder
 from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost, Regionwise
@@ -227,11 +228,20 @@ def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
     return Elementwise(source.shape, op.result(source.dtype), source, op)
 
 
+INNER = ("source", "parts", "codes", "scales")
+"""Fields of nodes that are made of others; the rest of their fields say how."""
+
+
 def inner(array: LazyArray) -> tuple[LazyArray, ...]:
     """The arrays that an array is made of; none for one that is stored."""
-    if isinstance(array, Derived):
-        return (array.source,)
-    return array.parts if isinstance(array, Stack) else ()
+    match array:
+        case Derived():
+            return (array.source,)
+        case Dequantized():
+            return (array.codes, *array.scales)
+        case Stack():
+            return array.parts
+    return ()
 
 
 def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyArray]) -> dict[Key, LazyArray]:
@@ -248,6 +258,8 @@ def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyAr
             return replace(array, source=of(array.source))
         if isinstance(array, Stack):
             return replace(array, parts=tuple(map(of, array.parts)))
+        if isinstance(array, Dequantized):
+            return replace(array, codes=of(array.codes), scales=tuple(map(of, array.scales)))
         return renew(array)
 
     return {key: of(array) for key, array in arrays.items()}

@@ -34,8 +34,8 @@ family_option = click.option(
     "--family",
     type=SOME_TEXT,
     metavar="NAME|FILE",
-    help="Use this family's rows: a name of `ckpt families`, or your own file. Conversions refuse a name where "
-    "the family of model_type takes the arrays as well and makes other values of them.",
+    help="Use this family's rows: a name of `ckpt families`, or your own file. Conversions refuse a name "
+    "where the family of model_type takes the arrays as well and makes other values of them.",
 )
 _tied_option = click.option(
     "--tied",

@@ -152,5 +152,8 @@ def _arrays(tree: Tree) -> dict[str, LazyArray]:
 def config_bytes(files: ModelFiles, made: TrueConfig) -> bytes:
     """The `config.json` to write: the model's, byte for byte where that still says what is so."""
     if not made.changes and CONFIG in files.companions:
-        return read_file(files.companions[CONFIG])
+        content = read_file(files.companions[CONFIG])
+        # What was left out of it on the way is no change of that.
+        if json.loads(content) == made.config:
+            return content
     return made.to_json()

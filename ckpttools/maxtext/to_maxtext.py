@@ -29,8 +29,10 @@ from ckpttools.maxtext.stacked_on import with_scan_axis
 from ckpttools.maxtext.variables import as_variables
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.quantized.config import says_quantized, scheme
+from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
 from ckpttools.transforms.cast import cast, cast_notes
+from ckpttools.transforms.dequantize import dequantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class ToMaxText:
         leaves_out: leave out what MaxText has no place for, unasked: where nothing is written, nothing is
             lost.
         read: options for opening the source.
+        dequantize_like: how products of quantised weights and their scales are rounded, as of
+            `ckpttools.transforms.dequantize.Dequantize`.
     """
 
     scan: bool = True
@@ -66,6 +70,7 @@ class ToMaxText:
     carry: bool = False
     leaves_out: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
+    dequantize_like: Like = "float32"
 
     def __post_init__(self) -> None:
         if self.scan and self.scan_axis not in SCAN_AXES:
@@ -103,8 +108,10 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     Raises:
         ConfigError: there is no configuration, or it is not one.
         CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
-        FormatError: weights are quantised.
+        FormatError: weights are quantised in a way that is not read, or are not with their scales.
     """
+    plain = dequantized(tree, options.dtype, options.dequantize_like)
+    tree = plain.tree
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     family, table = _table(tree, arrays, options)
     config, place = tree.metadata.config, tree.metadata.place
@@ -143,7 +150,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     way = _way_back(family, options)
     lost = () if carried else [key for key in homeless if key not in towers]
     remarks = (*_stale(says_quantized(config)), *_lost(lost), *_without(towers, way))
-    notes = _notes(family, mapped, options, carried) + Notes(remarks=remarks)
+    notes = plain.notes + _notes(family, mapped, options, carried) + Notes(remarks=remarks)
     return MaxTextState(state, carried, spelling.name, notes)
 
 

@@ -19,6 +19,7 @@ from ckpttools.array.nodes import (
     Chunked,
     Constant,
     Decoded,
+    Dequantized,
     Elementwise,
     Padded,
     Relayout,
@@ -100,6 +101,16 @@ class NodeLines:
             case BlockCodes() | BlockScales():
                 encoder = said_of(array.encoder, _OPS)
                 return [type(array).__name__, *kind, self.number(array.source), encoder, array.name]
+            case Dequantized():
+                numbers = [self.number(each) for each in (array.codes, *array.scales)]
+                return [
+                    "dequantized",
+                    *kind,
+                    numbers,
+                    array.blocks,
+                    array.packed,
+                    said_of(array.decoding, _OPS),
+                ]
             case Decoded(encoded=code):
                 return ["decoded", *kind, self._plain(code)]
             case Chunked(gaps=None):
@@ -178,6 +189,10 @@ class Nodes:
             case "BlockCodes" | "BlockScales", [source, encoder, name]:
                 made = BlockCodes if kind == "BlockCodes" else BlockScales
                 return made(shape, dtype, self.array(source), made_of(encoder, _OPS), name)
+            case "dequantized", [numbers, blocks, packed, decoding]:
+                codes, *scales = map(self.array, numbers)
+                cells = tuple(map(tuple, blocks))
+                return Dequantized(shape, dtype, codes, tuple(scales), cells, packed, made_of(decoding, _OPS))
             case "decoded", [code]:
                 return Decoded(shape, dtype, self._unplain(code))
             case "chunked", [chunk, part_scratch, numbers]:
@@ -311,6 +326,8 @@ def _plain(value: object) -> object:
             return {_BYTES: value.hex()}
         case None | bool() | int() | float() | str():
             return value
+        case tuple():
+            return {_TUPLE: [_plain(each) for each in value]}
     raise NotInLinesError(f"{value!r:.80}")
 
 
@@ -320,6 +337,8 @@ def _unplain(value: Any) -> object:
             return DTYPES[name]
         case {"bytes": text}:
             return bytes.fromhex(text)
+        case {"tuple": values}:
+            return tuple(map(_unplain, values))
         case dict() | list():
             raise ValueError(f"{value!r:.80} is no value")
     return value

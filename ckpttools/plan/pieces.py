@@ -13,7 +13,7 @@ from math import lcm, prod
 
 from ckpttools.array.fingerprint import nodes
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import BlockCodes, Chunked, Elementwise, Stack, Take
+from ckpttools.array.nodes import BlockCodes, Chunked, Dequantized, Elementwise, Stack, Take
 from ckpttools.array.scratch import rounded_up
 from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import ShapeError
@@ -199,6 +199,9 @@ def grain(array: LazyArray) -> Shape:
             *outer, rows, columns = grain(array.source)
             high, wide = encoder.block
             return (*outer, lcm(rows, high), lcm(columns, wide) // encoder.packed)
+        case Dequantized():
+            cell = grain(array.codes)
+            return (*cell[:-1], cell[-1] * array.packed)
         case Stack():
             inner = grain(array.parts[0])
             return (*inner[: array.axis], 1, *inner[array.axis :])

@@ -57,7 +57,14 @@ _INDICES = frozenset(("mask", "masks", "valid", "flag", "flags", "index", "indic
 # How deep arrays called weights lie in a linear layer at most, in keys below its module: `centroids.weight`.
 _DEEPEST = 2
 _WANTED = "weights in bfloat16, float16 or float32 that need no scales"
-_DEQUANTIZING = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
+_IN_TRANSFORMERS = "in transformers from_pretrained, then dequantize() and save_pretrained"
+_DEQUANTIZING = {
+    "bitsandbytes": _IN_TRANSFORMERS,
+    "gptq": "with GPTQModel, which quantised it",
+    "awq": "with AutoAWQ, which quantised it",
+}
+READ_METHODS = ("fp8", "mxfp4", "compressed-tensors", "modelopt", "fbgemm_fp8")
+"""What `quant_method` may say of weights that schemes read (`ckpttools.quantized.schemes`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +323,7 @@ def refuse_unknown(
             place=place or None,
             got=f"{scheme(says_quantized(config))} ({FIELD})",
             wanted=_WANTED,
-            hint=f"{_remedy(says_quantized(config))}; if it is plain, take {FIELD} out of config.json",
+            hint=f"{remedy(says_quantized(config))}; if it is plain, take {FIELD} out of config.json",
         )
 
 
@@ -362,7 +369,7 @@ def quantized_error(
         place=place or None,
         got=f"{how}; {bare} of {len(weights)} without scales" if bare else how,
         wanted=_WANTED,
-        hint=_missing(bare) + _remedy(said),
+        hint=_missing(bare) + remedy(said),
     )
 
 
@@ -390,13 +397,15 @@ def _missing(bare: int) -> str:
     return "get the checkpoint with all of its scales; " if bare else ""
 
 
-def _remedy(said: Mapping[str, Any] | None) -> str:
+def remedy(said: Mapping[str, Any] | None) -> str:
+    """What to do with quantised weights where plain ones are needed."""
     release = "take a release of the model in bfloat16"
-    kind = _DEQUANTIZING.get(str((said or {}).get("quant_method")))
-    if kind is None:
-        return f"dequantise it to bfloat16 with the tool that quantised it, or {release}"
-    how = f"in transformers from_pretrained with quantization_config={kind}(dequantize=True)"
-    return f"dequantise it to bfloat16 ({how}, then save_pretrained), or {release}"
+    method = str((said or {}).get("quant_method"))
+    if method in READ_METHODS:
+        return "dequantise it: ckpt cast SRC DST --dtype bfloat16"
+    if method in _DEQUANTIZING:
+        return f"dequantise it to bfloat16 ({_DEQUANTIZING[method]}), or {release}"
+    return f"dequantise it to bfloat16 with the tool that quantised it, or {release}"
 
 
 def _needs_scale(name: str, array: Described) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Stack, Take, inner, stack
+from ckpttools.array.nodes import INNER, Stack, Take, inner, stack
 from ckpttools.plan.pieces import PIECE_BYTES
 from ckpttools.sharding.cutting import HeldParts, projected
 from ckpttools.sharding.scatter import Parts
@@ -91,5 +91,5 @@ def _described(array: LazyArray) -> Hashable:
     parts = inner(array)
     if not parts:
         return id(array)
-    own = (repr(getattr(array, each.name)) for each in fields(array) if each.name not in ("source", "parts"))
+    own = (repr(getattr(array, each.name)) for each in fields(array) if each.name not in INNER)
     return (type(array), *own, *map(_described, parts))

@@ -15,8 +15,11 @@ from ckpttools.core.errors import MappingError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.wording import option
 from ckpttools.mapping.values import Cast
+from ckpttools.quantized.decoding import Like
+from ckpttools.quantized.scales import is_plain
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.conversion import Convert, is_lossless
+from ckpttools.transforms.dequantize import Dequantize, is_of_read_scheme
 from ckpttools.transforms.scales import spared
 from ckpttools.transforms.select import require_matches
 
@@ -47,14 +50,18 @@ class CastMap:
         dtype: dtype of the floating-point arrays that no pattern matches; None to leave them.
         force: cast also where whole numbers can be lost: they are rounded, and clipped to the dtype's range;
             and float8 that may have lost its scales.
+        dequantize_like: how products of quantised weights and their scales are rounded, as of `Dequantize`.
     """
 
     dtypes: Mapping[str, DType | str] = field(default_factory=dict)
     dtype: DType | str | None = None
     force: bool = False
+    dequantize_like: Like = "float32"
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree with its values cast; what belongs to quantised weights stays as it is.
+        """The tree with its values cast, quantised weights dequantised where `dtype` is one of numbers.
+
+        Where it is not, and by schemes that are not read, they and what belongs to them stay as they are.
 
         Raises:
             UsageError: a pattern that matches no array.
@@ -63,6 +70,8 @@ class CastMap:
             FormatError: a quantised weight, which has scales; a pattern that names what belongs to one;
                 numbers that may have lost their scales, without `force`.
         """
+        plain = self._dequantized(tree)
+        tree = plain.tree
         require_matches(self.dtypes, tree.arrays, tree.metadata.place)
         named = {path for path in tree.arrays if first_match(path, self.dtypes)} if self.dtypes else set()
         wanted, said = spared(tree, dict(self._wanted(tree)), named, force=self.force)
@@ -74,7 +83,14 @@ class CastMap:
             for path, leaf in tree.items()
         }
         notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()])
-        return Transformed(Tree(leaves, tree.metadata), said + Notes(tuple(notes)))
+        return Transformed(Tree(leaves, tree.metadata), plain.notes + said + Notes(tuple(notes)))
+
+    def _dequantized(self, tree: Tree) -> Transformed:
+        """The tree of plain numbers; as it is where none are asked for, or by a scheme that is not read."""
+        dtype = None if self.dtype is None else _dtype(self.dtype)
+        if dtype is None or not (is_plain(dtype) and is_of_read_scheme(tree)):
+            return Transformed(tree)
+        return Dequantize(dtype, self.dequantize_like)(tree)
 
     def _wanted(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
         """Arrays that change, and the dtype of each."""

@@ -1,0 +1,162 @@
+"""Numbers of few bits times the scales that blocks of them share, as one array of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ckpttools.array import slabs
+from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
+from ckpttools.array.views import subview
+from ckpttools.core.region import Region, Shape, ceil_div, split_to
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckpttools.array.scratch import Scratch
+
+# Scales of what is decoded at once. Blocks of 32 numbers with scales of 16 bits have half of it in a slab.
+_SCALES_BYTES = 256 * 1024
+_PAGE = 4096
+
+
+class Decoding(Protocol):
+    """How codes and scales become numbers. Its `repr` says all that it does."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for those that do the same to arrays of other names."""
+
+    def decode(self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: Piece, out: np.ndarray) -> None:
+        """Writes the numbers of a piece.
+
+        Args:
+            codes: carriers of all codes that the piece touches.
+            scales: of each array of scales the carriers of those that the piece touches.
+            piece: which elements of the whole array they are.
+            out: of the piece's shape and the result's carrier, any strides.
+
+        Raises:
+            FormatError: a scale that no number can be multiplied by.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a dequantised array.
+
+    Attributes:
+        region: its elements.
+        packed: elements in each code, along the last axis.
+        blocks: of each array of scales, the shape of what one scale is for.
+    """
+
+    region: Region
+    packed: int
+    blocks: tuple[Shape, ...]
+
+    @property
+    def codes(self) -> Region:
+        """Of the codes those that it touches."""
+        last = self.region.rank - 1
+        start, stop = self.region.start[last], self.region.stop[last]
+        return self.region.replaced(last, start // self.packed, ceil_div(stop, self.packed))
+
+    @property
+    def scales(self) -> list[Region]:
+        """Of each array of scales those that it touches."""
+        return [touched(self.region, block) for block in self.blocks]
+
+    def part(self, region: Region) -> Piece:
+        """The same of fewer elements."""
+        return Piece(region, self.packed, self.blocks)
+
+
+def touched(region: Region, block: Shape) -> Region:
+    """The cells of a grid of blocks that a region touches."""
+    start = tuple([a // n for a, n in zip(region.start, block, strict=True)])
+    stop = tuple([ceil_div(b, n) for b, n in zip(region.stop, block, strict=True)])
+    return Region(start, stop)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dequantized(LazyArray):
+    """Codes times scales.
+
+    Attributes:
+        codes: of this array's shape, but that each element of the last axis holds `packed` numbers.
+        scales: of this array's rank, with one element for each of its blocks.
+        blocks: the shape of the blocks of each of `scales`; those at the edges are cut short.
+        packed: numbers in a code; the last code of a row may hold more than the row has.
+        decoding: what makes numbers of them.
+    """
+
+    codes: LazyArray
+    scales: tuple[LazyArray, ...]
+    blocks: tuple[Shape, ...]
+    packed: int
+    decoding: Decoding
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        for slab in split_to(region, slabs.elements(1)):
+            for piece in self._pieces(self._piece(slab)):
+                self._read(piece, subview(out, piece.region.relative_to(region)), scratch)
+
+    def _pieces(self, piece: Piece) -> Iterator[Piece]:
+        """The piece, or parts of it whose codes and scales fit into the scratch."""
+        if self._fits(piece) or piece.region.size == 1:
+            yield piece
+            return
+        for half in split_to(piece.region, ceil_div(piece.region.size, 2)):
+            yield from self._pieces(piece.part(half))
+
+    def _fits(self, piece: Piece) -> bool:
+        sizes = zip(piece.scales, self.scales, strict=True)
+        return piece.codes.size * self.codes.dtype.itemsize <= slabs.SLAB_BYTES and all(
+            region.size * array.dtype.itemsize <= _SCALES_BYTES for region, array in sizes
+        )
+
+    def _read(self, piece: Piece, out: np.ndarray, scratch: Scratch) -> None:
+        with ExitStack() as taken:
+            sources = zip((piece.codes, *piece.scales), (self.codes, *self.scales), strict=True)
+            codes, *scales = (_read(each, region, taken, scratch) for region, each in sources)
+            self.decoding.decode(codes, scales, piece, out)
+
+    def _piece(self, region: Region) -> Piece:
+        return Piece(region, self.packed, self.blocks)
+
+    @property
+    def scratch_bytes(self) -> int:
+        own = sum(min(each.nbytes, _SCALES_BYTES) + _PAGE for each in self.scales)
+        sources = max(each.scratch_bytes for each in (self.codes, *self.scales))
+        return slabs.scratch(self.codes.nbytes) + own + sources
+
+    def read_cost(self, region: Region) -> ReadCost:
+        piece = self._piece(region)
+        scales = zip(self.scales, piece.scales, strict=True)
+        return sum((each.read_cost(part) for each, part in scales), self.codes.read_cost(piece.codes))
+
+    @property
+    def read_kind(self) -> Hashable:
+        kinds = tuple(each.read_kind for each in (self.codes, *self.scales))
+        return ("dequantized", self.shape, self.dtype, self.blocks, self.packed, self.decoding.kind, kinds)
+
+    @property
+    def stored_bits(self) -> int:
+        """Of the codes; scales are few."""
+        return self.codes.stored_bits // self.packed
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return self.codes.first_byte(self._piece(region).codes)
+
+    def sources(self) -> Iterator[ByteSource]:
+        for each in (self.codes, *self.scales):
+            yield from each.sources()
+
+
+def _read(array: LazyArray, region: Region, taken: ExitStack, scratch: Scratch) -> np.ndarray:
+    buffer: np.ndarray = taken.enter_context(scratch.take(region.shape, array.dtype.carrier))
+    array.read_into(region, buffer, scratch)
+    return buffer

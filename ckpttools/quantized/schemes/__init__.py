@@ -1,0 +1,1 @@
+"""Schemes of quantisation: one file each says how it names and lays out what belongs to a weight."""

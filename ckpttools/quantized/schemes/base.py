@@ -1,0 +1,217 @@
+"""What a scheme of quantisation is: how it names and lays out what belongs to a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Shape, grid_shape
+from ckpttools.quantized.scales import Described, last_key, split_name, words_of
+
+# What scales activations, and cached keys and values: a weight is read without it.
+_OF_ACTIVATIONS, _OF_CACHES = frozenset(("input", "output", "activation", "act")), ("k", "v", "q", "kv")
+
+
+class UnreadableError(Exception):
+    """A weight that a scheme cannot make numbers of; its text says why."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A quantised weight as a scheme looks at it.
+
+    Attributes:
+        name: of the array that has its codes.
+        sides: names of all else that belongs to it.
+        arrays: all arrays of the checkpoint.
+        said: the `quantization_config`.
+    """
+
+    name: str
+    sides: tuple[str, ...]
+    arrays: Mapping[str, Described]
+    said: Mapping[str, Any]
+
+    @property
+    def codes(self) -> Described:
+        return self.arrays[self.name]
+
+    @property
+    def dtype(self) -> DType:
+        return self.codes.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.codes.shape
+
+    @property
+    def key(self) -> str:
+        """The last key of its name."""
+        return last_key(self.name)
+
+    @property
+    def method(self) -> str:
+        return str(self.said.get("quant_method", ""))
+
+    @cached_property
+    def of_activations(self) -> tuple[str, ...]:
+        """The sides that scale something else than the weight."""
+        return tuple(name for name in self.sides if _is_of_activations(name))
+
+    @cached_property
+    def by_key(self) -> dict[str, str]:
+        """The other sides by their last keys."""
+        return {last_key(name): name for name in self.sides if name not in self.of_activations}
+
+    def side(self, *keys: str) -> str:
+        """The only one that a scheme wants beside the weight, by any of several keys.
+
+        Raises:
+            UnreadableError: there is none, or something else as well.
+        """
+        (found,) = self.only(keys)
+        return found
+
+    def only(self, *wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """What a scheme wants beside the weight, each by one of several keys, in this order.
+
+        Raises:
+            UnreadableError: one is missing, or something else is there.
+        """
+        found = [next((key for key in keys if key in self.by_key), None) for keys in wanted]
+        if len(self.by_key) + len(self.of_activations) < len(self.sides):
+            raise UnreadableError(f"{self.name}: several arrays belong to it that have the same key")
+        missing = [" or ".join(keys) for keys, key in zip(wanted, found, strict=True) if key is None]
+        if missing:
+            raise UnreadableError(f"{self.name}: {self.dtype}, without its scale ({', '.join(missing)})")
+        odd = [key for key in self.by_key if key not in found]
+        if odd:
+            raise UnreadableError(f"{self.name}: {', '.join(odd)} beside it, which is not understood")
+        return tuple(self.by_key[key] for key in found if key is not None)
+
+
+def _is_of_activations(name: str) -> bool:
+    words = words_of(split_name(name)[1])
+    is_of_other = not _OF_ACTIVATIONS.isdisjoint(words) or words[:1] in [(each,) for each in _OF_CACHES]
+    return len(words) > 1 and is_of_other and "scale" in words
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Scales of a weight.
+
+    Attributes:
+        name: of the array.
+        dtype: of its numbers: exponents may be stored as uint8.
+        shape: the array's, with as many axes as the weight.
+        block: the elements of the weight that share one.
+        divides: whether numbers are divided by them.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    block: Shape
+    divides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A quantised weight as one logical array.
+
+    Attributes:
+        name: of the logical array.
+        codes: name of the array of codes.
+        scheme: in a word and its block: `fp8 128x128`.
+        shape: of the numbers in the order in which codes have them.
+        layout: of the array of codes, with one axis for each of `shape`.
+        packed: numbers in a code, along the last axis.
+        numbers: what a code stands for, as of `ckpttools.quantized.decoding.Decode`.
+        scales: of several all but the first have one element.
+        aside: what else belongs to it and is used up: names.
+        of_activations: what is left out, as it scales no weight: names.
+        is_swapped: whether the logical array has the last two axes in the other order.
+        stored_shape: name of an array that says the shape of the numbers, or None.
+    """
+
+    name: str
+    codes: str
+    scheme: str
+    shape: Shape
+    layout: Shape
+    packed: int
+    numbers: str
+    scales: tuple[Scale, ...]
+    aside: tuple[str, ...] = ()
+    of_activations: tuple[str, ...] = ()
+    is_swapped: bool = False
+    stored_shape: str | None = None
+
+    @property
+    def logical_shape(self) -> Shape:
+        """The shape of the logical array."""
+        return (*self.shape[:-2], *self.shape[:-3:-1]) if self.is_swapped else self.shape
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """All arrays that it is made of, and those that are left out with them."""
+        scales = (each.name for each in self.scales)
+        return (self.codes, *scales, *self.aside, *self.of_activations)
+
+
+class Scheme(Protocol):
+    """A way to quantise. What is built in stands in `ckpttools.quantized.schemes.registry`."""
+
+    def takes(self, module: Module) -> bool:
+        """Whether a weight is of this scheme, by its configuration, names and dtypes."""
+
+    def read(self, module: Module) -> Weight:
+        """What makes numbers of it.
+
+        Raises:
+            UnreadableError: it is not as the scheme has it.
+        """
+
+
+def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DType | None = None) -> Scale:
+    """Scales of blocks of a weight.
+
+    Args:
+        module: it.
+        name: of the array of scales.
+        shape: of the weight's numbers.
+        block: of its last axes; others have a scale for each coordinate.
+        dtype: of the scales; None for that of the array.
+
+    Raises:
+        UnreadableError: the array has not one element for each block.
+    """
+    array = module.arrays[name]
+    cell = (*(1,) * (len(shape) - len(block)), *block)
+    wanted = grid_shape(shape, cell)
+    if array.shape != wanted:
+        said = " x ".join(map(str, block))
+        raise UnreadableError(
+            f"{name}: {_times(array.shape)} scales, where {module.name} of {_times(shape)} in blocks of "
+            f"{said} has {_times(wanted)}"
+        )
+    return Scale(name, dtype or array.dtype, array.shape, cell)
+
+
+def whole(module: Module, name: str, shape: Shape, *, divides: bool = False) -> Scale:
+    """The one scale of a weight.
+
+    Raises:
+        UnreadableError: the array has several elements.
+    """
+    array = module.arrays[name]
+    if any(length != 1 for length in array.shape):
+        raise UnreadableError(f"{name}: {_times(array.shape)} scales, where {module.name} has one")
+    return Scale(name, array.dtype, (1,) * len(shape), shape, divides)
+
+
+def _times(shape: Shape) -> str:
+    return " x ".join(map(str, shape)) or "1"

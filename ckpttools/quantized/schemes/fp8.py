@@ -1,0 +1,90 @@
+"""Float8 with a scale for each block, each row or each matrix: DeepSeek, Kimi, Qwen, Llama FP8, ModelOpt."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.quantized.schemes.base import Module, Scale, UnreadableError, Weight, blocked, whole
+from ckpttools.quantized.schemes.groups import weight_groups
+
+_METHODS = ("fp8", "compressed-tensors", "modelopt", "fbgemm_fp8")
+_FIELD, _DEFAULT_BLOCK = "weight_block_size", (128, 128)
+_EXPONENTS = DTYPES["float8_e8m0fnu"]
+Block = tuple[int, int]
+
+
+class Fp8:
+    """`X.weight` in float8 beside `X.weight_scale_inv`, `X.weight_scale` or, of DeepSeek V4, `X.scale`.
+
+    In spite of its name `weight_scale_inv` multiplies, too.
+    """
+
+    def takes(self, module: Module) -> bool:
+        return module.method in _METHODS and module.dtype.is_float and module.dtype.bits == 8
+
+    def read(self, module: Module) -> Weight:
+        name = module.side(f"{module.key}_scale_inv", f"{module.key}_scale", "scale")
+        scale, said = _scale(module, name)
+        return Weight(
+            name=module.name,
+            codes=module.name,
+            scheme=f"fp8 {said}",
+            shape=module.shape,
+            layout=module.shape,
+            packed=1,
+            numbers=module.dtype.name,
+            scales=(scale,),
+            of_activations=module.of_activations,
+        )
+
+
+def dtype_of_scales(module: Module, name: str) -> DType:
+    """The dtype of scales: whole numbers of 8 bits are exponents where the configuration says so.
+
+    Raises:
+        UnreadableError: it is none of scales.
+    """
+    dtype = module.arrays[name].dtype
+    if dtype.name == "uint8" and module.said.get("scale_fmt") == "ue8m0":
+        return _EXPONENTS
+    if not dtype.is_float:
+        raise UnreadableError(f"{name}: {dtype}, which scales are not")
+    return dtype
+
+
+def _scale(module: Module, name: str) -> tuple[Scale, str]:
+    """The scales, and in words what each of them is for."""
+    shape, given, dtype = module.shape, module.arrays[name].shape, dtype_of_scales(module, name)
+    block = _block(module)
+    is_of_rows = given in ((*shape[:-1], 1), shape[:-1])
+    is_of_experts = len(shape) > 2 and given in (shape[:1], (shape[0], 1, 1))
+    if block is None and module.method == "fp8" and _FIELD not in module.said:
+        block = None if prod(given) == 1 or is_of_rows or is_of_experts else _DEFAULT_BLOCK
+    if block is not None:
+        return blocked(module, name, shape, block, dtype=dtype), "x".join(map(str, block))
+    if is_of_rows and prod(given) > 1:
+        return Scale(name, dtype, (*shape[:-1], 1), (*(1,) * (len(shape) - 1), shape[-1])), "per row"
+    if is_of_experts and prod(given) > 1:
+        return Scale(name, dtype, (shape[0], 1, 1), (1, *shape[1:])), "per expert"
+    return whole(module, name, shape), "per tensor"
+
+
+def _block(module: Module) -> Block | None:
+    """The block that the configuration says; None where it says none.
+
+    Raises:
+        UnreadableError: what it says is no block.
+    """
+    said = module.said.get(_FIELD)
+    if module.method == "compressed-tensors":
+        blocks = [each["block_structure"] for each in weight_groups(module) if each.get("block_structure")]
+        said = blocks[0] if blocks else None
+        if any(each != said for each in blocks):
+            raise UnreadableError(f"{module.name}: the configuration has blocks of several sizes")
+    match said:
+        case None:
+            return None
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+    raise UnreadableError(f"{module.name}: {said!r} in the configuration is no block")

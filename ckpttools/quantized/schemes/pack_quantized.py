@@ -1,0 +1,40 @@
+"""Whole numbers of four bits, eight in a word: `pack-quantized` of compressed-tensors, as of Kimi K2."""
+
+from __future__ import annotations
+
+from ckpttools.quantized.decoding import OFFSET_INT4
+from ckpttools.quantized.schemes.base import Module, UnreadableError, Weight, blocked
+from ckpttools.quantized.schemes.groups import group_size, refuse_asymmetric
+
+_PER_WORD = 8
+
+
+class PackQuantized:
+    """`X.weight_packed` (out, in / 8) beside `X.weight_scale` (out, in / group) and `X.weight_shape`."""
+
+    def takes(self, module: Module) -> bool:
+        is_words = module.key == "weight_packed" and module.dtype.name == "int32"
+        return module.method == "compressed-tensors" and is_words
+
+    def read(self, module: Module) -> Weight:
+        refuse_asymmetric(module)
+        name, said = module.only(("weight_scale",), ("weight_shape",))
+        scales = module.arrays[name]
+        if len(module.shape) != 2 or len(scales.shape) != 2 or not scales.dtype.is_float:
+            raise UnreadableError(f"{module.name}: {module.shape} with scales {scales.dtype}{scales.shape}")
+        rows, words = module.shape
+        shape = (rows, words * _PER_WORD)
+        size = group_size(module, shape, scales.shape[1], bits=4)
+        return Weight(
+            name=module.name.removesuffix("_packed"),
+            codes=module.name,
+            scheme=f"int4 1x{size}",
+            shape=shape,
+            layout=module.shape,
+            packed=_PER_WORD,
+            numbers=OFFSET_INT4,
+            scales=(blocked(module, name, shape, (1, size)),),
+            aside=(said,),
+            of_activations=module.of_activations,
+            stored_shape=said,
+        )

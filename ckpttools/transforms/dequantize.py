@@ -1,0 +1,78 @@
+"""Quantised weights as plain numbers: codes times scales, in the dtype that is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DType, parse_dtype
+from ckpttools.core.errors import UsageError
+from ckpttools.core.notes import Notes
+from ckpttools.core.wording import option
+from ckpttools.quantized.config import FIELD, says_quantized
+from ckpttools.quantized.decoding import Like
+from ckpttools.quantized.logical import Logical, logical
+from ckpttools.quantized.stored_values import check_values
+from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.weights import READ_METHODS
+from ckpttools.transforms.base import Transformed
+
+LIKES: tuple[Like, ...] = ("float32", "maxtext")
+
+
+@dataclass(frozen=True)
+class Dequantize:
+    """Quantised weights as the numbers that they stand for; other arrays stay as they are.
+
+    Of what is stored it reads the shapes that some schemes keep as arrays, and scales where they are few.
+
+    Attributes:
+        dtype: of the numbers, or its name; None for bfloat16.
+        like: "float32" for products that are rounded once, "maxtext" for those of scales that were rounded to
+            bfloat16 before.
+    """
+
+    dtype: DType | str | None = None
+    like: Like = "float32"
+
+    def __post_init__(self) -> None:
+        if self.like not in LIKES:
+            raise UsageError(f"unknown {option('dequantize_like', self.like)}", wanted=" or ".join(LIKES))
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The tree of plain numbers, whose configuration says nothing of quantisation.
+
+        Raises:
+            FormatError: weights of a scheme that is not read, without their scales, or whose scales do not
+                fit; scales that are no numbers; lists all.
+        """
+        made = dequantized(
+            tree, parse_dtype(self.dtype) if isinstance(self.dtype, str) else self.dtype, self.like
+        )
+        if not made.weights:
+            return Transformed(tree)
+        said = f"{FIELD} is left out of config.json, as no weight is quantised any more; it was {made.said}"
+        return Transformed(made.tree, made.notes + Notes(remarks=(said,)))
+
+
+def dequantized(tree: Tree, dtype: DType | None = None, like: Like = "float32") -> Logical:
+    """The tree of plain numbers; as it is where no configuration says how weights are quantised.
+
+    Arguments and errors are those of `Dequantize`.
+    """
+    if not is_said_to_be_quantized(tree):
+        return Logical(tree, Notes(), {})
+    made = logical(tree, dtype, like=like)
+    check_values(tree, made.weights.values(), dtype)
+    return made
+
+
+def is_said_to_be_quantized(tree: Tree) -> bool:
+    """Whether a tree has quantised weights, and a configuration that says how."""
+    return bool(says_quantized(tree.metadata.config) and quantized_in(tree).weights)
+
+
+def is_of_read_scheme(tree: Tree) -> bool:
+    """Whether a tree has quantised weights, and its configuration names a method that is read."""
+    said = says_quantized(tree.metadata.config) or {}
+    return said.get("quant_method") in READ_METHODS and is_said_to_be_quantized(tree)

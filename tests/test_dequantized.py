@@ -1,0 +1,84 @@
+"""Quantised weights as the numbers that they stand for: every scheme against products made one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import quantised_weights as made
+from support.quantised_weights import Made
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
+from ckpttools.quantized.logical import logical, weights_in
+from ckpttools.testing.strategies import regions
+
+SIDES = st.integers(1, 40)
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> Made:
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    rows, columns, few = draw(SIDES), draw(SIDES), draw(st.integers(1, 3))
+    match draw(st.sampled_from(("blocks", "experts", "rows", "tensor", "fp4", "mxfp4", "int4", "nvfp4"))):
+        case "blocks" | "experts" as kind:
+            dtype = draw(st.sampled_from((*made.SCALE_DTYPES, "ue8m0", "float8_e8m0fnu")))
+            lead = (few,) if kind == "experts" else ()
+            return made.fp8_blocks(rng, (*lead, rows, columns), (draw(SIDES), draw(SIDES)), dtype)
+        case "rows":
+            return made.fp8_rows(rng, (rows, columns), draw(st.sampled_from(made.SCALE_DTYPES)))
+        case "tensor":
+            return made.fp8_tensor(rng, (rows, columns), draw(st.sampled_from(made.SCALE_DTYPES)))
+        case "fp4":
+            return made.fp4_experts(rng, rows, few)
+        case "mxfp4":
+            return made.mxfp4(rng, few, rows, draw(st.integers(1, 3)))
+        case "int4":
+            return made.int4(rng, rows, few * 2, draw(st.sampled_from((5, 8, 16, 32))))
+        case _:
+            return made.nvfp4(rng, rows, few, divides=draw(st.booleans()))
+
+
+def logical_array(weight: Made, dtype: str = "bfloat16"):
+    done = logical(weight.tree, DTYPES[dtype])
+    return done.tree.arrays[(weight.name,)]
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+@settings(max_examples=150)
+@given(weights(), st.data())
+def test_every_region_is_the_product_of_codes_and_scales(weight, data):
+    to = data.draw(st.sampled_from(("bfloat16", "float32", "float16")))
+    array = logical_array(weight, to)
+    with np.errstate(over="ignore"):
+        wanted = weight.product.astype(DTYPES[to].numpy)
+    if not np.isfinite(wanted.astype(np.float32)).all():
+        return
+    assert array.shape == wanted.shape
+    region = data.draw(regions(array.shape))
+    try:
+        got = array.read(region)
+    except FormatError:
+        # Scales of which the largest code would be beyond the dtype.
+        assert to == "float16"
+        return
+    assert (bits(got) == bits(wanted[region.slices])).all()
+
+
+@settings(max_examples=100)
+@given(weights())
+def test_what_is_left_is_the_model_as_it_was(weight):
+    tree = weight.tree
+    plain = {("norm.weight",): logical_array(weight), **tree.leaves}
+    done = logical(Tree(plain, tree.metadata))
+    biases = [name for name in weight.arrays if name.endswith("_bias")]
+    assert {name for (name,) in done.tree} == {"norm.weight", weight.name, *biases}
+    assert "quantization_config" not in done.tree.metadata.config
+    (descriptor,) = done.weights.values()
+    assert descriptor.scheme == weight.scheme
+    assert descriptor.logical_shape == weight.product.shape
+    assert weights_in(done.tree).readable == {}
