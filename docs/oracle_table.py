@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from oracle.cases import DEVIATIONS, SCANNED, TEXT_WHERE_SCANNED, configurations, forms
+from oracle.cases import DEVIATIONS, SCANNED, TEXT_WHERE_SCANNED, configurations, forms, steps_of
 from oracle.results import PASSED, Row, read
 
 HEAD = """# What MaxText itself makes of it
@@ -23,6 +23,9 @@ CPU.
   same bits.
 - *logits*: of the same tokens, the largest difference between MaxText and transformers: at most 1e-4,
   or as noted.
+- *images*: with its tower, both ways of loading hold the same bits, and logits of tokens with an image among
+  them are the same, too. The image is noise; the token that stands for its parts is that of the model, as
+  MaxText knows those of released vocabularies alone.
 - *back*: four steps of MaxText's own training, then `ckpt strip-optimizer`, `unstack` and `convert
   maxtext-to-hf`: the largest difference between MaxText with what was trained and transformers with
   what came back.
@@ -33,7 +36,10 @@ Tied embeddings are multiplied in float32 here, where MaxText casts them to bflo
 `dtype` says: what is compared is where numbers end up, not how they are rounded. What was not run is
 said to be so.
 
-Two differences that were found elsewhere, and whose they are:
+Weights are drawn with a fixed seed, by transformers of the version below: a row can be made again. Each
+names the commits whose code made it; a + is for changed files.
+
+Differences that were found elsewhere, and whose they are:
 
 - Gemma of bfloat16 weights: MaxText stores embeddings times sqrt(hidden size), which its converter, and
   `ckpt` as it does, rounds to bfloat16. That alone moves the logits of a tiny Gemma 3 by 4e-2 and of a
@@ -43,9 +49,15 @@ Two differences that were found elsewhere, and whose they are:
   choose tokens are 0 where all index heads reject a token, which is frequent with 2 heads, and of equal
   scores torch and MaxText choose others. Once transformers takes the first of them, as MaxText does,
   logits are 1e-5 apart.
+- DeepSeek V4: a model that transformers has just made has tables of experts that name the first one again and
+  again. transformers adds its output as often, MaxText once (`RoutedMoE.reshape_and_update_weights` sets
+  weights, it does not add them), so logits are 5 apart. Tables name no expert twice here, as those of a router do.
+- DeepSeek V4 as released: its compressed layers have YaRN, of which MaxText's rotary embedding
+  (`DeepSeekV4RotaryEmbedding`) knows nothing; `ckpt maxtext-config` says so. And transformers clips what goes
+  into the shared expert's SwiGLU (`swiglu_limit`), as it does in the chosen ones; MaxText clips in the chosen
+  ones alone. deepseek4-flash below has both, and MaxText is made to do both.
 
-Of models with towers, what is compared is text; *loads* is of the text part, too. Logits of images were not
-run: `ckpt maxtext-config` does not yet say the settings of a tower (`use_multimodal`, `*_for_vit`).
+Of models with towers, *loads* and *logits* are of the text part.
 
 ```
 make oracle                        # everything: hours; makes its environments in .venv-oracle
@@ -55,7 +67,7 @@ make oracle FAMILY=llama,qwen3     # some: a name, or how several begin
 It needs a Python 3.12 (`PYTHON=`). `ORACLE_MAXTEXT` and `ORACLE_TORCH` name environments that are there
 already, as `tests/oracle/setup.sh` makes them; `make test` then runs one model of it, too.
 """
-COLUMNS = {"loads": "load", "logits": "logits", "back": "export", "resumes": "resume"}
+COLUMNS = {"loads": "load", "logits": "logits", "images": "images", "back": "export", "resumes": "resume"}
 NOT_RUN = "not run"
 TEXT_ALONE = "text alone: MaxText scans no layers that take what the tower's inner blocks see"
 
@@ -64,7 +76,7 @@ def oracle_page() -> str:
     rows = read()
     notes: dict[str, int] = {}
     lines = [_cells(case, layers, rows, notes) for case in configurations() for layers in forms(case)]
-    head = ("model", "layers", *COLUMNS, "run on")
+    head = ("model", "layers", *COLUMNS, "run on", "commit")
     table = [f"| {' | '.join(each)} |" for each in (head, ("---",) * len(head), *lines)]
     noted = [f"{number}. {note}" for note, number in notes.items()]
     return "\n".join([HEAD, *_versions(rows), "", *table, "", *noted]).rstrip() + "\n"
@@ -74,12 +86,15 @@ def _cells(
     case: str, layers: str, rows: Mapping[tuple[str, str], Row], notes: dict[str, int]
 ) -> tuple[str, ...]:
     row = rows.get((case, layers))
-    said = [_cell(row, step, notes) for step in COLUMNS.values()]
+    there = steps_of(case, layers)
+    said = [_cell(row, step, notes) if step in there else "" for step in COLUMNS.values()]
     if case in DEVIATIONS:
         said[1] += _note(DEVIATIONS[case].reason, notes)
     if layers == SCANNED and case in TEXT_WHERE_SCANNED:
         layers += _note(TEXT_ALONE, notes)
-    return case, layers, *said, row.date if row else ""
+    findings = row.findings.values() if row else ()
+    dates, commits = ({each.date: 0 for each in findings}, {each.commit: 0 for each in findings})
+    return case, layers, *said, max(dates, default=""), ", ".join(filter(None, commits))
 
 
 def _cell(row: Row | None, step: str, notes: dict[str, int]) -> str:

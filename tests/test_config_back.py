@@ -18,7 +18,6 @@ from ckpttools.maxtext.config.models import models
 
 # Of what these need (rotary sections of images, layers of another pattern) no rule speaks, or no family.
 REFUSED = {
-    "deepseek4-284b",
     "gemma4-e2b",
     "qwen3-omni-30b-a3b",
     "qwen3-vl-2b",
@@ -31,7 +30,7 @@ CASES = {
     f"{place.name}/{each.parent.parent.name}": each.parent
     for place in (GOLDEN, GOLDEN_0_2_5)
     for each in sorted(place.glob("*/hf/config.json"))
-    if each.parent.parent.name not in ("deepseek4", "gemma4-e2b", "qwen3-vl", "qwen3-vl-moe")
+    if each.parent.parent.name not in ("gemma4-e2b", "qwen3-vl", "qwen3-vl-moe")
 }
 # No configuration is made of what settings say of towers.
 OF_TOWERS = ("use_multimodal", "vision_encoder_block")

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from support.golden_data import SCAN_NAMES, all_described, leaves_by_package
 from support.places import GOLDEN_0_2_5
 from support.trees import lazy
 
+import ckpttools
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, MappingError, ShapeError
+from ckpttools.families.deepseek4 import RESAVED
+from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.whole_numbers import Whole
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
@@ -138,6 +143,68 @@ class TestTable:
         source = np.array([1, odd], np.float32)
         with pytest.raises(MappingError, match="not whole"):
             Whole("int32", "int64").bound({}).apply(source, np.empty(2, np.int32), DTYPES["float32"])
+
+
+def in_todays_words(config):
+    """A configuration as transformers writes it again."""
+    kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    older = ("num_hash_layers", "compress_ratios", "rope_parameters")
+    count, rope = config["num_hash_layers"], config["rope_parameters"]
+    return {
+        **{name: each for name, each in config.items() if name not in older},
+        "mlp_layer_types": ["hash_moe"] * count + ["moe"] * (config["num_hidden_layers"] - count),
+        "layer_types": [kinds[each] for each in config["compress_ratios"]],
+        "rope_parameters": {"main": rope, "compress": {**rope, "rope_theta": 160000.0}},
+    }
+
+
+class TestWrittenAgain:
+    """By transformers, which has other names for some arrays and fields."""
+
+    def test_names_are_known(self, tmp_path):
+        shutil.copytree(GOLDEN / "hf", tmp_path / "hf", symlinks=True)
+        weights = load_file(GOLDEN / "hf" / "model.safetensors")
+        plain = {RESAVED.key(parse_key(name)).first(): each for name, each in weights.items()}
+        assert {"model.embed_tokens.weight", "model.layers.0.attn.norm.weight", "head.weight"} <= plain.keys()
+        (tmp_path / "hf" / "model.safetensors").unlink()
+        save_file(plain, tmp_path / "hf" / "model.safetensors")
+        plan_to_maxtext(tmp_path / "hf", ToMaxText(), Resources(jobs=2)).run(tmp_path / "out")
+        assert leaves_by_package(open_tree(tmp_path / "out")) == leaves(scan=True)
+        assert ckpttools.diff(tmp_path / "hf", GOLDEN / "hf").equal
+
+    def test_settings_are_the_same(self, tmp_path):
+        config = json.loads((GOLDEN / "hf" / "config.json").read_bytes())
+        for name, each in (("older", config), ("newer", in_todays_words(config))):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text(json.dumps(each))
+        older, newer = (ckpttools.maxtext_config(tmp_path / name) for name in ("older", "newer"))
+        assert older.arguments() == newer.arguments()
+        assert older.deviations == newer.deviations == ()
+
+    @pytest.mark.parametrize("count", [2, 4])
+    def test_the_number_of_layers_with_a_table_is_that_of_the_list(self, count):
+        config = json.loads((GOLDEN / "hf" / "config.json").read_bytes())
+        config["num_hidden_layers"] = len(config["compress_ratios"]) - 1
+        config["num_hash_layers"] = count
+        table = families()["deepseek4"].table({**in_todays_words(config), "num_hash_layers": 3}, "")
+        assert table.sizes["hash"].length == count
+
+    def test_stretched_positions_are_told(self, tmp_path):
+        config = in_todays_words(json.loads((GOLDEN / "hf" / "config.json").read_bytes()))
+        config["rope_parameters"]["compress"] |= {"rope_type": "yarn", "factor": 16.0}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (deviation,) = ckpttools.maxtext_config(tmp_path / "config.json").deviations
+        assert "yarn" in deviation.what
+
+
+def test_layers_beyond_the_model_are_not_told(tmp_path):
+    """Published configurations have an entry for the layer that predicts further tokens."""
+    config = json.loads((GOLDEN / "hf" / "config.json").read_bytes())
+    told = ckpttools.maxtext_config(GOLDEN / "hf").arguments()
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "compress_ratios": [*config["compress_ratios"], 0]})
+    )
+    assert ckpttools.maxtext_config(tmp_path / "config.json").arguments() == told
 
 
 def test_first_layers_may_be_heavily_compressed():

@@ -57,17 +57,17 @@ def test_steps_that_were_run_earlier_stay_in_the_table(tmp_path):
     path = tmp_path / "results.json"
     convert, load = Finding(PASSED, ""), Finding(FAILED, "refused")
     for findings in ({"convert": convert}, {"load": load}):
-        results.put(Row(CASE, "scanned", "2026-11-22", {}, findings), path)
+        results.put(Row(CASE, "scanned", {}, findings), path)
     row = results.read(path)[CASE, "scanned"]
     assert row.findings == {"convert": convert, "load": load}
     assert not row.passed
 
 
 def test_a_step_is_blocked_by_the_one_that_failed_before_it():
-    row = Row(CASE, "scanned", "2026-11-22", {}, {"convert": Finding(PASSED), "train": Finding(FAILED)})
+    row = Row(CASE, "scanned", {}, {"convert": Finding(PASSED), "train": Finding(FAILED)})
     assert row.blocked("export") == "train"
     assert row.blocked("logits") == ""
-    assert Row(CASE, "scanned", "2026-11-22", {}, {"convert": Finding(FAILED)}).blocked("resume") == "convert"
+    assert Row(CASE, "scanned", {}, {"convert": Finding(FAILED)}).blocked("resume") == "convert"
 
 
 def test_families_are_named_or_begun():

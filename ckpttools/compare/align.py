@@ -294,18 +294,11 @@ def _without_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> Name
     """Names without the prefixes of one spelling, if they stay distinct."""
     if not spelling.prefixes:
         return named
-    arrays = {_plain_name(name, spelling): array for name, array in named.arrays.items()}
+    arrays = {spelling.plain(name): array for name, array in named.arrays.items()}
     if len(arrays) != len(named.arrays):
         return named
     remarks = (*named.remarks, f"names are in the {spelling.name} spelling")
     return replace(named, arrays=arrays, remarks=remarks)
-
-
-def _plain_name(name: str, spelling: Spelling) -> str:
-    for ours, theirs in spelling.prefixes.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
-    return name
 
 
 def _with_what_both_have(first: NamedArrays[LazyArray], second: NamedArrays[LazyArray]) -> Pairing[LazyArray]:

@@ -1,7 +1,7 @@
 """DeepSeek V4: hyper-connections, compressed attention, and first layers that route by a table of tokens."""
 
 from ckpttools.families.decoder import DECODER_SETTINGS, TIED
-from ckpttools.families.family import Family, FlagRule
+from ckpttools.families.family import PLAIN, Family, FlagRule, Spelling
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import setting_rules
@@ -96,7 +96,21 @@ SPARSE = rows("""
     weights_proj.kernel: embed ix_heads           <-> weights_proj.weight:     ix_heads embed
 """)
 LAYER = (*ATTENTION, *HYPER_CONNECTIONS, *EXPERTS)
-
+# As transformers 5.23 writes a model again: not all names are those of the hub. It reads either.
+RESAVED = Spelling(
+    {
+        "layers.": "model.layers.",
+        "embed.": "model.embed_tokens.",
+        "norm.": "model.norm.",
+        "hc_head_": "model.hc_head.hc_",
+    },
+    name="transformers",
+    inner={".attn.kv_norm.": ".attn.norm."},
+)
+# What MaxText calls what a layer attends to.
+RATIOS = """
+    {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+"""
 
 FAMILY = Family(
     name="deepseek4",
@@ -133,7 +147,8 @@ FAMILY = Family(
     ),
     sizes={
         "layers": ("num_hidden_layers",),
-        "hash": ("num_hash_layers", 3),
+        # transformers writes what each layer is, and of both takes that.
+        "hash": ("mlp_layer_types.#hash_moe", "num_hash_layers", 3),
         "embed": ("hidden_size",),
         "vocab": ("vocab_size",),
         "streams": ("hc_mult",),
@@ -164,11 +179,12 @@ FAMILY = Family(
     flags={
         "tied": TIED,
         "start_heavy": FlagRule(
-            ("compress_ratios.0", "layer_types.0"), (128, "heavily_compressed_attention"), default=True
+            ("layer_types.0", "compress_ratios.0"), (128, "heavily_compressed_attention"), default=True
         ),
     },
     # What predicts further tokens.
     left_out=("mtp.*",),
+    spellings=(PLAIN, RESAVED),
     settings=setting_rules(
         """
     model_name:                   "deepseek4-284b"
@@ -179,14 +195,14 @@ FAMILY = Family(
     indexer_head_dim:             ix_dim
     indexer_topk:                 config.index_topk
     head_dim:                     head_dim
-    qk_rope_head_dim:             config.qk_rope_head_dim
+    qk_rope_head_dim:             config.qk_rope_head_dim | head_dim // 8
     q_lora_rank:                  q_latent
     o_lora_rank:                  o_latent
     o_groups:                     o_group
     mhc_expansion_rate:           streams
     sinkhorn_iterations:          config.hc_sinkhorn_iters | 20
     first_num_hash_layers:        hash
-    compress_ratios:              config.compress_ratios
+    compress_ratios:              config.layer_types as RATIOS | config.compress_ratios
     sliding_window_size:          config.sliding_window | 128
     num_experts:                  expert
     num_experts_per_tok:          chosen
@@ -203,7 +219,10 @@ FAMILY = Family(
     compressed_rope_max_timescale: config.compress_rope_theta | 160000
     max_position_embeddings:      config.max_position_embeddings
     must rope.type is "default" -- MaxText does not stretch the positions of compressed layers
-    """
+    must config.hc_eps is 1e-06 -- it is 1e-06 in MaxText's code
+    must config.scoring_func in ["sqrtsoftplus", "sigmoid"]
+        -- MaxText's weights of the chosen experts do not sum up to 1
+    """.replace("RATIOS", RATIOS.strip())
         + DECODER_SETTINGS
     ),
 )

@@ -80,6 +80,7 @@ class Spelling:
 
     Attributes:
         prefixes: prefix of the rows -> prefix in the files.
+        inner: what the rows' keys have further on -> what stands there in the files.
         model_types: values of `model_type` whose files are written so; empty for all others.
         name: what users call it.
         architecture: of transformers, that the configuration of such files names; empty where it follows from
@@ -96,15 +97,20 @@ class Spelling:
     architecture: str = ""
     without: tuple[str, ...] = ()
     defaults: Mapping[str, object] = field(default_factory=dict)
+    inner: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, key: Key) -> Key:
         """A key template of the rows as these files have it."""
-        first = key.parts[0]
+        first, *rest = key.parts
         if isinstance(first, str):
-            for ours, theirs in self.prefixes.items():
-                if first.startswith(ours):
-                    return Key((theirs + first.removeprefix(ours), *key.parts[1:]))
-        return key
+            first = _exchanged_prefix(first, self.prefixes)
+        parts = (first, *rest)
+        return Key(tuple(_exchanged(part, self.inner) if isinstance(part, str) else part for part in parts))
+
+    def plain(self, name: str) -> str:
+        """A name of these files as the rows have it."""
+        name = _exchanged_prefix(name, {theirs: ours for ours, theirs in self.prefixes.items()})
+        return _exchanged(name, {theirs: ours for ours, theirs in self.inner.items()})
 
     def row(self, row: Row) -> Row:
         """A row as these files have it."""
@@ -112,6 +118,18 @@ class Spelling:
 
 
 PLAIN = Spelling()
+
+
+def _exchanged_prefix(text: str, prefixes: Mapping[str, str]) -> str:
+    """With another prefix, the first of these that it has."""
+    found = next((each for each in prefixes if text.startswith(each)), None)
+    return text if found is None else prefixes[found] + text.removeprefix(found)
+
+
+def _exchanged(text: str, words: Mapping[str, str]) -> str:
+    for ours, theirs in words.items():
+        text = text.replace(ours, theirs)
+    return text
 
 
 def _module(name: str) -> str:

@@ -148,6 +148,7 @@ def _flag(value: object, place: str) -> FlagRule:
 def _spelling(value: object, place: str) -> Spelling:
     readers: Mapping[str, Reader] = {
         "prefixes": mapping(text),
+        "inner": mapping(text),
         "model_types": list_of(text),
         "name": text,
         "architecture": text,

@@ -132,6 +132,7 @@ def _spelling(spelling: Spelling) -> Iterator[str]:
         }
     )
     yield from _table("spellings.prefixes", spelling.prefixes, gap=False)
+    yield from _table("spellings.inner", spelling.inner, gap=False)
     yield from _table("spellings.defaults", spelling.defaults, gap=False)
 
 

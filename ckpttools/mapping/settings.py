@@ -3,7 +3,8 @@
 base_emb_dim:   embed                                 the length of an axis, or a sum over such
 head_dim:       head_dim | embed // heads             the first that is known
 rope_type:      "yarn", if rope.type is "yarn"        JSON; lines of one name stand in order
-mlp_activation: config.hidden_act as {"silu": "silu"} a field of the configuration, in other words
+mlp_activation: config.hidden_act as {"silu": "silu"} a field of the configuration, in other words; of a
+                                                      list each item
 must rope.factor is 8, if rope.type is "llama3" -- it is 8 in the code
 """
 
@@ -74,7 +75,13 @@ class Term:
         found = facts.field(self.name)
         if self.words is None or found is None:
             return found
-        return self.words[found if isinstance(found, str) else json.dumps(found)]
+        if isinstance(found, list):
+            return [self._word(each) for each in found]
+        return self._word(found)
+
+    def _word(self, said: Any) -> Any:
+        assert self.words is not None
+        return self.words[said if isinstance(said, str) else json.dumps(said)]
 
     def __str__(self) -> str:
         if self.kind == "value":

@@ -39,12 +39,13 @@ A number at the end is the length where none is there, and a 0 there lets a fiel
 def nested(config: Mapping[str, Any], name: str) -> Any:
     """The field of a configuration at a dotted name; None without one.
 
-    Below a list, a number is for the item there, and `#` for how many there are.
+    Below a list, a number is for the item there, `#` for how many there are, and `#NAME` for how many of them
+    are NAME.
     """
     value: Any = config
     for key in name.split("."):
-        if isinstance(value, list) and key == "#":
-            value = len(value)
+        if isinstance(value, list) and key.startswith("#"):
+            value = value.count(key[1:]) if key[1:] else len(value)
         elif isinstance(value, list) and key.isdecimal():
             value = value[int(key)] if int(key) < len(value) else None
         else:

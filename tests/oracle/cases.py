@@ -1,4 +1,4 @@
-"""The models that the oracle tries: configurations of all golden models and of two more, with new weights."""
+"""The models that the oracle tries: configurations of all golden models and more, with new weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from support.places import FIXTURES
+
+from oracle.images import prompt
 
 LIMIT = 1e-4
 SCANNED, UNSCANNED = LAYERS = ("scanned", "unscanned")
@@ -23,12 +25,14 @@ class Deviation:
         config: what is therefore changed in config.json before weights are made, by dotted path.
         limit: how far logits may be apart; above `LIMIT` where both are right and sums are in another order.
         tokens: how many are compared.
+        mends: what MaxText's model computes as transformers' here, by name, with its numbers (`mended`).
     """
 
     reason: str
     config: Mapping[str, Any] = field(default_factory=dict)
     limit: float = LIMIT
     tokens: int = 32
+    mends: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 TIES = (
@@ -38,12 +42,26 @@ TIES = (
 )
 CHUNKED = "linear attention is computed in chunks"
 STEEP = f"{CHUNKED}: at one position 1.1e-3 apart with chunks of 64, 8e-4 with 16, at all others 1e-4 at most"
-ROUNDED = (
-    "the hidden size is 32: MaxText stores embeddings times its square root as bfloat16 has it, 1e-4 too "
-    "little; with that factor in transformers' input and logits they are 9e-6 apart"
+# Windows of all sorts, and more compressed entries than are chosen.
+COMPRESSED = {"index_n_heads": 16}
+FLASH = (
+    "like released models, it stretches positions of compressed layers (rope_scaling) and clips SwiGLU in "
+    "the shared expert, too; MaxText does neither, and is made to do both here"
+)
+ONE_WINDOW = (
+    "the hidden size is 64, of which bfloat16 has the square root, and the window 288, larger than an image: "
+    "in layers with a window MaxText's images see all of themselves, transformers' what is within it"
 )
 DEVIATIONS = {
-    "gemma3-vision": Deviation(ROUNDED, limit=2e-3),
+    "deepseek4": Deviation(TIES, COMPRESSED, tokens=288),
+    "deepseek4-flash": Deviation(
+        FLASH,
+        tokens=288,
+        mends={"stretched": {"theta": 160000, "factor": 16, "original": 64}, "clipped": {"limit": 1}},
+    ),
+    "gemma3-vision": Deviation(
+        ONE_WINDOW, {"text_config.hidden_size": 64, "text_config.sliding_window": 288}
+    ),
     "llama3.2-tied": Deviation(
         "MaxText's rope factor is 8 whatever the model says (here 32)", {"rope_parameters.factor": 8.0}
     ),
@@ -72,6 +90,12 @@ def configurations() -> dict[str, Path]:
 def forms(case: str) -> tuple[str, ...]:
     """Those of its layers that MaxText has."""
     return (UNSCANNED,) if case in NEVER_SCANNED else LAYERS
+
+
+def steps_of(case: str, layers: str) -> tuple[str, ...]:
+    """Those that one form of a model has."""
+    seen = prompt(configuration(case)) is not None and not (layers == SCANNED and case in TEXT_WHERE_SCANNED)
+    return ("convert", "load", "logits", *(("images",) if seen else ()), "train", "export", "resume")
 
 
 def named(words: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mended
 import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
@@ -22,27 +23,18 @@ with contextlib.redirect_stdout(sys.stderr):
     import maxtext
     from maxtext.common import checkpointing
     from maxtext.configs import pyconfig
-    from maxtext.layers import embeddings, nnx_decoders
     from maxtext.trainers.pre_train import train
     from maxtext.utils import maxtext_utils, model_creation_utils
 
 BASE = str(Path(maxtext.__file__).parent / "configs" / "base.yml")
 # A state can be resumed only with the generator that train.py chooses.
 jax.config.update("jax_default_prng_impl", "unsafe_rbg")
+mended.tied_embeddings()
 
 
 def versions() -> dict[str, str]:
     packages = {name: version(name) for name in ("maxtext", "jax", "flax", "orbax-checkpoint")}
     return {**packages, "python": sys.version.split()[0]}
-
-
-def attend(query: Any, table: Any, *_: Any, **__: Any) -> Any:
-    """Tied embeddings in float32: MaxText multiplies them in bfloat16 whatever `dtype` says."""
-    return jnp.dot(query, jnp.asarray(table, jnp.float32).T, preferred_element_type=jnp.float32)
-
-
-embeddings.attend_on_embedding = attend
-nnx_decoders.attend_on_embedding = attend
 
 
 @contextlib.contextmanager
@@ -99,22 +91,46 @@ def loads(settings: list[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def logits(settings: list[str], tokens: list[int], target: str, way: str = "training") -> str:
-    """Writes (tokens, vocabulary) of float32; returns the digest of the weights."""
-    with meshed(settings) as (config, mesh):
+def logits(
+    settings: list[str],
+    tokens: list[int],
+    target: str,
+    way: str = "training",
+    shown: dict[str, Any] | None = None,
+    mends: dict[str, Any] | None = None,
+) -> str:
+    """Writes (tokens, vocabulary) of float32; returns the digest of the weights.
+
+    Args:
+        settings: of the model.
+        tokens: of one text.
+        target: the file that is written.
+        way: how weights are loaded.
+        shown: an image: files of its pixels and of the positions of all tokens, and the token that stands for
+            a part of it.
+        mends: what is computed otherwise than MaxText does, each with its numbers.
+    """
+    with (
+        meshed(settings) as (config, mesh),
+        mended.placeholder(shown and shown["placeholder"]),
+        mended.all_of(mends or {}),
+    ):
         model = WAYS[way](config, mesh)
 
         @nnx.jit
-        def forward(model: Any, tokens: Any, positions: Any, segments: Any) -> Any:
+        def forward(model: Any, tokens: Any, positions: Any, segments: Any, images: Any) -> Any:
             return model(
                 decoder_input_tokens=tokens,
                 decoder_positions=positions,
                 decoder_segment_ids=segments,
+                encoder_images=images,
                 enable_dropout=False,
             )
 
         ids = jnp.asarray([tokens], jnp.int32)
-        computed = forward(model, ids, jnp.arange(len(tokens), dtype=jnp.int32)[None], jnp.ones_like(ids))
+        positions = jnp.arange(len(tokens))[None] if shown is None else np.load(shown["positions"])
+        images = None if shown is None else jnp.asarray(np.load(shown["pixels"]))
+        computed = forward(model, ids, jnp.asarray(positions, jnp.int32), jnp.ones_like(ids), images)
         computed = computed[0] if isinstance(computed, tuple) else computed
         np.save(target, np.asarray(computed[0], np.float32))
         return digest(weights(model))

@@ -38,29 +38,50 @@ def make(directory: str, seed: int) -> int:
     """
     config = configuration(directory)
     raw = (Path(directory) / "config.json").read_bytes()
+    # What some begin with is random, too.
+    torch.manual_seed(seed)
     model = model_class(config)(config).float()
     drawn = torch.Generator().manual_seed(seed)
-    for tensor in model.state_dict().values():
+    for name, tensor in model.state_dict().items():
+        if name.endswith("tid2eid"):
+            tensor.copy_(_experts(tensor, config.n_routed_experts, drawn))
         if not tensor.is_floating_point():
             continue
         noise = torch.randn(tensor.shape, generator=drawn)
-        tensor.copy_(noise * tensor.shape[-1] ** -0.5 if tensor.ndim > 1 else tensor + 0.1 * noise)
+        # Of a convolution over patches, all but the first axis are summed.
+        summed = tensor[0].numel() if tensor.ndim > 3 else tensor.shape[-1]
+        tensor.copy_(noise * summed**-0.5 if tensor.ndim > 1 else tensor + 0.1 * noise)
     model.save_pretrained(directory)
     # As it was said: transformers writes it with what it has filled in.
     (Path(directory) / "config.json").write_bytes(raw)
     return sum(tensor.numel() for tensor in model.parameters())
 
 
-def logits(directory: str, tokens: list[int], target: str) -> dict[str, list[str]]:
-    """Writes (tokens, vocabulary) of float32; returns the tensors that were missing or of another shape."""
+def _experts(table: torch.Tensor, experts: int, drawn: torch.Generator) -> torch.Tensor:
+    """The experts of each token, none of them twice; transformers begins with the first alone."""
+    return torch.rand(len(table), experts, generator=drawn).argsort(-1)[:, : table.shape[1]]
+
+
+def logits(
+    directory: str, tokens: list[int], target: str, inputs: dict[str, str] | None = None
+) -> dict[str, list[str]]:
+    """Writes (tokens, vocabulary) of float32; returns the tensors that were missing or of another shape.
+
+    Args:
+        directory: of the model.
+        tokens: of one text.
+        target: the file that is written.
+        inputs: what else the model takes: name of the argument -> file of an array.
+    """
     config = configuration(directory)
     model, loaded = model_class(config).from_pretrained(
         directory, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     # Of a model that speaks, the part that thinks.
     model = getattr(model, "thinker", model)
+    more = {name: torch.from_numpy(np.load(file)) for name, file in (inputs or {}).items()}
     with torch.no_grad():
-        computed = model.eval()(torch.tensor([tokens])).logits[0].float().numpy()
+        computed = model.eval()(torch.tensor([tokens]), **more).logits[0].float().numpy()
     np.save(target, computed)
     return {what: sorted(map(str, names)) for what, names in loaded.items() if names}
 

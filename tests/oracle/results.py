@@ -12,7 +12,14 @@ from support.places import DOCS
 RESULTS = DOCS / "oracle.json"
 PASSED, FAILED = "passed", "failed"
 # What a step goes on with.
-NEEDS = {"load": "convert", "logits": "convert", "train": "convert", "export": "train", "resume": "train"}
+NEEDS = {
+    "load": "convert",
+    "logits": "convert",
+    "images": "convert",
+    "train": "convert",
+    "export": "train",
+    "resume": "train",
+}
 
 
 @dataclass(frozen=True)
@@ -22,10 +29,14 @@ class Finding:
     Attributes:
         state: "passed" or "failed".
         said: a figure, or why it failed.
+        date: when it was run, YYYY-MM-DD.
+        commit: of this repository, with "+" where files were changed; "" where that is not known.
     """
 
     state: str
     said: str = ""
+    date: str = ""
+    commit: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,14 +46,12 @@ class Row:
     Attributes:
         family: name of the case.
         layers: "scanned" or "unscanned".
-        date: when it was run, YYYY-MM-DD.
         versions: package -> version of what it was run with.
         findings: step -> what became of it; one that is not here was not run.
     """
 
     family: str
     layers: str
-    date: str
     versions: Mapping[str, str]
     findings: Mapping[str, Finding] = field(default_factory=dict)
 
@@ -74,6 +83,6 @@ def put(row: Row, path: Path = RESULTS) -> None:
     rows = read(path)
     earlier = rows.get((row.family, row.layers))
     if earlier is not None:
-        row = Row(row.family, row.layers, row.date, row.versions, {**earlier.findings, **row.findings})
+        row = Row(row.family, row.layers, row.versions, {**earlier.findings, **row.findings})
     rows[row.family, row.layers] = row
     path.write_text(json.dumps([asdict(rows[key]) for key in sorted(rows)], indent=1) + "\n")

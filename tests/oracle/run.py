@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,8 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.places import ROOT
+
 from oracle import environments, results, steps
-from oracle.cases import LAYERS, SCANNED, configuration, configurations, forms, named
+from oracle.cases import LAYERS, SCANNED, configuration, configurations, forms, named, steps_of
 from oracle.results import FAILED, PASSED, Finding, Row
 from oracle.worker import StepError, Worker
 
@@ -29,16 +32,28 @@ SEED = 20261122
 def found(bench: steps.Bench, names: Sequence[str]) -> dict[str, Finding]:
     """What became of each step; one that needs a failed one is not run."""
     findings: dict[str, Finding] = {}
+    by = {"date": date.today().isoformat(), "commit": commit()}
     for name in names:
         needed = results.NEEDS.get(name)
         if needed and (needed not in findings or findings[needed].state != PASSED):
             continue
         try:
-            findings[name] = Finding(PASSED, steps.ALL[name](bench))
+            findings[name] = Finding(PASSED, steps.ALL[name](bench), **by)
         except StepError as refusal:
-            findings[name] = Finding(FAILED, str(refusal))
+            findings[name] = Finding(FAILED, str(refusal), **by)
         print(f"  {name:<8} {findings[name].state}  {findings[name].said}", flush=True)
     return findings
+
+
+def commit() -> str:
+    """The commit that is checked out, with "+" where code or cases are not as it has them; "" without git."""
+    head = _git("rev-parse", "--short=9", "HEAD")
+    return head + "+" * bool(head and _git("status", "--porcelain", "--", "ckpttools", "tests", "fixtures"))
+
+
+def _git(*words: str) -> str:
+    asked = subprocess.run(["git", "--no-optional-locks", *words], capture_output=True, text=True, cwd=ROOT, check=False)
+    return "" if asked.returncode else asked.stdout.strip()
 
 
 def made(family: str, directory: Path, torch: Worker) -> Path:
@@ -54,7 +69,6 @@ def made(family: str, directory: Path, torch: Worker) -> Path:
 
 def run(asked: argparse.Namespace, directory: Path) -> int:
     failed = 0
-    today = date.today().isoformat()
     pythons = environments.found()
     with (
         Worker(pythons.torch, "in_torch", directory) as torch,
@@ -70,10 +84,11 @@ def run(asked: argparse.Namespace, directory: Path) -> int:
                 model = made(family, directory, torch)
                 work.mkdir()
                 bench = steps.Bench(family, layers == SCANNED, model, work, torch, maxtext)
-                findings = found(bench, asked.steps)
+                findings = found(bench, [each for each in asked.steps if each in steps_of(family, layers)])
             except StepError as refusal:
-                findings = {"convert": Finding(FAILED, f"transformers: {refusal}")}
-            row = Row(family, layers, today, versions, findings)
+                why = f"transformers: {refusal}"
+                findings = {"convert": Finding(FAILED, why, date.today().isoformat(), commit())}
+            row = Row(family, layers, versions, findings)
             failed += not row.passed
             results.put(row, asked.results)
             if not asked.keep:

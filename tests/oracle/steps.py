@@ -5,6 +5,7 @@ A step is a function of a `Bench`; what it returns is the figure that the table 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from oracle import settings
+from oracle import images, settings
 from oracle.cases import DEVIATIONS, NONE, TEXT_WHERE_SCANNED
 from oracle.commands import ckpt
 from oracle.worker import StepError, Worker
@@ -68,9 +69,9 @@ def load(bench: Bench) -> str:
     return loaded(bench, bench.converted, bench.scanned)
 
 
-def loaded(bench: Bench, checkpoint: Path, scanned: bool) -> str:
+def loaded(bench: Bench, checkpoint: Path, scanned: bool, **more: Any) -> str:
     """All of MaxText's ways must take a checkpoint, and give the same weights."""
-    asked = bench.settings(scanned, load_parameters_path=checkpoint / "0" / "items")
+    asked = bench.settings(scanned, load_parameters_path=checkpoint / "0" / "items", **more)
     found = bench.maxtext("loads", settings=asked)
     if refused := {way: each["refused"] for way, each in found.items() if "refused" in each}:
         raise StepError("; ".join(f"{way}: {why}" for way, why in refused.items()))
@@ -91,13 +92,43 @@ def compared(bench: Bench, model: Path, checkpoint: Path) -> str:
     if missing := bench.torch("logits", directory=model, tokens=tokens, target=wanted):
         raise StepError(f"transformers: {missing}")
     asked = bench.settings(load_parameters_path=checkpoint / "0" / "items", max_target_length=len(tokens))
-    bench.maxtext("logits", settings=asked, tokens=tokens, target=made)
-    one, other = np.load(wanted), np.load(made)
+    bench.maxtext("logits", settings=asked, tokens=tokens, target=made, mends=deviation.mends)
+    return difference(np.load(wanted), np.load(made), deviation.limit)
+
+
+def difference(one: np.ndarray, other: np.ndarray, limit: float) -> str:
+    """The largest one; vocabularies may be padded on the right."""
     other = other[:, : one.shape[1]]
     apart, divergence = float(np.abs(one - other).max()), kl(one, other)
-    if not (apart <= deviation.limit and divergence <= LARGEST_KL):
+    if not (apart <= limit and divergence <= LARGEST_KL):
         raise StepError(f"logits {apart:.1e} apart (KL {divergence:.1e}, deviation {one.std():.1f})")
     return f"{apart:.0e}"
+
+
+def see(bench: Bench) -> str:
+    """With its tower MaxText loads it by all of its ways, and logits of tokens with an image are the same."""
+    prompt = images.prompt(json.loads((bench.model / "config.json").read_bytes()))
+    assert prompt is not None, "no step of this model"
+    tower: dict[str, Any] = {"use_multimodal": True, "max_target_length": len(prompt.tokens)}
+    loaded(bench, bench.converted, bench.scanned, **tower)
+    wanted, made = bench.directory / "wanted.npy", bench.directory / "made.npy"
+    inputs = {name: _kept(bench, name, array) for name, array in prompt.torch.items()}
+    bench.torch("logits", directory=bench.model, tokens=prompt.tokens, target=wanted, inputs=inputs)
+    shown = {
+        "placeholder": prompt.placeholder,
+        "pixels": _kept(bench, "pixels", prompt.pixels),
+        "positions": _kept(bench, "positions", prompt.positions),
+    }
+    asked = bench.settings(load_parameters_path=bench.converted / "0" / "items", **tower)
+    bench.maxtext("logits", settings=asked, tokens=prompt.tokens, target=made, shown=shown)
+    return difference(np.load(wanted), np.load(made), DEVIATIONS.get(bench.family, NONE).limit)
+
+
+def _kept(bench: Bench, name: str, array: np.ndarray) -> Path:
+    """The file of an array that both workers read."""
+    file = bench.directory / f"{name}.npy"
+    np.save(file, array)
+    return file
 
 
 def kl(one: np.ndarray, other: np.ndarray) -> float:
@@ -156,6 +187,7 @@ ALL: dict[str, Callable[[Bench], str]] = {
     "convert": convert,
     "load": load,
     "logits": compare,
+    "images": see,
     "train": train,
     "export": export,
     "resume": resume,

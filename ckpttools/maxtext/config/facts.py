@@ -15,6 +15,10 @@ _PARTS = ("thinker_config.text_config", "text_config", "thinker_config")
 # Where a file has both, transformers takes the older one.
 _ROPES = ("rope_scaling", "rope_parameters")
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+# DeepSeek V4 has one of layers that are not compressed, "main", which is never stretched.
+_COMPRESSED = "compress"
+# Lists with an entry for each layer, which may go on for layers that a model does not have.
+_BY_LAYER = frozenset(("compress_ratios", "layer_types"))
 # Lists with an entry for each layer: name of the field -> the entry of layers that attend to everything.
 _KINDS = {"layer_types": _GLOBAL, "no_rope_layers": 0}
 # Names of the older way.
@@ -50,7 +54,10 @@ class ModelFacts:
         name = name.removeprefix(_CONFIG)
         parts = (*(nested(self.config, each) for each in _PARTS), self.config)
         found = (nested(each, name) for each in parts if isinstance(each, Mapping))
-        return next((each for each in found if each is not None), None)
+        said = next((each for each in found if each is not None), None)
+        if name in _BY_LAYER and isinstance(said, list):
+            return said[: self.field("num_hidden_layers")]
+        return said
 
     def _cycles(self, every: int) -> bool | None:
         lists = [(self.field(_CONFIG + name), entry) for name, entry in _KINDS.items()]
@@ -80,6 +87,8 @@ class ModelFacts:
                 continue
             if _GLOBAL in said or _LOCAL in said:
                 said = said.get(kind)
+            elif _COMPRESSED in said:
+                said = said[_COMPRESSED]
             elif kind == _LOCAL:
                 return {}
             if isinstance(said, Mapping):

@@ -296,7 +296,11 @@ def _word(term: Term, said: Any) -> Any:
     """The value of the field that gives a setting; None where there is none."""
     if term.words is None:
         return said
-    return next((word for word, value in term.words.items() if value == said), None)
+    found = next((word for word, value in term.words.items() if value == said), None)
+    if found is None and isinstance(said, list):
+        words = [_word(term, each) for each in said]
+        return None if None in words else words
+    return found
 
 
 def _of(term: Term, facts: ModelFacts) -> Any:

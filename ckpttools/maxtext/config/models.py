@@ -17,7 +17,7 @@ from ckpttools.maxtext.loading.sizes import MODELS
 # Where a model leaves it as it is.
 _DEFAULTS = """
     attention_bias=false attention_sink=false attention_type="global" attn_logits_soft_cap=0
-    base_moe_mlp_dim=-1 beta_fast=32 beta_slow=1 chunk_attn_window_size=0
+    base_moe_mlp_dim=-1 beta_fast=32 beta_slow=1 chunk_attn_window_size=0 compress_ratios=[]
     compressed_rope_max_timescale=160000 decoder_block="llama2" final_logits_soft_cap=0
     first_num_dense_layers=0 first_num_hash_layers=0 gdn_conv_kernel_dim=4 gdn_key_head_dim=128
     gdn_num_key_heads=16 gdn_num_value_heads=32 gdn_value_head_dim=128 global_head_dim=0
@@ -33,10 +33,11 @@ _DEFAULTS = """
     qk_nope_head_dim=128 qk_rope_head_dim=64 rope_attention_scaling=false rope_factor=40
     rope_interleave=true rope_linear_scaling_factor=1 rope_max_timescale=10000 rope_truncate=true
     rope_type="default" rope_use_scale=true routed_bias=false routed_scaling_factor=1
-    routed_score_func="" share_kv_projections=false shared_experts=0 sliding_window_size=0
-    temperature_tuning=false topk_routing_group=-1 use_double_wide_mlp=false use_indexer=false
-    use_mrope=false use_post_attn_norm=false use_post_ffw_norm=false use_qk_norm=false
-    v_head_dim=128 v_norm_with_scale=true vocab_size_per_layer_input=0
+    routed_score_func="" share_kv_projections=false shared_experts=0 sinkhorn_iterations=20
+    sliding_window_size=0 temperature_tuning=false topk_routing_group=-1
+    use_double_wide_mlp=false use_indexer=false use_mrope=false use_post_attn_norm=false
+    use_post_ffw_norm=false use_qk_norm=false v_head_dim=128 v_norm_with_scale=true
+    vocab_size_per_layer_input=0
 """
 # Models, then what they have otherwise. Those called llama3.1 have their rotary embedding by that name.
 _MODELS = """
@@ -59,6 +60,7 @@ deepseek3.2-671b
     use_indexer=true
 deepseek4-284b
     attention_type="compressed" base_moe_mlp_dim=2048
+    compress_ratios=[0,0,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4,128,4]
     decoder_block="deepseek4" first_num_hash_layers=3 indexer_topk=512
     max_position_embeddings=1048576 mhc_expansion_rate=4 mlp_activations_limit=10
     norm_topk_prob=true normalization_layer_epsilon=1e-06 num_experts_per_tok=6 o_groups=8

@@ -1,0 +1,89 @@
+"""What MaxText computes otherwise, computed as transformers does: to show that nothing else differs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+with contextlib.redirect_stdout(sys.stderr):
+    from maxtext.layers import embeddings, linears, nnx_decoders
+    from maxtext.multimodal import processor
+
+
+def _attend(query: Any, table: Any, *_: Any, **__: Any) -> Any:
+    return jnp.dot(query, jnp.asarray(table, jnp.float32).T, preferred_element_type=jnp.float32)
+
+
+def tied_embeddings() -> None:
+    """Multiplies them in float32, in every model: MaxText does in bfloat16, whatever `dtype` says."""
+    embeddings.attend_on_embedding = _attend
+    nnx_decoders.attend_on_embedding = _attend
+
+
+@contextlib.contextmanager
+def placeholder(token: int | None) -> Iterator[None]:
+    """The token that stands for a part of an image: MaxText knows those of released vocabularies alone."""
+    if token is None:
+        yield
+        return
+
+    def is_image(_: Any, tokens: Any, is_video: bool = False) -> Any:
+        return tokens == token
+
+    with mock.patch.object(processor, "get_bidirectional_mask_vision", is_image):
+        yield
+
+
+@contextlib.contextmanager
+def all_of(mends: Mapping[str, Mapping[str, float]]) -> Iterator[None]:
+    """Several, each by its name with its numbers."""
+    with contextlib.ExitStack() as stack:
+        for name, numbers in mends.items():
+            stack.enter_context(_MENDS[name](**numbers))
+        yield
+
+
+def _stretched(*, theta: float, factor: float, original: int) -> contextlib.AbstractContextManager[Any]:
+    """YaRN's frequencies in the compressed layers of DeepSeek V4, which are those of one theta."""
+    plain = embeddings.DeepSeekV4RotaryEmbedding.inv_freq.fget
+
+    def frequencies(rotary: Any) -> Any:
+        found = plain(rotary)
+        if rotary.rope_theta != theta:
+            return found
+        low, high = (_turns(each, rotary.dim, theta, original) for each in (32, 1))
+        low, high = max(math.floor(low), 0), min(math.ceil(high), rotary.dim - 1)
+        slow = jnp.clip((jnp.arange(rotary.dim // 2) - low) / (high - low), 0, 1)
+        return found * (1 - slow) + found / factor * slow
+
+    return mock.patch.object(embeddings.DeepSeekV4RotaryEmbedding, "inv_freq", property(frequencies))
+
+
+def _turns(count: int, dim: int, theta: float, original: int) -> float:
+    """The dimension that turns so often within the original context."""
+    return dim * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def _clipped(*, limit: float) -> contextlib.AbstractContextManager[Any]:
+    """What goes into SwiGLU, in every block: MaxText's DeepSeek V4 clips it in chosen experts alone."""
+    plain = linears._convert_to_activation_function
+    clipping = {
+        "silu": lambda x: jax.nn.silu(jnp.minimum(x, limit)),
+        "linear": lambda x: jnp.clip(x, -limit, limit),
+    }
+    return mock.patch.object(
+        linears, "_convert_to_activation_function", lambda name: clipping.get(name) or plain(name)
+    )
+
+
+_MENDS: Mapping[str, Callable[..., contextlib.AbstractContextManager[Any]]] = {
+    "stretched": _stretched,
+    "clipped": _clipped,
+}
