@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ckpttools.api.plans import write_plan as write_plan
     from ckpttools.api.prepared import Prepared as Prepared
     from ckpttools.api.publishing import publish_plan as publish_plan
+    from ckpttools.api.quantize import quantize as quantize
     from ckpttools.api.reshard import reshard as reshard
     from ckpttools.api.resolve import resolve as resolve
     from ckpttools.api.save import plan_save as plan_save
@@ -108,6 +109,7 @@ _MODULES = {
     "api.plans": "write_plan",
     "api.prepared": "Prepared",
     "api.publishing": "publish_plan",
+    "api.quantize": "quantize",
     "api.reshard": "reshard",
     "api.resolve": "resolve",
     "api.save": "plan_save save save_async",

@@ -182,6 +182,7 @@ class TestConvert:
             "bytes_unlinked": 0,
             "bytes_dead": 0,
             "counts": {},
+            "errors": {},
             "traffic": {},
             "published": None,
         }

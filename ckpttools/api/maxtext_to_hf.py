@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ckpttools.api.arguments import Size, dtype_of, text_of
@@ -17,10 +18,12 @@ from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.direction import refuse_hugging_face
 from ckpttools.maxtext.model import CONFIG, ModelOptions
+from ckpttools.maxtext.model_config import TrueConfig
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes
-from ckpttools.maxtext.to_hf import TEXT, ToHuggingFace, require_towers, to_huggingface
+from ckpttools.maxtext.to_hf import TEXT, HuggingFaceModel, ToHuggingFace, require_towers, to_huggingface
 from ckpttools.maxtext.vocabulary import refuse_learned
 from ckpttools.stores.registry import Where
+from ckpttools.transforms.base import Transform
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -104,6 +107,8 @@ def plan_to_huggingface(
     options: ToHuggingFace | None = None,
     resources: Resources | None = None,
     writer: Writer | None = None,
+    *,
+    change: Transform | None = None,
 ) -> Conversion:
     """Plans a conversion without writing anything, or reading any array but the rows that are cut off.
 
@@ -112,6 +117,7 @@ def plan_to_huggingface(
         options: how to convert.
         resources: what it may take.
         writer: how safetensors are split; None for shards of 5 GB.
+        change: what is done to the Hugging Face tree, and to its configuration, at the end.
 
     Raises:
         CheckpointError: the source cannot be read, nothing tells which model it is, its arrays are not
@@ -124,6 +130,8 @@ def plan_to_huggingface(
     files = ModelFiles.of(tree, options.like)
     model = to_huggingface(tree, options, files)
     require_towers(model, files, tree.metadata.place)
+    if change is not None:
+        model = _changed(model, change)
     made = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
     copied = {name: file for name, file in files.companions.items() if name not in (*made, *unwanted)}
@@ -134,3 +142,14 @@ def plan_to_huggingface(
     held, place = conversion.plan.held_bytes, tree.metadata.place
     refuse_learned(model.surplus, place, options.padding_rows, memory=resources.memory, reserved=held)
     return conversion
+
+
+def _changed(model: HuggingFaceModel, change: Transform) -> HuggingFaceModel:
+    """A model after a transform, with the configuration that it has then."""
+    known = model.config
+    tree = model.tree if known is None else model.tree.with_metadata(config=known.config)
+    made = change(tree)
+    config = made.tree.metadata.config
+    if known is not None and config is not None and config != known.config:
+        known = TrueConfig(config, (*known.changes, "it says how weights are quantised"))
+    return replace(model, tree=made.tree, config=known, notes=model.notes + made.notes)

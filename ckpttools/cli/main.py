@@ -36,6 +36,7 @@ _COMMANDS = {
         "maxtext_config", "maxtext_config", "What MaxText must be told to run a checkpoint."
     ),
     "plan": in_module("plan", "plan", "A conversion in a file, for many processes to carry out."),
+    "quantize": in_module("quantize", "quantize", "A model with quantised weights."),
     "remap": in_module("remap", "remap", "Arrays under other names, by rules or by a function."),
     "reshard": in_module("reshard", "reshard", "Chunks that suit a mesh."),
     "resolve": in_module("resolve", "resolve", "What a run of MaxText would load, and what it would miss."),

@@ -81,6 +81,7 @@ def _print_plan(prepared: Prepared, source: Place, as_json: bool) -> None:
 
 def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
     from ckpttools.api.plan_report import made_above
+    from ckpttools.cli.errors_text import error_lines
     from ckpttools.cli.next_text import print_next
     from ckpttools.cli.plan_text import closing_line, gain_lines, print_notes
     from ckpttools.cli.progress import listening
@@ -95,5 +96,5 @@ def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
     if as_json:
         print_json(receipt)
     else:
-        show([closing_line(receipt)])
+        show([*error_lines(receipt.errors), closing_line(receipt)])
         print_next(receipt.destination)

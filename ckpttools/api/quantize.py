@@ -1,0 +1,92 @@
+"""From a model or a training run to a quantised model in Hugging Face's files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from ckpttools.api.arguments import Patterns, Size, patterns_of
+from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.maxtext_to_hf import plan_to_huggingface
+from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.sources import Source, opened, read_options
+from ckpttools.api.tree_plan import plan_tree
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.base import ReadOptions, Writer
+from ckpttools.formats.registry import writer_for
+from ckpttools.maxtext.direction import named_as
+from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.stores.registry import Where
+from ckpttools.transforms.quantize import Quantize
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+@command(Writing)
+def quantize(
+    source: Source,
+    destination: Where,
+    *,
+    scheme: Literal["fp8-block128", "mxfp4"] = "fp8-block128",
+    exclude: Patterns = (),
+    like: Where | None = None,
+    max_shard_size: Size = "5GB",
+    step: int | None = None,
+    max_header_bytes: Size = "100MB",
+    max_index_bytes: Size = "256MiB",
+    **writing: Unpack[Writing],
+) -> Prepared:
+    """Writes a model with quantised weights, as safetensors with a `config.json` that says how.
+
+    How far values are from what they were is in `Receipt.errors`.
+
+    Args:
+        source: a Hugging Face model, or a MaxText checkpoint, which is converted on the way.
+        destination: directory that appears when everything is written.
+        scheme: "fp8-block128" as of DeepSeek V3 and Qwen, or "mxfp4" as of gpt-oss.
+        exclude: patterns of arrays that stay as they are, besides embeddings, norms, heads, routers, towers.
+        like: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
+        max_shard_size, step: as of `ckpttools.maxtext_to_hf`.
+        max_header_bytes, max_index_bytes: as of `ckpttools.convert`.
+        writing: `ckpttools.api.prepared.Writing`.
+
+    Raises:
+        UsageError: there is nothing to quantise, or no such scheme; a pattern that matches nothing.
+        FormatError: weights are quantised already; when it runs: an array has NaN or infinity.
+        CheckpointError: the source cannot be read or converted, or reading or writing fails.
+    """
+    change = Quantize(scheme, patterns_of(exclude))
+    limits = {"max_header_bytes": max_header_bytes, "max_index_bytes": max_index_bytes}
+    read = read_options({"step": step, **limits})
+    writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)
+    return prepare(
+        lambda resources: _planned(source, change, like, read, resources, writer),
+        source,
+        destination,
+        like=like,
+        **writing,
+    )
+
+
+def _planned(
+    source: Source,
+    change: Quantize,
+    like: Where | None,
+    read: ReadOptions,
+    resources: Resources,
+    writer: Writer,
+) -> Conversion:
+    tree = opened(source, read)
+    if named_as(tree.arrays) == "maxtext":
+        return plan_to_huggingface(
+            tree, ToHuggingFace(like=like, read=read), resources, writer, change=change
+        )
+    if like is not None:
+        raise UsageError(
+            f"{option('like')} is about MaxText checkpoints",
+            place=tree.metadata.place or None,
+            hint="leave it out: the configuration beside the weights is taken",
+        )
+    return plan_tree(tree.pipe(change), writer, resources)

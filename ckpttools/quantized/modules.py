@@ -1,0 +1,93 @@
+"""Which weights of a Hugging Face model are quantised when it is, by their names, and which are not.
+
+That is what published models do: matrices that tokens are multiplied by. Tables of embeddings, norms, output
+heads, what chooses experts, and towers stay as they are; loaders know it of the list in `config.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from ckpttools.core.text import in_natural_order
+from ckpttools.quantized.scales import Described, is_plain, split_name, words_of
+
+WEIGHT = "weight"
+# Last keys of modules that are matrices, but small or sensitive.
+_LEFT = frozenset(
+    (
+        *("lm_head", "score", "wte", "wpe", "eh_proj"),
+        *("gate", "router", "shared_expert_gate", "weights_proj"),
+        *("in_proj_a", "in_proj_b", "in_proj_ba", "conv1d"),
+    )
+)
+_LEFT_WORDS = frozenset(("embed", "embedding", "embeddings", "norm", "layernorm"))
+_TOWERS = (
+    "visual",
+    "vision",
+    "audio",
+    "multi_modal",
+    "multimodal",
+    "mm_",
+    "image",
+    "patch",
+)
+EXPERTS = ".experts."
+_FUSED_IN, _FUSED_OUT = "gate_up_proj", "down_proj"
+
+
+def is_linear(name: str, array: Described) -> bool:
+    """Whether this is the matrix of a linear layer that is quantised in published models."""
+    module, key, index = split_name(name)
+    if key != WEIGHT or index or len(array.shape) != 2 or not is_plain(array.dtype):
+        return False
+    keys = module.split(".")
+    return (
+        keys[-1] not in _LEFT
+        and _LEFT_WORDS.isdisjoint(words_of(keys[-1]))
+        and not any(each.startswith(_TOWERS) for each in keys)
+    )
+
+
+def is_fused(name: str, array: Described) -> bool:
+    """Whether this has the matrices of all experts of a layer."""
+    last = name.rpartition(".")[2]
+    is_one = EXPERTS in name and last in (_FUSED_IN, _FUSED_OUT)
+    return is_one and len(array.shape) == 3 and is_plain(array.dtype)
+
+
+def is_out_first(name: str, array: Described, hidden: int | None) -> bool | None:
+    """Whether fused matrices are (expert, out, in), as those of linear layers are; None where none can tell.
+
+    Args:
+        name, array: fused matrices.
+        hidden: the model's width.
+    """
+    first, second = array.shape[-2:]
+    if first == second or hidden not in (first, second):
+        return None
+    return (second == hidden) == name.endswith(_FUSED_IN)
+
+
+def left_modules(arrays: Mapping[str, Described], quantised: Collection[str]) -> list[str]:
+    """The modules of matrices that are not quantised, the largest that have no other.
+
+    Args:
+        arrays: by name.
+        quantised: names of those that are.
+    """
+    others = set(_modules_above(quantised))
+    found: dict[str, None] = {}
+    for name, array in arrays.items():
+        if name in quantised or len(array.shape) < 2:
+            continue
+        above = [each for each in _modules_above([name]) if each not in others]
+        # From the top: the first one without any quantised weight below it.
+        found |= {above[0]: None} if above else {}
+    return in_natural_order(found)
+
+
+def _modules_above(names: Iterable[str]) -> Iterator[str]:
+    """The modules in which arrays lie, outermost first."""
+    for name in names:
+        keys = name.split(".")[:-1]
+        yield from (".".join(keys[:stop]) for stop in range(1, len(keys) + 1))

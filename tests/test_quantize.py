@@ -1,0 +1,217 @@
+"""`ckpt quantize`: which weights of a model, what beside them, and what config.json says then."""
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from support.command_line import ended, run
+from support.golden_data import GOLDEN
+from support.hf_models import write_llama
+
+import ckpttools
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
+from ckpttools.quantized.encoders.fp8 import Fp8Blocks
+from ckpttools.quantized.encoders.mxfp4 import Mxfp4
+from ckpttools.quantized.modules import is_linear, left_modules
+from ckpttools.transforms.quantize import Quantize
+
+INVERSE, PLAIN = "_scale_inv", "bfloat16"
+
+
+def config_of(directory: Path) -> dict:
+    return json.loads((directory / "config.json").read_bytes())
+
+
+def load_file(path: Path) -> dict[str, np.ndarray]:
+    """All arrays; the library of safetensors gives numpy no float8."""
+    return {dotted(name): array.read() for name, array in ckpttools.open(path).arrays.items()}
+
+
+def shaped(*shape: int, dtype: str = PLAIN) -> LazyArray:
+    return Constant(shape, DTYPES[dtype], bytes(DTYPES[dtype].itemsize))
+
+
+def test_matrices_are_quantised_and_all_else_is_as_it_was(tmp_path):
+    tensors = write_llama(tmp_path / "hf", hidden_size=192, intermediate_size=320, num_hidden_layers=2)
+    receipt = ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
+    made = load_file(tmp_path / "fp8" / "model.safetensors")
+    scales = {name.removesuffix(INVERSE) for name in made if name.endswith(INVERSE)}
+    assert scales == {name for name in tensors if "_proj." in name} == set(receipt.errors)
+    encoder = Fp8Blocks()
+    for name, tensor in tensors.items():
+        if name not in scales:
+            assert made[name].tobytes() == tensor.tobytes()
+            continue
+        wanted = encoder.scales(tensor)
+        assert made[name + INVERSE].tobytes() == wanted.tobytes()
+        assert made[name].tobytes() == encoder.codes(tensor, wanted).tobytes()
+    assert 0.02 < receipt.errors["model.layers.0.mlp.up_proj.weight"].relative < 0.03
+    relative = [each.relative for each in receipt.errors.values()]
+    assert relative == sorted(relative, reverse=True) and not receipt.counts
+    before, after = config_of(tmp_path / "hf"), config_of(tmp_path / "fp8")
+    said = after.pop("quantization_config")
+    assert after == before
+    assert said == {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head", "model.embed_tokens"],
+    }
+
+
+def test_a_training_run_is_published_as_its_model_is(tmp_path):
+    write_llama(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
+    for source, place in (("hf", "wanted"), ("run", "made")):
+        ckpttools.quantize(tmp_path / source, tmp_path / place, exclude="*.down_proj.*")
+    wanted, made = (load_file(tmp_path / place / "model.safetensors") for place in ("wanted", "made"))
+    assert {name: each.tobytes() for name, each in made.items()} == {
+        n: each.tobytes() for n, each in wanted.items()
+    }
+    assert config_of(tmp_path / "wanted") == config_of(tmp_path / "made")
+    assert (
+        "model.layers.3.mlp.down_proj"
+        in config_of(tmp_path / "made")["quantization_config"]["modules_to_not_convert"]
+    )
+
+
+def test_experts_of_gpt_oss_become_mxfp4(tmp_path):
+    ckpttools.quantize(GOLDEN / "gpt-oss" / "hf", tmp_path / "mxfp4", scheme="mxfp4")
+    before = load_file(GOLDEN / "gpt-oss" / "hf" / "model.safetensors")
+    made = load_file(tmp_path / "mxfp4" / "model.safetensors")
+    experts = {name for name in before if name.endswith(("gate_up_proj", "down_proj"))}
+    assert experts and made.keys() == before.keys() - experts | {
+        f"{name}{end}" for name in experts for end in ("_blocks", "_scales")
+    }
+    encoder = Mxfp4()
+    for name in experts:
+        swapped = np.ascontiguousarray(before[name].swapaxes(1, 2))
+        flat = swapped.reshape(-1, swapped.shape[-1])
+        scales = encoder.scales(flat)
+        wanted = encoder.codes(flat, scales).reshape(*swapped.shape[:2], -1, 16)
+        assert made[f"{name}_blocks"].tobytes() == wanted.tobytes()
+        assert made[f"{name}_blocks"].shape == wanted.shape
+        assert made[f"{name}_scales"].tobytes() == scales.tobytes()
+        assert made[f"{name}_scales"].shape == wanted.shape[:-1]
+    said = config_of(tmp_path / "mxfp4")["quantization_config"]
+    assert said["quant_method"] == "mxfp4" and "lm_head" in said["modules_to_not_convert"]
+
+
+def test_the_command_lists_the_worst_arrays_and_tells_all_in_json(tmp_path):
+    write_llama(tmp_path / "hf")
+    said = run("quantize", tmp_path / "hf", tmp_path / "fp8")
+    assert "rms / rms of values" in said and "all 28 arrays" in said and "INEXACT" in said
+    told = json.loads(ended("quantize", tmp_path / "hf", tmp_path / "again", "--json").stdout)
+    assert len(told["errors"]) == 28 and {"elements", "largest", "rms", "relative"} == {
+        field for each in told["errors"].values() for field in each
+    }
+
+
+def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):
+    tensors = write_llama(tmp_path / "hf")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
+    save_file(tensors, tmp_path / "hf" / "model.safetensors")
+    with pytest.raises(FormatError, match="cannot be quantised") as caught:
+        ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
+    assert caught.value.place == "model.layers.1.mlp.up_proj.weight"
+    assert not (tmp_path / "fp8").exists()
+    ckpttools.quantize(
+        tmp_path / "hf", tmp_path / "fp8", exclude="model.layers.1.mlp.up_proj.weight", overwrite=True
+    )
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path):
+    write_llama(tmp_path / "hf")
+    with pytest.raises(UnknownNameError, match="no such scheme"):
+        Quantize("fp7")
+    with pytest.raises(UsageError, match="matches"):
+        ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", exclude="*.nothing")
+    with pytest.raises(UsageError, match="nothing to quantise"):
+        ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", scheme="mxfp4")
+    with pytest.raises(UsageError, match="about MaxText"):
+        ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", like=tmp_path / "hf")
+    ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
+    with pytest.raises(FormatError, match="quantised already"):
+        ckpttools.quantize(tmp_path / "fp8", tmp_path / "twice")
+
+
+def test_blocks_that_are_smaller_at_the_edge_are_told_of(tmp_path):
+    write_llama(tmp_path / "hf", intermediate_size=200)
+    notes = ckpttools.quantize.plan(tmp_path / "hf", tmp_path / "fp8").plan.notes
+    assert any("smaller than the others" in each for each in notes.remarks)
+    write_llama(tmp_path / "even", intermediate_size=256)
+    notes = ckpttools.quantize.plan(tmp_path / "even", tmp_path / "fp8").plan.notes
+    assert not any("smaller than the others" in each for each in notes.remarks)
+
+
+def test_fused_experts_are_quantised_where_they_are_as_linear_layers_are():
+    fused = {
+        "model.layers.0.mlp.experts.gate_up_proj": shaped(4, 512, 256),
+        "model.layers.0.mlp.experts.down_proj": shaped(4, 256, 256),
+        "model.layers.1.mlp.experts.gate_up_proj": shaped(4, 256, 512),
+    }
+    leaves = {(name,): each for name, each in fused.items()}
+    tree = Tree(leaves).with_metadata(config={"text_config": {"hidden_size": 256}})
+    made = Quantize()(tree)
+    assert [path for path in made.tree.arrays if path[0].endswith(INVERSE)] == [
+        ("model.layers.0.mlp.experts.gate_up_proj_scale_inv",)
+    ]
+    assert any("fused experts stay" in each for each in made.notes.remarks)
+
+
+@pytest.mark.parametrize(
+    ("name", "linear"),
+    {
+        "model.layers.0.self_attn.kv_a_proj_with_mqa.weight": True,
+        "model.layers.0.mlp.experts.7.w1.weight": True,
+        "model.layers.0.mlp.shared_expert.gate_proj.weight": True,
+        "model.layers.0.mlp.gate.weight": False,
+        "model.layers.0.mlp.shared_expert_gate.weight": False,
+        "model.layers.0.linear_attn.in_proj_a.weight": False,
+        "model.layers.0.self_attn.q_norm.weight": False,
+        "model.embed_tokens.weight": False,
+        "lm_head.weight": False,
+        "model.visual.blocks.0.attn.proj.weight": False,
+        "model.layers.0.self_attn.q_proj.bias": False,
+    }.items(),
+)
+def test_which_are_matrices_of_linear_layers(name, linear):
+    assert is_linear(name, shaped(8, 8)) is linear
+    assert not is_linear(name, shaped(8, 8, dtype="int8")) and not is_linear(name, shaped(8, 8, 8))
+
+
+def test_what_is_left_is_told_of_by_its_largest_modules():
+    arrays = {
+        "model.visual.blocks.0.attn.qkv.weight": shaped(8, 8),
+        "model.visual.blocks.0.norm.weight": shaped(8),
+        "model.layers.0.mlp.gate.weight": shaped(8, 8),
+        "model.layers.0.mlp.gate_proj.weight": shaped(8, 8),
+        "model.layers.0.input_layernorm.weight": shaped(8),
+        "lm_head.weight": shaped(8, 8),
+    }
+    left = left_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"})
+    assert left == ["lm_head", "model.layers.0.mlp.gate", "model.visual"]
+
+
+def test_values_of_every_dtype_are_quantised_alike(tmp_path):
+    tensors = write_llama(tmp_path / "hf", num_hidden_layers=1)
+    wide = {name: each.astype(np.float32) for name, each in tensors.items()}
+    for dtype in (ml_dtypes.bfloat16, np.float32, np.float64):
+        place = tmp_path / np.dtype(dtype).name
+        place.mkdir()
+        save_file({name: each.astype(dtype) for name, each in wide.items()}, place / "model.safetensors")
+        (place / "config.json").write_bytes((tmp_path / "hf" / "config.json").read_bytes())
+        ckpttools.quantize(place, tmp_path / f"{place.name}-fp8")
+    made = [
+        load_file(tmp_path / f"{name}-fp8" / "model.safetensors") for name in (PLAIN, "float32", "float64")
+    ]
+    for name in (each for each in made[0] if "_proj." in each):
+        assert len({each[name].tobytes() for each in made}) == 1
