@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from oracle import cases, environments, results, steps
+from oracle import cases, environments, images, results, run, steps
 from oracle.results import FAILED, PASSED, Finding, Row
 from oracle.run import found, made
 from oracle.worker import StepError, Worker
@@ -85,8 +85,49 @@ def test_what_maxtext_computes_otherwise_is_said_of_models_that_there_are():
         assert json.dumps(cases.configuration(name))
 
 
+def test_what_is_not_committed_is_said(monkeypatch):
+    said = {"rev-parse": "0123abcd9", "status": ""}
+    monkeypatch.setattr(run, "_git", lambda *words: said[words[0]])
+    assert run.commit() == "0123abcd9"
+    said["status"] = " M ckpttools/api/load.py"
+    assert run.commit() == "0123abcd9+"
+    monkeypatch.setattr(run, "_git", lambda *words: "")
+    assert run.commit() == ""
+
+
+SHOWN = [case for case in cases.configurations() if "images" in cases.steps_of(case, cases.UNSCANNED)]
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_images_are_among_tokens(case):
+    prompt = images.prompt(cases.configuration(case))
+    tokens = np.array(prompt.tokens)
+    (places,) = np.nonzero(tokens == prompt.placeholder)
+    assert (np.diff(places) == 1).all() and 0 < places[0] < places[-1] < len(tokens) - 1
+    assert prompt.positions.shape[-1] == len(tokens)
+    pixels = prompt.torch["pixel_values"]
+    assert sorted(pixels.ravel()) == sorted(prompt.pixels.ravel())
+
+
+def test_positions_of_a_picture_are_its_rows_and_columns():
+    (time, row, column) = images.prompt(cases.configuration("qwen3-vl")).positions[0]
+    grid = slice(12, 28)
+    assert (time[grid] == 12).all()
+    assert row[grid].tolist() == [12 + k // 4 for k in range(16)]
+    assert column[grid].tolist() == [12 + k % 4 for k in range(16)]
+    for each in (time, row, column):
+        assert each[:12].tolist() == list(range(12))
+        assert each[28:31].tolist() == [16, 17, 18]
+
+
+def test_scanned_models_of_text_alone_are_shown_no_images():
+    assert "images" not in cases.steps_of("qwen3-vl", cases.SCANNED)
+    assert "images" not in cases.steps_of("llama3.1", cases.UNSCANNED)
+
+
 def test_rows_of_the_table_are_of_models_that_there_are():
     rows = results.read()
     assert {family for family, _ in rows} <= set(cases.configurations())
     assert {layers for _, layers in rows} <= set(cases.LAYERS)
-    assert all(set(row.findings) <= set(steps.ALL) for row in rows.values())
+    assert all(set(row.findings) <= set(cases.steps_of(*key)) for key, row in rows.items())
+    assert all(each.date for row in rows.values() for each in row.findings.values())

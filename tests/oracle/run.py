@@ -52,7 +52,9 @@ def commit() -> str:
 
 
 def _git(*words: str) -> str:
-    asked = subprocess.run(["git", "--no-optional-locks", *words], capture_output=True, text=True, cwd=ROOT, check=False)
+    asked = subprocess.run(
+        ["git", "--no-optional-locks", *words], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     return "" if asked.returncode else asked.stdout.strip()
 
 
