@@ -14,18 +14,12 @@ from support.places import GOLDEN, GOLDEN_0_2_5, HF
 import ckpttools
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.maxtext.config.back import config_of_settings
-from ckpttools.maxtext.config.models import models
+from ckpttools.maxtext.config.models import defaults, models
 
-# Of what these need (rotary sections of images, layers of another pattern) no rule speaks, or no family.
-REFUSED = {
-    "gemma4-e2b",
-    "qwen3-omni-30b-a3b",
-    "qwen3-vl-2b",
-    "qwen3-vl-30b-a3b",
-    "qwen3-vl-4b",
-    "qwen3.5-35b-a3b",
-    "qwen3.5-397b-a17b",
-}
+# Layers of another pattern, of which no rule speaks.
+REFUSED = {"gemma4-e2b"}
+# Their text is a model without a name of its own, or of another family.
+WITH_TOWERS = {name for name, said in models().items() if said.get("use_mrope")}
 CASES = {
     f"{place.name}/{each.parent.parent.name}": each.parent
     for place in (GOLDEN, GOLDEN_0_2_5)
@@ -33,7 +27,15 @@ CASES = {
     if each.parent.parent.name not in ("gemma4-e2b", "qwen3-vl", "qwen3-vl-moe")
 }
 # No configuration is made of what settings say of towers.
-OF_TOWERS = ("use_multimodal", "vision_encoder_block")
+OF_TOWERS = (
+    "mrope_section",
+    "position_id_per_seconds",
+    "use_audio",
+    "use_mrope",
+    "use_multimodal",
+    "vision_encoder_block",
+    "vision_output_length",
+)
 
 
 def of_config(directory, config):
@@ -42,7 +44,7 @@ def of_config(directory, config):
 
 
 def values(found):
-    text = (each for each in found.settings if not each.name.endswith("_for_vit"))
+    text = (each for each in found.settings if not each.name.endswith(("_for_vit", "_for_audio")))
     return {each.name: each.value for each in text if each.name not in ("scan_layers", *OF_TOWERS)}
 
 
@@ -52,7 +54,9 @@ class TestSettingsAlone:
         told = ckpttools.maxtext_config(CASES[case])
         made = config_of_settings(told.arguments())
         found = of_config(tmp_path, made)
-        assert values(found) == values(told)
+        # Towers need the code of a model of a name, where texts do not.
+        named = {} if found.model_name else {"model_name": told.model_name}
+        assert {**named, **values(found)} == {**named, **values(told)}
         # What MaxText cannot do otherwise is said as it does it.
         assert [each for each in found.deviations if "embedding" not in each.what] == []
 
@@ -64,11 +68,25 @@ class TestSettingsAlone:
         words = [str(file), *(told.arguments() if told.model_name else ())]
         assert config_of_settings(words) == config_of_settings(told.arguments())
 
-    @pytest.mark.parametrize("name", sorted(models().keys() - REFUSED))
+    @pytest.mark.parametrize("name", sorted(models().keys() - REFUSED - WITH_TOWERS))
     def test_the_name_of_a_model_is_enough(self, tmp_path, name):
         found = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
         assert found.is_named
         assert models()[found.model_name] == models()[name]
+
+    @pytest.mark.parametrize("name", sorted(WITH_TOWERS))
+    def test_the_name_of_one_with_towers_makes_that_of_its_text(self, tmp_path, name):
+        found = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
+        known = {key: value for key, value in models()[name].items() if key not in OF_TOWERS}
+        # Where nothing is stretched, nothing reads how long texts were.
+        # How layers are stored is not the model's.
+        known = {
+            key: value
+            for key, value in known.items()
+            if key not in ("max_position_embeddings", "scan_layers")
+        }
+        made = {**defaults(), **{each.name: each.value for each in found.settings}}
+        assert {key: made.get(key) for key in known} == known
 
     @pytest.mark.parametrize("name", sorted(REFUSED))
     def test_what_no_rule_speaks_of_is_refused(self, name):

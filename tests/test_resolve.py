@@ -768,7 +768,7 @@ class TestCommandLine:
             ("python3 -m MaxText.train base.yml run_name=absent", 1, NOTHING),
             ("X=1 env Y=2 python3.12 -u -m maxtext.trainers.pre_train.train run_name=absent", 1, NOTHING),
             ("python3 MaxText/train.py run_name=absent --maxtext e591f30 --requests 3", 1, NOTHING),
-            ("--maxtxt 0.2.5 run_name=absent", 2, "ckpt resolve -- python3"),
+            ("--maxtxt 0.2.5 run_name=absent", 2, "-- python3 -m maxtext"),
             ("run_name=absent", 1, NOTHING),
             (f"-- base.yml load_parameters_path={SCANNED}", 1, "cannot use what is there"),
             (f"load_parameters_path={UNSCANNED}", 1, "set scan_layers=false"),

@@ -13,9 +13,12 @@ from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.config.checking import contradictions
+from ckpttools.maxtext.config.given import Given, given
+from ckpttools.maxtext.config.known import mistakes
+from ckpttools.maxtext.config.reading import Reading
 from ckpttools.maxtext.config.report import Deviation, MaxTextConfig, ModelSetting, ordered
 from ckpttools.maxtext.config.seen import SeenModel, seen_in, seen_in_config
-from ckpttools.maxtext.config.telling import MODEL_NAME, deviations, fitting_model, settings_of, told
+from ckpttools.maxtext.config.telling import MODEL_NAME, deviations, fitting_model, notes, settings_of, told
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.versions import NEWEST, version_called
@@ -67,7 +70,7 @@ def maxtext_config(
         found = fitting_model(values)
         named = None if found in version.absent_models else found
         every = {**values, **stored}
-        wrong = tuple(contradictions([str(each) for each in check], every)) if check else ()
+        said = given([str(each) for each in check]) if check else Given({}, False)
     base = values.get(MODEL_NAME)
     return MaxTextConfig(
         path=str(source.metadata.place if isinstance(source, Tree) else source),
@@ -78,8 +81,10 @@ def maxtext_config(
         settings=ordered(every),
         told=ordered({**told(values, named), **stored}),
         deviations=(*deviations(model.family, model.facts), *_tied(every)),
-        notes=model.notes,
-        contradictions=wrong,
+        notes=(*model.notes, *notes(model.family, model.facts)),
+        unread=tuple(Reading(model.family, model.facts).unread()),
+        contradictions=tuple(contradictions(said, every)),
+        mistakes=tuple(mistakes(said.said, version.name)),
     )
 
 

@@ -11,12 +11,13 @@ import click
 from ckpttools.cli.models import family_option
 from ckpttools.cli.options import MODEL, json_option, requests_option, step_option
 from ckpttools.cli.output import labelled, print_json, say, show, width
+from ckpttools.core.errors import near_names
 from ckpttools.core.text import printable
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
-    from ckpttools.maxtext.config.report import Contradiction, MaxTextConfig
+    from ckpttools.maxtext.config.report import Contradiction, MaxTextConfig, Mistake
 
 _CONTRADICTED = 1
 _COLUMN = 12
@@ -24,9 +25,14 @@ _PROGRAMS = {"train": "maxtext.trainers.pre_train.train", "decode": "maxtext.inf
 _ASKED = {"train": ("run_name=NAME", "base_output_directory=DIR"), "decode": ("run_name=NAME",)}
 
 
-@click.command("maxtext-config", short_help="What MaxText must be told to run a checkpoint.")
+# So that a command of a run, `python3 -m …` and all, stands after --check as it is.
+@click.command(
+    "maxtext-config",
+    short_help="What MaxText must be told to run a checkpoint.",
+    context_settings={"ignore_unknown_options": True},
+)
 @click.argument("path", type=MODEL, metavar="PATH")
-@click.argument("words", metavar="[CONFIG.yml] [NAME=VALUE]...", nargs=-1)
+@click.argument("words", metavar="[COMMAND] [CONFIG.yml] [NAME=VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--check", is_flag=True, help="Report which of the settings that follow contradict the checkpoint."
 )
@@ -77,16 +83,23 @@ def maxtext_config(
     and switch is said. Settings go to stdout, and to stderr what MaxText computes otherwise, whatever its
     settings.
 
-    Exit codes: 0 done; 1 a setting contradicts the checkpoint (--check).
+    After --check stands what a run is told: a configuration file and settings, or its whole command as it
+    is typed, quoted as one word or not.
+
+    Exit codes: 0 done; 1 a setting contradicts the checkpoint, or MaxText refuses it (--check).
 
     \b
     Example:
       ckpt maxtext-config ~/maxtext/llama3.1-8b
       ckpt maxtext-config ~/maxtext/llama3.1-8b --command train
       ckpt maxtext-config ~/models/Llama-3.2-1B --check my.yml rope_type=default
+      ckpt maxtext-config llama --check python3 -m maxtext.trainers.pre_train.train my.yml steps=10
     """
     from ckpttools.api.maxtext_config import maxtext_config as call
 
+    odd = next((word for word in words if word.startswith("--")), None)
+    if odd is not None:
+        raise click.NoSuchOption(odd, possibilities=_options_like(odd))
     if bool(words) != check:
         raise click.UsageError("--check goes with settings, after PATH: a configuration file, or NAME=VALUE.")
     found = call(path, check=words, **options)
@@ -98,7 +111,7 @@ def maxtext_config(
         show(_settings(found, form, command))
     if not as_json and (remarks := [*_remarks(found)]):
         say(*remarks)
-    if found.contradictions:
+    if found.contradictions or found.mistakes:
         click.get_current_context().exit(_CONTRADICTED)
 
 
@@ -114,6 +127,8 @@ def _settings(found: MaxTextConfig, form: str, command: str | None) -> Iterator[
 def _remarks(found: MaxTextConfig) -> Iterator[str]:
     for each in found.deviations:
         yield from _labelled("differs", f"{each.what}: {each.reason}")
+    if found.unread:
+        yield from _labelled("not read", f"{', '.join(found.unread)}: MaxText is told nothing of it")
     for note in found.notes:
         yield from _labelled("note", note)
 
@@ -122,9 +137,17 @@ def _labelled(label: str, text: str) -> list[str]:
     return labelled(label, printable(text), _COLUMN, width(), whole_words=True)
 
 
+def _options_like(word: str) -> list[str]:
+    params = click.get_current_context().command.params
+    return near_names(word, [name for each in params for name in each.opts if name.startswith("--")], 3)
+
+
 def _checked(found: MaxTextConfig) -> Iterator[str]:
-    if not found.contradictions:
+    if not (found.contradictions or found.mistakes):
         yield click.style("nothing contradicts the checkpoint", bold=True)
+    for mistake in found.mistakes:
+        yield _said(mistake)
+        yield from _labelled("  refused", f"{mistake.reason}; {mistake.hint}")
     for each in found.contradictions:
         yield from _contradiction(each)
 
@@ -132,5 +155,11 @@ def _checked(found: MaxTextConfig) -> Iterator[str]:
 def _contradiction(found: Contradiction) -> Iterator[str]:
     from ckpttools.maxtext.config.report import word
 
-    yield click.style(printable(f"{found.name}={word(found.said)}  ({found.said_in})"), bold=True, fg="red")
+    yield _said(found)
     yield from _labelled("  wanted", f"{word(found.wanted)} ({found.source})")
+
+
+def _said(found: Contradiction | Mistake) -> str:
+    from ckpttools.maxtext.config.report import word
+
+    return click.style(printable(f"{found.name}={word(found.said)}  ({found.said_in})"), bold=True, fg="red")

@@ -101,17 +101,33 @@ ROPE_SETTINGS = """
     rope_attention_scaling:             true, if rope.type is "yarn"
     must rope.type in ["default", "linear", "llama3", "yarn"] -- MaxText has no such rotary embedding
     must rope.partial_rotary_factor is 1 -- MaxText turns whole heads
+    must rope.usual_attention_factor in [null, true], if rope.type is "yarn"
+        -- MaxText multiplies by 0.1 ln(factor) + 1
 """
-NO_WINDOW = """
+UNBIASED = """
+    must config.attention_bias is false -- MaxText's block has no such biases
+"""
+EVERY_LAYER = """
+    must layer_types.full_every_1 -- MaxText has every layer attend to everything
+"""
+NO_WINDOW = (
+    """
     must config.sliding_window is null -- MaxText's block has no window: longer texts come out otherwise
 """
-NO_SWITCHED_WINDOW = """
+    + EVERY_LAYER
+)
+NO_SWITCHED_WINDOW = (
+    """
     must config.use_sliding_window is false -- MaxText's block has no window
+    idle sliding_window, max_window_layers -- nothing has a window
 """
+    + EVERY_LAYER
+)
 EXPERTS_EVERYWHERE = """
     must config.norm_topk_prob is true -- MaxText's weights of the chosen experts always sum up to 1
     must config.decoder_sparse_step is 1 -- MaxText has experts in every layer
     must config.mlp_only_layers is [] -- MaxText has experts in every layer
+    idle intermediate_size -- no layer is without experts
 """
 # The rotary embedding of Llama 3.1, which takes no numbers from a configuration.
 LLAMA3_LIMITS = """

@@ -110,6 +110,8 @@ FAMILY = Family(
     model_name:                       "kimi-k2-1t", if config.model_type is "kimi_k2"
     model_name:                       "deepseek3-671b", if config.model_type is "deepseek_v3"
     use_indexer:                      true, if flag.indexer
+    # Flash attention needs use_tokamax_splash=true.
+    attention:                        "dot_product", if flag.indexer
     indexer_n_heads:                  config.index_n_heads, if flag.indexer
     indexer_head_dim:                 config.index_head_dim, if flag.indexer
     indexer_topk:                     config.index_topk, if flag.indexer
@@ -149,6 +151,17 @@ FAMILY = Family(
     must rope.attention_factor in [null, 1], if rope.type is "yarn" -- MaxText scales scores alone
     must config.norm_topk_prob is flag.score_correction -- MaxText decides so by the way of scoring
     must config.topk_group is 1, if config.n_group in [null, 1] -- MaxText chooses among all experts
+    must config.scoring_func is "sigmoid", if flag.score_correction
+        -- MaxText scores by the sigmoid where scores are corrected, as transformers does
+    must config.scoring_func is "softmax", if flag.score_correction is false
+        -- MaxText scores by the softmax where scores are not corrected
+    must config.moe_layer_freq is 1 -- MaxText has experts in every layer after the first dense ones
+    must config.attention_bias is false -- MaxText's block has no such biases
+    must config.mlp_bias is false -- MaxText's block has no such biases
+    idle head_dim, qk_head_dim -- latent attention has heads of its own sizes
+    idle layer_types -- of one model type all layers attend alike
+    note if flag.indexer -- trained further, MaxText trains the indexer alone, with a loss of 0, unless
+        -- indexer_sparse_training=true is said, too
     must config.num_key_value_heads is heads -- MaxText's latent attention has keys for every head
     must config.model_type is "deepseek_v32", if flag.indexer -- MaxText has an indexer in V3.2 alone
     must config.model_type is not "deepseek_v2", if flag.score_correction

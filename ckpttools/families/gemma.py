@@ -34,6 +34,8 @@ FIRST_SETTINGS = """
     rope_max_timescale:         rope.theta | 10000
     rope_type:                  "default"
     head_dim:                   head_dim | embed // heads
+    must config.attention_bias is false -- MaxText's block has no such biases
+    idle hidden_act -- hidden_activation says it
 """
 SETTINGS = (
     """

@@ -136,6 +136,14 @@ FAMILY = Family(
     intermediate_size_for_vit:   vision_mlp, if flag.vision
     num_hidden_layers_for_vit:   vision_layer, if flag.vision
     num_attention_heads_for_vit: vision_heads, if flag.vision
+    must config.vision_config.layer_norm_eps is config.rms_norm_eps, if flag.vision
+        -- MaxText's tower takes the epsilon of the text model
+    must config.vision_config.hidden_act is "gelu_pytorch_tanh", if flag.vision
+        -- MaxText's tower has no other activation
+    must config.mm_tokens_per_image is 256, if flag.vision -- MaxText's tower makes 256 tokens of an image
+    idle vision_config.vision_use_head -- no Gemma asks that head
+    must config._sliding_window_pattern is 6
+        -- MaxText has each sixth layer attend to everything, and no other
     local_rope_max_timescale:   rope.local_theta | 10000
     rope_linear_scaling_factor: rope.factor, if rope.type is "linear"
     rope_linear_scaling_factor: 1

@@ -114,6 +114,7 @@ SETTINGS_4 = (
     must rope.type in ["default", "proportional"] -- MaxText's block has no other rotary embedding
     must rope.type is "proportional", if rope.partial_rotary_factor is not null
         -- MaxText turns the parts of heads that this type turns
+    idle per_layer_config -- the arrays show it
     must rope.local_type is "default" -- MaxText's block has no other rotary embedding
     must config.use_bidirectional_attention in [null, false, "vision"] -- MaxText's layers look back alone
     must config.attn_logit_softcapping in [null, 0] -- MaxText's block has no such cap
@@ -169,6 +170,37 @@ FAMILY = Family(
     model_name:                "gemma4-26b", if flag.experts
     model_name:                "gemma4-31b"
     decoder_block:             "gemma4"
+    use_multimodal:                  true, if flag.vision
+    vision_encoder_block:            "gemma4", if flag.vision
+    image_size_for_vit:              [672, 960], if flag.vision
+    vision_output_length:            config.vision_soft_tokens_per_image
+                                   | config.vision_config.default_output_length | 280, if flag.vision
+    num_channels_for_vit:            3, if flag.vision
+    patch_size_for_vit:              config.vision_config.patch_size | 16, if flag.vision
+    conv_stride_for_vit:             config.vision_config.patch_size | 16, if flag.vision
+    hidden_size_for_vit:             vision_embed, if flag.vision
+    intermediate_size_for_vit:       vision_mlp, if flag.vision
+    num_hidden_layers_for_vit:       vision_layer, if flag.vision
+    num_attention_heads_for_vit:     vision_heads, if flag.vision
+    num_position_embeddings_for_vit: vision_position, if flag.vision
+    rope_theta_for_vit:              config.vision_config.rope_parameters.rope_theta
+                                   | config.vision_config.rope_theta | 100, if flag.vision
+    must vision_kv_heads is vision_heads, if flag.vision -- MaxText's tower has keys for every head
+    must vision_head_dim is vision_embed // vision_heads, if flag.vision
+        -- heads of MaxText's tower share its width
+    must config.vision_config.rms_norm_eps is config.rms_norm_eps, if flag.vision
+        -- MaxText's tower takes the epsilon of the text model
+    must config.vision_config.hidden_activation is "gelu_pytorch_tanh", if flag.vision
+        -- MaxText's tower has no other activation
+    must config.vision_config.pooling_kernel_size is 3, if flag.vision
+        -- MaxText's tower makes one token of 3 times 3 patches
+    must config.vision_config.use_clipped_linears is false, if flag.vision -- MaxText's tower clips nothing
+    must config.vision_config.attention_bias is false, if flag.vision -- MaxText's tower has no such biases
+    must config.vision_config.rope_parameters.rope_type in ["axial", "default"], if flag.vision
+        -- MaxText's tower has no other rotary embedding
+    idle vision_config.global_head_dim, vision_config.num_global_key_value_heads
+        -- the tower has no such layers
+    idle vocab_size_per_layer_input -- its layers have no embeddings of their own
     global_head_dim:           global_head_dim
     global_num_kv_heads:       global_kv_heads
     share_kv_projections:      flag.keys_are_values

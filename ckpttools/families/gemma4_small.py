@@ -125,6 +125,9 @@ FAMILY = Family(
     hidden_size_per_layer_input: layer_embed
     vocab_size_per_layer_input:  layer_vocab
     use_double_wide_mlp:         flag.wide
+    must config.enable_moe_block is false -- MaxText's block has no experts
+    must config.attention_k_eq_v is false -- MaxText's block has values of their own
+    idle vision_soft_tokens_per_image -- MaxText has no tower of this model
     must layer_types.full_every_5, if flag.fives
         -- MaxText has each fifth layer attend to everything, and no other
     must layer_types.full_every_6, if flag.fives is false

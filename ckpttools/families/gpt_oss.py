@@ -48,6 +48,9 @@ FAMILY = Family(
     sliding_window_size:                config.sliding_window
     inhomogeneous_layer_cycle_interval: position
     must layer_types.full_every_2 -- MaxText has each second layer attend to everything, and no other
+    must config.attention_bias is true -- MaxText's block has these biases
+    idle initial_context_length -- the rotary embedding has it as original_max_position_embeddings
+    idle experts_per_token -- num_experts_per_tok says it
     must config.swiglu_alpha is 1.702 -- it is 1.702 in MaxText's code
     """
         + EXPERT_SETTINGS

@@ -2,12 +2,14 @@
 
 from ckpttools.families.decoder import (
     EMBEDDINGS,
+    EVERY_LAYER,
     LLAMA3_ROPE,
     LLAMA_LAYERS,
     LLAMA_SETTINGS,
     ROTARY_BUFFERS,
     SIZES,
     TIED,
+    UNBIASED,
 )
 from ckpttools.families.family import Family
 from ckpttools.mapping.settings import setting_rules
@@ -26,7 +28,10 @@ FAMILY = Family(
     settings=setting_rules(
         """
     decoder_block: "llama2"
+    must config.mlp_bias is false -- MaxText's block has no such biases
     """
         + LLAMA_SETTINGS
+        + UNBIASED
+        + EVERY_LAYER
     ),
 )

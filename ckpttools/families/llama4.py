@@ -138,7 +138,37 @@ FAMILY = Family(
     ),
     settings=setting_rules(
         """
+    model_name:                         "llama4-17b-128e", if flag.vision and flag.interleaved_experts
+    model_name:                         "llama4-17b-16e", if flag.vision
     decoder_block:                      "llama4"
+    use_multimodal:                     true, if flag.vision
+    vision_encoder_block:               "llama4", if flag.vision
+    image_size_for_vit:                 config.vision_config.image_size | 448, if flag.vision
+    tile_size_for_vit:                  config.vision_config.image_size | 448, if flag.vision
+    num_channels_for_vit:               config.vision_config.num_channels | 3, if flag.vision
+    patch_size_for_vit:                 config.vision_config.patch_size | 14, if flag.vision
+    hidden_size_for_vit:                vision_embed, if flag.vision
+    intermediate_size_for_vit:          vision_mlp, if flag.vision
+    num_hidden_layers_for_vit:          vision_layer, if flag.vision
+    num_attention_heads_for_vit:        vision_heads, if flag.vision
+    rope_theta_for_vit:                 config.vision_config.rope_parameters.rope_theta
+                                      | config.vision_config.rope_theta | 10000, if flag.vision
+    vision_output_dim_for_vit:          config.vision_config.vision_output_dim | 7680, if flag.vision
+    projector_input_dim_for_vit:        config.vision_config.projector_input_dim | 4096, if flag.vision
+    projector_output_dim_for_vit:       config.vision_config.projector_output_dim | 4096, if flag.vision
+    pixel_shuffle_ratio_for_vit:        config.vision_config.pixel_shuffle_ratio | 0.5, if flag.vision
+    must config.vision_config.hidden_act is "gelu", if flag.vision -- MaxText's tower has no other activation
+    must config.vision_config.multi_modal_projector_bias is false, if flag.vision
+        -- MaxText's projector has no bias
+    must config.vision_config.vision_feature_select_strategy is "default", if flag.vision
+        -- MaxText's tower leaves out what stands for the whole image
+    must config.vision_config.rope_parameters.rope_type is "default", if flag.vision
+        -- MaxText's tower has no other rotary embedding
+    must config.rms_norm_eps is 1e-05, if flag.vision -- MaxText's tower takes it, and was trained with 1e-05
+    must config.attention_bias is false -- MaxText's block has no such biases
+    idle vision_config.norm_eps -- transformers takes 1e-05
+    idle moe_layers -- interleave_moe_layer_step says it
+    idle for_llm_compressor -- a mark of who wrote the files
     base_mlp_dim:                       mlp, if flag.interleaved_experts
     base_mlp_dim:                       expert_mlp
     base_moe_mlp_dim:                   expert_mlp

@@ -9,6 +9,7 @@ from ckpttools.families.decoder import (
     ROTARY_BUFFERS,
     SIZES,
     TIED,
+    UNBIASED,
 )
 from ckpttools.families.family import Family
 from ckpttools.mapping.settings import setting_rules
@@ -30,5 +31,6 @@ FAMILY = Family(
     """
         + LLAMA_SETTINGS
         + NO_WINDOW
+        + UNBIASED
     ),
 )

@@ -9,6 +9,7 @@ from ckpttools.families.decoder import (
     SCALED_ATTENTION,
     SIZES,
     TIED,
+    UNBIASED,
 )
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
@@ -37,5 +38,6 @@ FAMILY = Family(
         + EXPERT_SETTINGS
         + LLAMA_SETTINGS
         + NO_WINDOW
+        + UNBIASED
     ),
 )

@@ -1,6 +1,6 @@
 """OLMo 2 and 3: norms after attention and MLP, cycles of four layers."""
 
-from ckpttools.families.decoder import EMBEDDINGS, LLAMA_SETTINGS, MLP, SIZES, TIED
+from ckpttools.families.decoder import EMBEDDINGS, LLAMA_SETTINGS, MLP, SIZES, TIED, UNBIASED
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import setting_rules
@@ -45,5 +45,6 @@ FAMILY = Family(
     must layer_types.full_every_4 -- MaxText has each fourth layer attend to everything, and no other
     """
         + LLAMA_SETTINGS
+        + UNBIASED
     ),
 )

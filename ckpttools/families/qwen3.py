@@ -10,6 +10,7 @@ from ckpttools.families.decoder import (
     NORMS,
     SIZES,
     TIED,
+    UNBIASED,
 )
 from ckpttools.families.family import Family, Spelling, decoder_layers
 from ckpttools.mapping.settings import setting_rules
@@ -39,5 +40,6 @@ FAMILY = Family(
     """
         + LLAMA_SETTINGS
         + NO_SWITCHED_WINDOW
+        + UNBIASED
     ),
 )

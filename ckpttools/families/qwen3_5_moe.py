@@ -6,6 +6,7 @@ from ckpttools.families.qwen3_next import FAMILY as QWEN3_NEXT
 from ckpttools.families.qwen3_next import FULL, LINEAR, NORMS, SETTINGS, SHARED_EXPERT
 from ckpttools.families.qwen3_vl import HUB
 from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DERIVED, LAST_MERGER, PATCHES
+from ckpttools.families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.families.qwen_tower import SIZES as TOWER_SIZES
 from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
@@ -68,5 +69,14 @@ FAMILY = Family(
     left_out=("mtp.*",),
     towers=("vision",),
     spellings=(HUB, Spelling(model_types=("qwen3_5_moe_text",), name="text")),
-    settings=setting_rules('decoder_block: "qwen3_5"' + SETTINGS),
+    settings=setting_rules(
+        """
+    model_name:           "qwen3.5-35b-a3b", if flag.vision
+    vision_encoder_block: "qwen3_5", if flag.vision
+    mrope_section:        rope.mrope_section | [11, 11, 10], if flag.vision
+    decoder_block:        "qwen3_5"
+    """
+        + TOWER_SETTINGS
+        + SETTINGS
+    ),
 )

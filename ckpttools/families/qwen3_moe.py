@@ -11,6 +11,7 @@ from ckpttools.families.decoder import (
     NORMS,
     SIZES,
     TIED,
+    UNBIASED,
 )
 from ckpttools.families.family import Family, Spelling, decoder_layers
 from ckpttools.families.qwen3 import POSITIONS
@@ -57,5 +58,6 @@ FAMILY = Family(
         + EXPERTS_EVERYWHERE
         + LLAMA_SETTINGS
         + NO_SWITCHED_WINDOW
+        + UNBIASED
     ),
 )

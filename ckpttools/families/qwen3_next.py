@@ -7,6 +7,7 @@ from ckpttools.families.decoder import (
     HEAD_DIM_SETTING,
     SIZES,
     TIED,
+    UNBIASED,
 )
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
@@ -71,10 +72,14 @@ SETTINGS = (
     rope_type:                          "default"
     rope_max_timescale:                 rope.theta | 10000
     partial_rotary_factor:              rope.partial_rotary_factor | 0.25
+    must layer_types.full_every_4 -- MaxText has each fourth layer attend to everything, and no other
+    must config.full_attention_interval is 4
+        -- MaxText has each fourth layer attend to everything, and no other
     must shared_mlp is mlp -- MaxText's shared expert is as wide as the others
     must rope.type is "default" -- MaxText's block has no other rotary embedding
     """
     + EXPERTS_EVERYWHERE
+    + UNBIASED
     + HEAD_DIM_SETTING
     + DECODER_SETTINGS
 )

@@ -7,8 +7,10 @@ from ckpttools.families.family import Family, FlagRule, Part, Spelling, tower_bl
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.families.qwen3_moe import TEXT
 from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED, PATCHES
+from ckpttools.families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.families.tower import AUDIO, VISION
 from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import setting_rules
 
 # The tower is Qwen3-VL's, but for the names of what makes one token of several patches.
 MERGE = rows("""
@@ -137,5 +139,37 @@ FAMILY = Family(
         Spelling(model_types=("qwen3_omni_moe_thinker",), name="thinker"),
         TEXT,
     ),
-    settings=QWEN3_MOE.settings,
+    settings=setting_rules(
+        """
+    model_name:                       "qwen3-omni-30b-a3b", if flag.vision
+    model_name:                       "qwen3-omni-30b-a3b", if flag.audio
+    vision_encoder_block:             "qwen3_omni", if flag.vision
+    position_id_per_seconds:          config.position_id_per_seconds | 25, if flag.vision
+    use_audio:                        flag.audio, if flag.vision
+    use_audio:                        true, if flag.audio
+    use_multimodal:                   true, if flag.vision
+    use_multimodal:                   false, if flag.audio
+    d_model_for_audio:                audio_embed, if flag.audio
+    encoder_layers_for_audio:         audio_layer, if flag.audio
+    encoder_attention_heads_for_audio: audio_heads, if flag.audio
+    encoder_ffn_dim_for_audio:        audio_mlp, if flag.audio
+    downsample_hidden_size_for_audio: sound, if flag.audio
+    output_dim_for_audio:             config.audio_config.output_dim | embed, if flag.audio
+    num_mel_bins_for_audio:           config.audio_config.num_mel_bins | 128, if flag.audio
+    max_source_positions_for_audio:   config.audio_config.max_source_positions | 1500, if flag.audio
+    n_window_for_audio:               config.audio_config.n_window | 100, if flag.audio
+    n_window_infer_for_audio:         config.audio_config.n_window_infer | 400, if flag.audio
+    conv_chunksize_for_audio:         config.audio_config.conv_chunksize | 500, if flag.audio
+    must config.audio_config.activation_function is "gelu_pytorch_tanh", if flag.audio
+        -- MaxText's tower takes GELU by tanh
+    must config.audio_config.output_dim is embed, if flag.audio
+        -- what MaxText's tower gives is as wide as the text model
+    idle audio_config.scale_embedding -- neither MaxText nor transformers scales
+    idle talker_config, code2wav_config -- MaxText has no place for what speaks
+    idle tie_word_embeddings -- the text model says it
+    idle position_id_per_seconds -- without a tower nothing is seen
+    """
+        + TOWER_SETTINGS
+    )
+    + QWEN3_MOE.settings,
 )

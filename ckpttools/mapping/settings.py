@@ -6,6 +6,8 @@ rope_type:      "yarn", if rope.type is "yarn"        JSON; lines of one name st
 mlp_activation: config.hidden_act as {"silu": "silu"} a field of the configuration, in other words; of a
                                                       list each item
 must rope.factor is 8, if rope.type is "llama3" -- it is 8 in the code
+idle qk_head_dim, ep_size -- they say nothing that other fields do not
+note if flag.indexer -- what there is to know of such a model
 """
 
 from __future__ import annotations
@@ -14,104 +16,19 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Protocol
+from itertools import chain
+from typing import Any
 
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
+from ckpttools.mapping.arithmetic import axes_in
+from ckpttools.mapping.setting_terms import FLAG, TRUE, Condition, Facts, Relation, Term
 
 FIELDS = ("config", "rope", "layer_types")
-_FLAG, _MUST, _REASON = "flag.", "must ", " -- "
-Relation = Literal["is", "is not", "in", "not in"]
+_MUST, _IDLE, _NOTE, _REASON = "must ", "idle ", "note if ", " -- "
 _RELATIONS: Mapping[str, Relation] = {" is not ": "is not", " is ": "is", " not in ": "not in", " in ": "in"}
 _GOING_ON = ("| ", "-- ")
 _LONGEST = 100
 _OPENING, _CLOSING = "[{(", "]})"
-
-
-class Facts(Protocol):
-    """What is known of one model."""
-
-    @property
-    def lengths(self) -> Mapping[str, int]:
-        """Of axes."""
-
-    @property
-    def flags(self) -> Mapping[str, bool]:
-        """Yes and no."""
-
-    def field(self, name: str) -> Any:
-        """A field of the configuration, such as `config.rms_norm_eps`; None where there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """What a value is.
-
-    Attributes:
-        kind: "value" is there as it is, "field" in the configuration, "flag" is a yes or no, "formula" a sum
-            over lengths of axes.
-        value: of kind "value".
-        name: of the field or flag, or the formula.
-        words: value of the field as JSON -> what stands for it; None for the value itself.
-    """
-
-    kind: Literal["value", "field", "flag", "formula"]
-    value: Any = None
-    name: str = ""
-    words: Mapping[str, Any] | None = None
-
-    def of(self, facts: Facts) -> Any:
-        """The value for one model; None where nothing is known.
-
-        Raises:
-            KeyError: there are words, but none for this value.
-        """
-        if self.kind == "value":
-            return self.value
-        if self.kind == "flag":
-            return facts.flags.get(self.name, False)
-        if self.kind == "formula":
-            return _length(self.name, facts.lengths)
-        found = facts.field(self.name)
-        if self.words is None or found is None:
-            return found
-        if isinstance(found, list):
-            return [self._word(each) for each in found]
-        return self._word(found)
-
-    def _word(self, said: Any) -> Any:
-        assert self.words is not None
-        return self.words[said if isinstance(said, str) else json.dumps(said)]
-
-    def __str__(self) -> str:
-        if self.kind == "value":
-            return json.dumps(self.value)
-        words = "" if self.words is None else f" as {json.dumps(self.words)}"
-        return f"{_FLAG if self.kind == 'flag' else ''}{self.name}{words}"
-
-
-_TRUE = Term("value", True)
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """Two terms and how they are to each other."""
-
-    left: Term
-    relation: Relation
-    right: Term
-
-    def holds(self, facts: Facts) -> bool:
-        """Whether it is so of one model."""
-        left, right = self.left.of(facts), self.right.of(facts)
-        if self.relation in ("in", "not in"):
-            return (left in right) == (self.relation == "in")
-        return bool(left == right) == (self.relation == "is")
-
-    def __str__(self) -> str:
-        if (self.relation, self.right) == ("is", _TRUE):
-            return str(self.left)
-        return f"{self.left} {self.relation} {self.right}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +78,65 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """Fields of a configuration that change nothing of what a framework computes.
+
+    Attributes:
+        fields: their names, of parts such as `vision_config.hidden_act` with the part's; patterns.
+        reason: why they do not.
+    """
+
+    fields: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{_IDLE}{', '.join(self.fields)}{_REASON}{self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What there is to know of a model.
+
+    Attributes:
+        conditions: of which.
+        text: what.
+    """
+
+    conditions: tuple[Condition, ...]
+    text: str
+
+    def applies(self, facts: Facts) -> bool:
+        """Whether it is to be said of one model."""
+        return all(each.holds(facts) for each in self.conditions)
+
+    def __str__(self) -> str:
+        return f"{_NOTE}{' and '.join(map(str, self.conditions))}{_REASON}{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
 class SettingRules:
     """All lines of a text."""
 
     settings: tuple[Setting, ...] = ()
     limits: tuple[Limit, ...] = ()
+    idle: tuple[Idle, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def __add__(self, other: SettingRules) -> SettingRules:
         """These lines, then those."""
-        return SettingRules(self.settings + other.settings, self.limits + other.limits)
+        settings, limits = self.settings + other.settings, self.limits + other.limits
+        return SettingRules(settings, limits, self.idle + other.idle, self.notes + other.notes)
+
+    def terms(self) -> Iterator[Term]:
+        """All terms of all lines."""
+        for setting in self.settings:
+            yield from setting.terms
+        conditions = [each.wanted for each in self.limits]
+        conditions += chain(*(each.conditions for each in self.settings))
+        conditions += chain(*(each.conditions for each in self.limits))
+        conditions += chain(*(each.conditions for each in self.notes))
+        for condition in conditions:
+            yield from (condition.left, condition.right)
 
     def chosen(self, facts: Facts) -> Mapping[str, Setting]:
         """The settings that one model has: of each name the first that applies."""
@@ -185,7 +152,7 @@ class SettingRules:
         return any(each.kind == "flag" and each.name == flag for each in found)
 
     def __str__(self) -> str:
-        return "\n".join(map(_folded, map(str, (*self.settings, *self.limits))))
+        return "\n".join(map(_folded, map(str, (*self.settings, *self.limits, *self.idle, *self.notes))))
 
 
 def _where(conditions: Sequence[Condition]) -> str:
@@ -202,12 +169,18 @@ def setting_rules(text: str) -> SettingRules:
     lines = _whole_lines(text)
     settings: list[Setting] = []
     limits: list[Limit] = []
+    idle: list[Idle] = []
+    notes: list[Note] = []
     for line in lines:
         if line.startswith(_MUST):
             limits.append(_limit(line))
+        elif line.startswith(_IDLE):
+            idle.append(_idle(line))
+        elif line.startswith(_NOTE):
+            notes.append(_note(line))
         else:
             settings.append(_setting(line))
-    return SettingRules(tuple(settings), tuple(limits))
+    return SettingRules(tuple(settings), tuple(limits), tuple(idle), tuple(notes))
 
 
 def _whole_lines(text: str) -> list[str]:
@@ -245,6 +218,22 @@ def _limit(line: str) -> Limit:
     return Limit(_condition(wanted, line), conditions, reason.strip())
 
 
+def _idle(line: str) -> Idle:
+    said, dashes, reason = line.removeprefix(_IDLE).partition(_REASON)
+    fields = tuple(each.strip() for each in said.split(","))
+    if not dashes or not all(fields):
+        raise _wrong(line, "idle FIELD, FIELD -- REASON")
+    return Idle(fields, reason.strip())
+
+
+def _note(line: str) -> Note:
+    said, dashes, text = line.removeprefix(_NOTE).partition(_REASON)
+    if not dashes:
+        raise _wrong(line, "note if CONDITION -- TEXT")
+    text = text.replace(_REASON, " ").strip()
+    return Note(tuple(_condition(each, line) for each in _split(said, " and ")), text)
+
+
 def _conditions(text: str, line: str) -> tuple[str, tuple[Condition, ...]]:
     said, *others = _split(text, ", if ")
     return said, tuple(_condition(each, line) for other in others for each in _split(other, " and "))
@@ -255,13 +244,13 @@ def _condition(text: str, line: str) -> Condition:
         sides = _split(text, word)
         if len(sides) == 2:
             return Condition(_term(sides[0], line), relation, _term(sides[1], line))
-    return Condition(_term(text, line), "is", _TRUE)
+    return Condition(_term(text, line), "is", TRUE)
 
 
 def _term(text: str, line: str) -> Term:
     text = text.strip()
-    if text.startswith(_FLAG):
-        return Term("flag", name=text.removeprefix(_FLAG))
+    if text.startswith(FLAG):
+        return Term("flag", name=text.removeprefix(FLAG))
     if "." in text and text.split(".")[0] in FIELDS:
         name, _, words = text.partition(" as ")
         return Term("field", name=name.strip(), words=_json(words, line) if words else None)
@@ -304,12 +293,3 @@ def _outside(text: str) -> Iterator[int]:
         depth += 0 if quoted else (letter in _OPENING) - (letter in _CLOSING)
         if not quoted and depth == 0:
             yield at
-
-
-def _length(formula: str, lengths: Mapping[str, int]) -> int | None:
-    if not axes_in(formula) <= lengths.keys():
-        return None
-    try:
-        return value(formula, lengths)
-    except DoesNotDivideError:
-        return None

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 HERE = Path(__file__).parent
 # As MaxText's own stand-ins for its cloud clients want it.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "DECOUPLE_GCLOUD": "TRUE",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -30,7 +30,7 @@ class Worker:
         self._script = script
         self.log = directory / f"{script}.log"
         flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-        environment = {**os.environ, **_ENVIRONMENT, **flags}
+        environment = {**os.environ, **ENVIRONMENT, **flags}
         environment.pop("PYTHONPATH", None)
         with self.log.open("a") as log:
             self._process = subprocess.Popen(

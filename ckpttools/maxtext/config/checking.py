@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from ckpttools.maxtext.config.given import given
+from ckpttools.maxtext.config.given import Given
 from ckpttools.maxtext.config.report import Contradiction
 from ckpttools.maxtext.config.telling import MODEL_NAME, Values
 
+_ATTENTION, _KERNELS = "attention", ("dot_product", "flash")
 _NUMBERS = (int, float)
 
 
-def contradictions(words: Sequence[str], values: Values) -> Iterator[Contradiction]:
+def contradictions(given: Given, values: Values) -> Iterator[Contradiction]:
     """The settings of a run that are not the checkpoint's.
 
     What is not said counts as well, as MaxText's default, if a configuration file or a model is named.
 
     Args:
-        words: as they are given to MaxText: a configuration file, then `NAME=VALUE`.
+        given: what the run is told.
         values: those of the checkpoint.
-
-    Raises:
-        UsageError: nothing is said, or a word is no setting.
-        StorageError, FormatError, ConfigError: a file is not there, or no configuration.
     """
-    said = given(words).values
     for name, setting in values.items():
-        found = said.get(name)
+        found = given.values.get(name)
         if found is None or _agrees(name, found.value, setting.value):
             continue
         yield Contradiction(name, found.value, found.source, setting.value, setting.source)
@@ -37,6 +33,9 @@ def _agrees(name: str, said: Any, wanted: Any) -> bool:
     if name == MODEL_NAME:
         # Names that begin alike have the same code.
         return isinstance(said, str) and said.partition("-")[0] == str(wanted).partition("-")[0]
+    if name == _ATTENTION:
+        # How it is computed: whatever MaxText takes gives the same.
+        return said in _KERNELS
     return same(said, wanted)
 
 

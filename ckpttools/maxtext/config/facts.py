@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttools.mapping.sizes import nested
 
+_USUAL = "rope.usual_attention_factor"
+_SCALES = ("mscale", "mscale_all_dim")
+# Files have factors to about 16 digits.
+_NEAR = 1e-6
 _CONFIG, _ROPE, _CYCLE = "config.", "rope.", "layer_types.full_every_"
 # Where a multimodal configuration has its text model.
 _PARTS = ("thinker_config.text_config", "text_config", "thinker_config")
@@ -45,52 +50,103 @@ class ModelFacts:
     def field(self, name: str) -> Any:
         """`config.NAME`, of the text model if it has it, or `rope.NAME`; None where there is none.
 
-        `layer_types.full_every_N` is whether every N-th layer attends to everything, and no other.
+        `layer_types.full_every_N` is whether every N-th layer attends to everything, and no other;
+        `rope.usual_attention_factor` whether what YaRN multiplies by is 0.1 ln(factor) + 1.
         """
+        return self._found(name)[1]
+
+    def place_of(self, name: str) -> str | None:
+        """Where the configuration says a field, dots for nested ones; None where it does not."""
+        return self._found(name)[0]
+
+    def parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """What speaks of the text model, that alone first: its prefix, and the part."""
+        for name in _PARTS:
+            if isinstance(part := nested(self.config, name), Mapping):
+                yield f"{name}.", part
+        yield "", self.config
+
+    def ropes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """What speaks of the rotary embedding, whichever counts: its place, and what it says."""
+        for name in _ROPES:
+            where, said = self._found(_CONFIG + name)
+            if where is not None and isinstance(said, Mapping):
+                kinds = [
+                    kind for kind in (_GLOBAL, _LOCAL, _COMPRESSED) if isinstance(said.get(kind), Mapping)
+                ]
+                yield from ((f"{where}.{kind}", said[kind]) for kind in kinds)
+                if not kinds:
+                    yield where, said
+
+    def _found(self, name: str) -> tuple[str | None, Any]:
         if name.startswith(_CYCLE):
             return self._cycles(int(name.removeprefix(_CYCLE)))
+        if name == _USUAL:
+            return self._attention_factor()
         if name.startswith(_ROPE):
             return self._rope(name.removeprefix(_ROPE))
         name = name.removeprefix(_CONFIG)
-        parts = (*(nested(self.config, each) for each in _PARTS), self.config)
-        found = (nested(each, name) for each in parts if isinstance(each, Mapping))
-        said = next((each for each in found if each is not None), None)
+        found = ((prefix + name, nested(part, name)) for prefix, part in self.parts())
+        where, said = next((each for each in found if each[1] is not None), (None, None))
         if name in _BY_LAYER and isinstance(said, list):
-            return said[: self.field("num_hidden_layers")]
-        return said
+            return where, said[: self.field("num_hidden_layers")]
+        return where, said
 
-    def _cycles(self, every: int) -> bool | None:
-        lists = [(self.field(_CONFIG + name), entry) for name, entry in _KINDS.items()]
+    def _cycles(self, every: int) -> tuple[str | None, bool | None]:
+        lists = [(*self._found(_CONFIG + name), entry) for name, entry in _KINDS.items()]
         said = [
-            [each == full for each in kinds] for kinds, full in lists if kinds and isinstance(kinds, list)
+            (where, [each == full for each in kinds])
+            for where, kinds, full in lists
+            if kinds and isinstance(kinds, list)
         ]
-        if not said:
-            return None
-        return all(full == (k % every == every - 1) for layers in said for k, full in enumerate(layers))
+        for where, layers in said:
+            if any(full != (k % every == every - 1) for k, full in enumerate(layers)):
+                return where, False
+        return (said[0][0], True) if said else (None, None)
 
-    def _rope(self, name: str) -> Any:
+    def _rope(self, name: str) -> tuple[str | None, Any]:
         is_local = name.startswith("local_")
-        rope = self._rope_of(_LOCAL if is_local else _GLOBAL)
+        where, rope = self._rope_of(_LOCAL if is_local else _GLOBAL)
         plain = name.removeprefix("local_")
         if plain == "type":
-            said = next((rope[each] for each in _TYPES if rope.get(each)), "default")
-            return _PLAIN_TYPES.get(said, said) if isinstance(said, str) else said
+            key = next((each for each in _TYPES if rope.get(each)), None)
+            said = rope[key] if key else "default"
+            plain_type = _PLAIN_TYPES.get(said, said) if isinstance(said, str) else said
+            return (f"{where}.{key}" if key else None), plain_type
         keys = ("rope_theta",) if plain == "theta" else (plain,)
         older = _OLDER.get(name, () if is_local else (name,))
-        found = [rope.get(key) for key in keys] + [self.field(_CONFIG + each) for each in older]
-        return next((each for each in found if each is not None), None)
+        found: list[tuple[str | None, Any]] = [(f"{where}.{key}", rope.get(key)) for key in keys]
+        found += [self._found(_CONFIG + each) for each in older]
+        return next((each for each in found if each[1] is not None), (None, None))
 
-    def _rope_of(self, kind: str) -> Mapping[str, Any]:
+    def _attention_factor(self) -> tuple[str | None, bool | None]:
+        """As transformers works it out."""
+        numbers = {name: self._rope(name) for name in ("factor", "attention_factor", *_SCALES)}
+        if any(not isinstance(each, int | float | None) for _, each in numbers.values()):
+            return None, None
+        factor, own, scale, scale_all = (each for _, each in numbers.values())
+        if not factor or factor <= 1 or not (own or (scale and scale_all)):
+            return None, None
+        usual = _yarn(factor, 1)
+        found = own or _yarn(factor, scale) / _yarn(factor, scale_all)
+        where = numbers["attention_factor" if own else _SCALES[0]][0]
+        return where, math.isclose(found, usual, rel_tol=_NEAR)
+
+    def _rope_of(self, kind: str) -> tuple[str, Mapping[str, Any]]:
         for name in _ROPES:
-            said = self.field(_CONFIG + name)
+            where, said = self._found(_CONFIG + name)
             if not isinstance(said, Mapping):
                 continue
             if _GLOBAL in said or _LOCAL in said:
-                said = said.get(kind)
+                where, said = f"{where}.{kind}", said.get(kind)
             elif _COMPRESSED in said:
-                said = said[_COMPRESSED]
+                where, said = f"{where}.{_COMPRESSED}", said[_COMPRESSED]
             elif kind == _LOCAL:
-                return {}
+                return "", {}
             if isinstance(said, Mapping):
-                return said
-        return {}
+                return str(where), said
+        return "", {}
+
+
+def _yarn(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from ckpttools.core.errors import UsageError
@@ -16,6 +19,10 @@ from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.maxtext.loading.sizes import architecture
 from ckpttools.stores.registry import parse
 
+# What ends a command in a shell, or sends its output elsewhere.
+_OF_SHELL = re.compile(r"[|&;]+|[0-9&]?>.*")
+_PYTHON = re.compile(r"\s(\S*/)?python[\d.]*\s")
+_SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 _SCAN, _AXIS = "scan_layers", "param_scan_axis"
 
 
@@ -26,10 +33,12 @@ class Given:
     Attributes:
         values: name -> setting.
         is_whole: whether what nobody says is as MaxText has it by default, and among `values`.
+        said: those of the files and of the command line, weaker ones too.
     """
 
     values: Mapping[str, ModelSetting]
     is_whole: bool
+    said: tuple[ModelSetting, ...] = ()
 
     def value(self, name: str) -> Any:
         """Of a setting; None where nobody says it."""
@@ -47,10 +56,28 @@ def given(words: Sequence[str]) -> Given:
         UsageError: nothing is said, or a word is no setting.
         StorageError, FormatError, ConfigError: a file is not there, or no configuration.
     """
-    command = parsed(list(words))
+    command = parsed(_as_pasted(words))
     if not command.file and not command.overrides:
         raise UsageError("no setting is given", wanted="a configuration file or NAME=VALUE")
     return _given(command)
+
+
+def _as_pasted(words: Sequence[str]) -> list[str]:
+    """Words, of which one may be a whole command line, up to where the shell does something else with it."""
+    found: list[str] = []
+    for word in words:
+        is_line = any(map(str.isspace, word)) and (not _SETTING.match(word) or _PYTHON.search(word))
+        found += _split(word) if is_line else [word]
+    return list(takewhile(lambda word: not _OF_SHELL.fullmatch(word), found))
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line.replace("\\\n", " "))
+    except ValueError as error:
+        raise UsageError(
+            "this is no command line", got=f"{error}: {line}", hint="quote it as for a shell"
+        ) from error
 
 
 def _given(command: Command) -> Given:
@@ -65,7 +92,10 @@ def _given(command: Command) -> Given:
     found: dict[str, ModelSetting] = {}
     for layer in layers:
         found |= {key: ModelSetting(key, value, layer.source) for key, value in flat(layer.values)}
-    return Given(found, is_whole)
+    said = (
+        ModelSetting(key, value, layer.source) for layer in (*files, own) for key, value in flat(layer.values)
+    )
+    return Given(found, is_whole, tuple(said))
 
 
 def _flat(layers: Sequence[Layer]) -> dict[str, Any]:

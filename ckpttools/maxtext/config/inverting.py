@@ -14,7 +14,8 @@ from typing import Any
 
 from ckpttools.families.family import Family
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
-from ckpttools.mapping.settings import Condition, Limit, Setting, Term
+from ckpttools.mapping.setting_terms import Condition, Term
+from ckpttools.mapping.settings import Limit, Setting
 from ckpttools.maxtext.config.checking import same
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.given import Given
@@ -25,6 +26,8 @@ from ckpttools.maxtext.config.written import MODEL_TYPE, text_types, written
 
 # Rules stand on each other's results: a condition on a field, that on the length of an axis.
 _PASSES = 4
+# Texts have one position for each token, in whichever sections.
+_OF_IMAGES = ("use_mrope", "mrope_section")
 # Beyond any number of layers.
 _LONGEST = 2000
 _SETTINGS = "MaxText's settings"
@@ -256,11 +259,12 @@ class _Attempt:
         asked = {
             name: each
             for name, each in self.given.values.items()
-            if (name in own or name in said or name == MODEL_NAME) and each.value is not None
+            if (name in own or name in said or name == MODEL_NAME)
+            and (each.value is not None and name not in _OF_IMAGES)
         }
         for name in sorted((asked.keys() | said.keys()) - idle(said)):
             wanted = said.get(name, own.get(name))
-            if name not in asked or (name == MODEL_NAME and not self._is_of_code(asked[name].value)):
+            if name not in asked or (name == MODEL_NAME and not self._decides(said, asked[name].value)):
                 continue
             if not same(self._as_in_rules(name, asked[name].value), wanted):
                 source = (
@@ -283,9 +287,9 @@ class _Attempt:
         alike = [each for each in known if each.partition("-")[0] == said.partition("-")[0]]
         return said if said in known or not alike else alike[0]
 
-    def _is_of_code(self, said: Any) -> bool:
-        """Whether the name of a model is one of those that the family's code looks at."""
-        return self._as_in_rules(MODEL_NAME, said) in self._names()
+    def _decides(self, told: Mapping[str, Any], said: Any) -> bool:
+        """Whether the code of a model of text looks at the name of one, and has this one."""
+        return MODEL_NAME in told and self._as_in_rules(MODEL_NAME, said) in self._names()
 
     def _names(self) -> list[str]:
         rules = (each for each in self.family.settings.settings if each.name == MODEL_NAME)

@@ -72,6 +72,25 @@ class Contradiction:
     source: str
 
 
+@dataclass(frozen=True)
+class Mistake:
+    """A setting that MaxText refuses, whatever the checkpoint.
+
+    Attributes:
+        name: as it was said.
+        said: its value.
+        said_in: who says it.
+        reason: why it is refused.
+        hint: what to do.
+    """
+
+    name: str
+    said: Any
+    said_in: str
+    reason: str
+    hint: str
+
+
 @dataclass(frozen=True, repr=False)
 class MaxTextConfig:
     """What MaxText must be told to run a checkpoint.
@@ -87,7 +106,10 @@ class MaxTextConfig:
         told: those that MaxText needs to be given.
         deviations: what MaxText computes otherwise, whatever its settings.
         notes: what else there is to know.
+        unread: fields of the configuration, with their values, of which nobody knows whether they change what
+            MaxText computes: it is told nothing of them.
         contradictions: of the settings that were to be checked.
+        mistakes: those of them that MaxText has not, or not with such values.
     """
 
     path: str
@@ -99,7 +121,9 @@ class MaxTextConfig:
     told: tuple[ModelSetting, ...]
     deviations: tuple[Deviation, ...] = ()
     notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     contradictions: tuple[Contradiction, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
 
     def __repr__(self) -> str:
         return f"<MaxTextConfig of {self.path}: {' '.join(self.arguments())}>"

@@ -8,11 +8,15 @@ from typing import Any
 
 from ckpttools.core.errors import ConfigError
 from ckpttools.families.family import Family
-from ckpttools.mapping.settings import Limit, Setting, SettingRules, Term
+from ckpttools.mapping.settings import Limit, Setting, SettingRules
+from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.known import known
 from ckpttools.maxtext.config.models import defaults, models
+from ckpttools.maxtext.config.reading import TOWERS, Reading
 from ckpttools.maxtext.config.report import Deviation, ModelSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS
+from ckpttools.maxtext.versions import NEWEST
 
 MODEL_NAME, OVERRIDE = "model_name", "override_model_config"
 # Read by no rotary embedding but YaRN's.
@@ -28,6 +32,8 @@ _OF_YARN = frozenset(
         "rope_attention_scaling",
     )
 )
+# Said beside the name of a model, as the models' own files leave it open.
+_BESIDE = ("use_multimodal", "use_audio", "attention")
 # Infinity and what no setting holds; NaN is below nothing.
 _TOO_LARGE = 2**63
 Values = Mapping[str, ModelSetting]
@@ -54,10 +60,12 @@ def settings_of(family: Family, facts: ModelFacts, place: str) -> Values:
         ConfigError: the configuration does not say one of them, or says what MaxText has no word for.
     """
     chosen = rules_of(family).chosen(facts)
-    return {name: _setting(rule, facts, place) for name, rule in chosen.items()}
+    reading = Reading(family, facts)
+    return {name: _setting(rule, reading, place) for name, rule in chosen.items()}
 
 
-def _setting(rule: Setting, facts: ModelFacts, place: str) -> ModelSetting:
+def _setting(rule: Setting, reading: Reading, place: str) -> ModelSetting:
+    facts = reading.facts
     for term in rule.terms:
         try:
             value = term.of(facts)
@@ -65,22 +73,41 @@ def _setting(rule: Setting, facts: ModelFacts, place: str) -> ModelSetting:
             raise ConfigError(
                 f"MaxText has no {rule.name} for this model",
                 place=place,
-                got=f"{_plain(term)} {json.dumps(facts.field(term.name))}",
+                got=f"{reading.called(term)} {json.dumps(facts.field(term.name))}",
                 wanted="one of " + ", ".join(term.words or ()),
             ) from error
         if value is not None:
             if term.kind == "field" and term.words is None:
-                _require_usable(rule.name, term, value, place)
-            return ModelSetting(rule.name, _whole(value), _source(term, place))
+                _require_usable(rule.name, reading.called(term), value, place)
+            return _taken(ModelSetting(rule.name, _whole(value), reading.source(term, place)), place)
     raise ConfigError(
         f"nothing says {rule.name}",
         place=place,
-        wanted=" or ".join(map(_plain, rule.terms)),
+        wanted=" or ".join(map(reading.called, rule.terms)),
         hint="complete the config.json",
     )
 
 
-def _require_usable(name: str, term: Term, value: Any, place: str) -> None:
+def _taken(found: ModelSetting, place: str) -> ModelSetting:
+    """A setting that MaxText takes.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    kind = known(NEWEST).get(found.name)
+    wanted = None if kind is None else kind.wanted(found.value)
+    if wanted is None:
+        return found
+    raise ConfigError(
+        f"MaxText has no such {found.name}",
+        place=place,
+        got=f"{found} ({found.source})",
+        wanted=wanted,
+        hint="it cannot run this model",
+    )
+
+
+def _require_usable(name: str, field: str, value: Any, place: str) -> None:
     """Refuses what is in a configuration where MaxText wants a number, or yes or no."""
     usual = defaults().get(name)
     if isinstance(usual, bool):
@@ -91,18 +118,7 @@ def _require_usable(name: str, term: Term, value: Any, place: str) -> None:
     else:
         return
     if not fits:
-        raise ConfigError(
-            f"{_plain(term)} gives no {name}", place=place, got=json.dumps(value), wanted=wanted
-        )
-
-
-def _plain(term: Term) -> str:
-    """What a term is called in a configuration."""
-    return term.name.removeprefix("config.") or json.dumps(term.value)
-
-
-def _source(term: Term, place: str) -> str:
-    return "family" if term.kind == "value" else f"{place}: {_plain(term)}"
+        raise ConfigError(f"{field} gives no {name}", place=place, got=json.dumps(value), wanted=wanted)
 
 
 def _whole(value: Any) -> Any:
@@ -111,14 +127,26 @@ def _whole(value: Any) -> Any:
 
 def deviations(family: Family, facts: ModelFacts) -> Iterator[Deviation]:
     """What MaxText computes otherwise."""
+    reading = Reading(family, facts)
     for limit in rules_of(family).limits:
         if not limit.holds(facts):
-            yield _deviation(limit, facts)
+            yield _deviation(limit, reading)
 
 
-def _deviation(limit: Limit, facts: ModelFacts) -> Deviation:
-    term = limit.wanted.left
-    return Deviation(f"{_plain(term)} is {json.dumps(_whole(term.of(facts)))}", limit.reason)
+def _deviation(limit: Limit, reading: Reading) -> Deviation:
+    called = reading.called(limit.wanted.left)
+    said = nested(reading.facts.config, called)
+    value = limit.wanted.left.of(reading.facts) if said is None else said
+    return Deviation(f"{called} is {json.dumps(_whole(value))}", limit.reason)
+
+
+def notes(family: Family, facts: ModelFacts) -> Iterator[str]:
+    """What there is to know of a model."""
+    yield from (each.text for each in rules_of(family).notes if each.applies(facts))
+    towers = {field for field, flag in TOWERS.items() if flag not in family.towers}
+    there = sorted(field for _, part in facts.parts() for field in towers if part.get(field))
+    if there:
+        yield f"text alone: MaxText has no place for {', '.join(there)} of a model of family {family.name}"
 
 
 def fitting_model(values: Values) -> str | None:
@@ -131,7 +159,8 @@ def fitting_model(values: Values) -> str | None:
 
 def _fits(wanted: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     names = {name for name, value in model.items() if value != own.get(name)} | wanted.keys()
-    return all(wanted.get(name, own.get(name)) == model.get(name) for name in names - idle(wanted))
+    names -= {*idle(wanted), *_BESIDE}
+    return all(wanted.get(name, own.get(name)) == model.get(name) for name in names)
 
 
 def idle(wanted: Mapping[str, Any]) -> frozenset[str]:
@@ -152,7 +181,8 @@ def told(values: Values, named: str | None) -> dict[str, ModelSetting]:
         named: name of MaxText's own model that is this one.
     """
     if named is not None:
-        return {MODEL_NAME: ModelSetting(MODEL_NAME, named, "MaxText's own model")}
+        beside = {name: values[name] for name in _BESIDE if name in values}
+        return {MODEL_NAME: ModelSetting(MODEL_NAME, named, "MaxText's own model"), **beside}
     if MODEL_NAME not in values:
         return dict(values)
     override = ModelSetting(OVERRIDE, not DEFAULTS[OVERRIDE], "sizes of another model of this code")

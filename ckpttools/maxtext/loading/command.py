@@ -81,9 +81,9 @@ def _is_python(word: str) -> bool:
 def _no_setting(word: str) -> UsageError:
     if word.startswith("-"):
         return UsageError(
-            f"{word} is no option of ckpt resolve, and not a setting of MaxText",
-            wanted="options of ckpt resolve first, then the command of the run as it is, after --",
-            hint="ckpt resolve -- python3 -m maxtext.trainers.pre_train.train base.yml NAME=VALUE",
+            f"{word} is no option here, and not a setting of MaxText",
+            wanted="options of ckpt first, then the command of the run as it is, after --",
+            hint="-- python3 -m maxtext.trainers.pre_train.train base.yml NAME=VALUE",
         )
     if word.endswith((".yaml", ".json", ".toml")):
         return UsageError(

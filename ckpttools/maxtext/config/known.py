@@ -1,0 +1,147 @@
+"""The settings that MaxText has, and which values each takes: its pydantic fields, listed in known.txt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ckpttools.core.errors import did_you_mean
+from ckpttools.maxtext.config.report import Mistake, ModelSetting, word
+from ckpttools.stores.registry import parse
+
+_LIST = "known.txt"
+_CHOICE = "one of "
+_MARK = re.compile(r"([-+])([0-9a-f]{7})$")
+# As pydantic reads them.
+_YES_OR_NO = frozenset(("true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"))
+_LISTS = (list, tuple)
+# Texts that MaxText takes for empty where they are null.
+_MAY_BE_EMPTY = frozenset(
+    ("base_output_directory", "dump_hlo_local_module_name", "dump_hlo_module_name", "run_name")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Which values a setting takes.
+
+    Attributes:
+        type: "bool", "int", "float", "text", "list", "group" or "any"; "one of" has `words`.
+        least: "", ">0" or ">=0".
+        words: the only ones.
+        may_be_null: whether it may be null.
+    """
+
+    type: str
+    least: str = ""
+    words: tuple[str, ...] = ()
+    may_be_null: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> Kind:
+        """A line of the list, such as `int>0?`."""
+        plain = text.removesuffix("?")
+        if plain.startswith(_CHOICE):
+            words = plain.removeprefix(_CHOICE).split(",")
+            return cls("one of", "", tuple(each.strip('"') for each in words), plain != text)
+        kind, more, bound = plain.partition(">")
+        return cls(kind, more + bound, (), plain != text)
+
+    def wanted(self, value: Any) -> str | None:
+        """What MaxText wants in place of a value; None where it takes it."""
+        if value is None or (isinstance(value, str) and value.lower() == "none" and "none" not in self.words):
+            return None if self.may_be_null else f"{self._named}, not null"
+        if isinstance(value, str) and "${" in value:
+            return None
+        fits = {
+            "bool": lambda: str(value).lower() in _YES_OR_NO,
+            "int": lambda: self._counts(value) and float(value).is_integer(),
+            "float": lambda: self._counts(value),
+            "text": lambda: isinstance(value, str),
+            "one of": lambda: str(value) in self.words,
+            "list": lambda: isinstance(value, _LISTS),
+        }.get(self.type)
+        return None if fits is None or fits() else self._named
+
+    def _counts(self, value: Any) -> bool:
+        if isinstance(value, bool):
+            return False
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            return False
+        return not (self.least == ">0" and number <= 0) and not (self.least == ">=0" and number < 0)
+
+    @property
+    def _named(self) -> str:
+        names = {"bool": "true or false", "int": "a whole number", "float": "a number", "list": "[a, list]"}
+        limits = {">0": " above 0", ">=0": " of 0 or more"}
+        if self.type == "one of":
+            return "one of " + ", ".join(each or '""' for each in self.words)
+        return names.get(self.type, self.type) + limits.get(self.least, "")
+
+
+@cache
+def known(version: str) -> Mapping[str, Kind]:
+    """Name of a setting -> its kind; those of groups have the group's name before theirs.
+
+    Args:
+        version: of MaxText; of one that is not in the list it is what the newest has.
+    """
+    return {
+        name: kind for name, kind, alone, absent in _listed() if version != absent and alone in ("", version)
+    }
+
+
+@cache
+def _listed() -> tuple[tuple[str, Kind, str, str], ...]:
+    """Name, kind, the version that alone has it, the one that has it not."""
+    found: list[tuple[str, Kind, str, str]] = []
+    kind = Kind("any")
+    for line in (parse(__file__).parent / _LIST).read_bytes().decode().splitlines():
+        if line.startswith("#"):
+            continue
+        if not line.startswith(" "):
+            kind = Kind.of(line)
+            continue
+        for each in line.split():
+            marked = _MARK.search(each)
+            name, sign, version = (each[: marked.start()], *marked.groups()) if marked else (each, "", "")
+            found.append((name, kind, version if sign == "+" else "", version if sign == "-" else ""))
+    return tuple(found)
+
+
+def mistakes(said: Iterable[ModelSetting], version: str) -> Iterator[Mistake]:
+    """The settings that MaxText refuses: by their names, or by their values.
+
+    Args:
+        said: settings, groups nested.
+        version: of MaxText.
+    """
+    kinds = known(version)
+    for each in said:
+        kind = kinds.get(each.name)
+        if kind is None:
+            within = next((name for name in kinds if name.endswith(f".{each.name}")), None)
+            hint = f"write {within}" if within else did_you_mean(each.name, kinds) or "leave it out"
+            yield Mistake(each.name, each.value, each.source, f"MaxText {version} has no such setting", hint)
+        elif isinstance(each.value, Mapping) and any(name.startswith(f"{each.name}.") for name in kinds):
+            inner = (ModelSetting(f"{each.name}.{key}", at, each.source) for key, at in each.value.items())
+            yield from mistakes(inner, version)
+        elif (wanted := kind.wanted(each.value)) is not None and not _is_empty(each):
+            yield Mistake(each.name, each.value, each.source, f"MaxText wants {wanted}", _instead(kind, each))
+
+
+def _is_empty(setting: ModelSetting) -> bool:
+    return setting.value is None and setting.name in _MAY_BE_EMPTY
+
+
+def _instead(kind: Kind, setting: ModelSetting) -> str:
+    if kind.type == "one of" and (near := did_you_mean(str(setting.value), kind.words)):
+        return near
+    if kind.type == "text" and setting.value is not None:
+        return f"quote it for YAML too: {setting.name}='\"{word(setting.value)}\"'"
+    return "correct it, or leave it out"
