@@ -360,6 +360,23 @@ class TestSizes:
         stacks = next(each for each in found.problems if each.what.startswith("layers are stacked"))
         assert "--maxtext 0.2.5 --family qwen3-next" in (stacks.do or "")
 
+    @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_moe", None])
+    @pytest.mark.parametrize("made_for", VERSIONS)
+    @pytest.mark.parametrize("version", VERSIONS)
+    def test_stacks_of_a_model_that_no_setting_names(self, version, made_for, model_type):
+        """Stacks by position are of Qwen3-Next in one version, and of Qwen3.5 in both."""
+        plan = partial(ckpttools.hf_to_maxtext.plan, GOLDEN / "qwen3-next" / "hf", "memory://out")
+        config = None if model_type is None else {"model_type": model_type}
+        tree = plan(maxtext=made_for).plan.tree.with_metadata(config=config)
+        found = looked_at(tree, "parameters", "params", settings_of(parsed([]), {}), VERSIONS[version])
+        told = [each for each in found.problems if "stacked below" in each.what]
+        by_kind = made_for == "0.2.5"
+        wanted = version == "0.2.5" and model_type == "qwen3_next"
+        if model_type is None and version == "0.2.5":
+            assert [each.do for each in told] == ([] if by_kind else ["set model_name or decoder_block"])
+        else:
+            assert len(told) == (by_kind != wanted)
+
     def test_without_a_model_nothing_is_compared(self):
         found = resolve(load_parameters_path=SCANNED)
         assert "sizes were not compared" in " ".join(found.notes)

@@ -75,6 +75,18 @@ class Coverage:
     misshapen: tuple[Misfit, ...]
     reasons: tuple[str, ...]
 
+    def summary(self, most: int = 3) -> str:
+        """What is wrong in few lines: how many arrays, and the first of them."""
+        found = {
+            "missing": list(self.missing),
+            "not expected": list(self.extra),
+            "of another shape": list(map(str, self.misshapen)),
+        }
+        parts = (
+            f"\n  {_are(len(lines))} {what}:{listing(lines, most)}" for what, lines in found.items() if lines
+        )
+        return "".join(parts)
+
 
 class NotCoveredError(CoverageError):
     """A `CoverageError` that also has its lists as they are."""
@@ -206,8 +218,11 @@ def _remedies(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[str
 def _section(what: str, lines: list[str]) -> str:
     if not lines:
         return ""
-    count = "1 array is" if len(lines) == 1 else f"{len(lines)} arrays are"
-    return f"\n  {count} {what}:{listing(lines, _MOST_LINES)}"
+    return f"\n  {_are(len(lines))} {what}:{listing(lines, _MOST_LINES)}"
+
+
+def _are(count: int) -> str:
+    return "1 array is" if count == 1 else f"{count} arrays are"
 
 
 def _with_near(key: str, extra: list[str]) -> str:

@@ -8,7 +8,8 @@ from typing import Literal
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
-from ckpttools.core.wording import option
+from ckpttools.core.text import array_count
+from ckpttools.core.wording import option, quoted
 from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import COMPANIONS
@@ -18,11 +19,14 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
 
 _HUGGING_FACE = "embed_tokens.weight"
+# In names of low-rank factors, of whichever library, and patterns of them.
+_FACTOR, _FACTORS = "lora_", ("*lora_a*", "*lora_b*")
 
 
 def refuse_maxtext(tree: Tree) -> None:
     """Raises FormatError for a tree whose names are not those of a whole Hugging Face model."""
     refuse_adapter(tree)
+    _refuse_factors(tree)
     _refuse_part(tree)
     view = view_of(tree)
     if _has(tree, dotted(EMBEDDING)) and not _has(tree, _HUGGING_FACE):
@@ -36,6 +40,7 @@ def refuse_maxtext(tree: Tree) -> None:
 def refuse_hugging_face(tree: Tree) -> None:
     """Raises FormatError for a tree that is, or is part of, a Hugging Face model rather than MaxText's."""
     refuse_adapter(tree)
+    _refuse_factors(tree)
     _refuse_part(tree)
     if _has(tree, dotted(EMBEDDING)) or view_of(tree).is_maxtext:
         return
@@ -73,6 +78,27 @@ def _is_known(config: Mapping[str, object]) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def _refuse_factors(tree: Tree) -> None:
+    """Refuses the low-rank factors of adapters, alone or beside the parameters of a model."""
+    names = [dotted(path) for path in view_of(tree).parameters]
+    factors = [name for name in names if _FACTOR in name.lower()]
+    if not factors:
+        return
+    alone = len(factors) == len(names)
+    leave = f"ckpt select {_quoted(tree)} DST {' '.join(quoted('drop', each) for each in _FACTORS)}"
+    raise FormatError(
+        "this is a LoRA adapter, without the parameters of its model"
+        if alone
+        else "LoRA adapters lie beside the parameters of the model, and are not merged into them here",
+        place=tree.metadata.place,
+        got=f"{array_count(factors)}, such as {factors[0]}",
+        wanted="a whole model, adapters merged into its parameters",
+        hint="convert the model that it adapts; MaxText takes the adapter beside it (lora.lora_restore_path)"
+        if alone
+        else f"merge them where they were trained; {leave} leaves them out, and with them what was tuned",
+    )
 
 
 def _refuse_part(tree: Tree) -> None:

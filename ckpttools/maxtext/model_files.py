@@ -11,6 +11,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import ConfigError, FormatError, StorageError
 from ckpttools.core.wording import option
+from ckpttools.formats.adapters import ADAPTER, adapter_in
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import companions_at, open_tree
@@ -74,6 +75,13 @@ class ModelFiles:
         if path.is_file():
             files = {CONFIG: path.open()}
             return cls(read_json(path), str(path), files)
+        if (path / ADAPTER).is_file():
+            raise FormatError(
+                f"this is {adapter_in(path)}, not a whole model",
+                place=path,
+                wanted="the directory of the whole model, or its config.json",
+                hint=f"{option('like')} names the model that the checkpoint came from",
+            )
         if not (path / CONFIG).is_file():
             hint = f"{option('like')} names a model's directory"
             raise ConfigError("there is no config.json", place=path, hint=hint)

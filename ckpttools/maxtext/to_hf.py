@@ -10,13 +10,14 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import CheckpointError, ConfigError, UsageError, did_you_mean
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError, did_you_mean
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families
 from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.maxtext import tying
@@ -127,7 +128,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     wanted = {key: array for key, array in arrays.items() if key not in (unwanted | towers)}
     if options.padding_rows == "keep":
         bound = _with_all_rows(bound, wanted)
-    mapped = bound.table.to_right(wanted, (_VOCAB,))
+    mapped = _mapped(bound, wanted, options, files)
     source.require_agreement(bound, wanted)
     refuse_unmappable(mapped.weights, tree.metadata.config, tree.metadata.place)
     main = _main_dtype(arrays, mapped)
@@ -155,6 +156,30 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     has_text_model = any(each.name == TEXT for each in bound.family.spellings)
     surplus = dict(_surplus(bound.table, wanted, mapped))
     return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
+
+
+def _mapped(
+    bound: _Bound, arrays: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
+) -> Mapped:
+    """What a table makes of the arrays.
+
+    Raises:
+        CoverageError: they are not those of the model; of one that the user names in few lines.
+    """
+    try:
+        return bound.table.to_right(arrays, (_VOCAB,))
+    except NotCoveredError as error:
+        if options.like is None:
+            raise
+        raise CoverageError(
+            f"the arrays are not those of the model that {option('like')} names" + error.coverage.summary(),
+            place=error.place,
+            got=files.place,
+            wanted="the model that this checkpoint came from",
+            hint=f"leave {option('like')} out: the checkpoint carries a {CONFIG}"
+            if files.overruled
+            else f"check which model that is, and that all of the checkpoint is there: {error.hint}",
+        ) from error
 
 
 def _on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: Tree) -> ToHuggingFace:

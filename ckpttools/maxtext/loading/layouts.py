@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from shlex import quote
 
 from ckpttools.array.tree import spelled
+from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural
+from ckpttools.families.registry import family_of
 from ckpttools.maxtext.layout import AUXILIARY, COLLECTION, GLOBAL, LAYERS, LOCAL
 from ckpttools.maxtext.loading.report import Problem, Wanted
 from ckpttools.maxtext.loading.settings import DEFAULTS
+from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.variables import misplaced_variables
 from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView
@@ -79,15 +82,36 @@ _OLDER = (_in_a_collection,)
 def _linear_attention(view: MaxTextView, version: Version, model: str, where: str) -> Iterator[Problem]:
     """Models of linear and full attention in turn: positions of the cycle, or kinds of layers."""
     stacks = sorted(spelled(key) for key in view.stacked_keys if key[:1] == (LAYERS,))
-    if not stacks or model == DEFAULTS["model_name"] or not any(path[-1] == _DECAY for path in view.decoder):
+    if not stacks or not any(path[-1] == _DECAY for path in view.decoder):
         return
     by_kind = any(name.endswith((LOCAL, GLOBAL)) for name in stacks)
-    wants_kinds = model.startswith(version.stacked_by_kind)
+    known = _carried_model(view) if model == DEFAULTS["model_name"] else model
+    if known is None and version.stacked_by_kind and not by_kind:
+        kinds = ", ".join(version.stacked_by_kind)
+        yield Problem(
+            f"nothing says which model this is, whose layers are stacked below {', '.join(stacks)}: MaxText "
+            f"{version.name} loads that of others with linear attention, but not of {kinds}",
+            "set model_name or decoder_block",
+        )
+        return
+    # Without a name, layers stacked by kind are of a model that some version stacks so.
+    wants_kinds = bool(
+        version.stacked_by_kind if known is None else known.startswith(version.stacked_by_kind)
+    )
     if by_kind != wants_kinds:
         wanted = f"{LAYERS}/{LOCAL} and {LAYERS}/{GLOBAL}" if wants_kinds else f"{LAYERS}/layer_N"
         # Stacks below positions fit several families.
-        family = next((f" --family {each}" for each in version.stacked_by_kind if model.startswith(each)), "")
+        named = known or ""
+        family = next((f" --family {each}" for each in version.stacked_by_kind if named.startswith(each)), "")
         yield Problem(
             f"layers are stacked below {', '.join(stacks)}, and MaxText {version.name} looks for {wanted}",
             _moved(version, where, family),
         )
+
+
+def _carried_model(view: MaxTextView) -> str | None:
+    """The family of the configuration that was carried along, None where none says one."""
+    try:
+        return family_of(view.metadata.config or {}, CONFIG).name
+    except CheckpointError:
+        return None

@@ -1,0 +1,97 @@
+"""What is no whole model, or another one than was named: said in few lines, whatever lies beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from support.command_line import run
+from support.hf_models import write_llama
+from support.places import GOLDEN
+from support.trees import lazy
+
+import ckpttools
+from ckpttools.array.tree import Tree
+from ckpttools.formats.registry import open_tree
+
+BOTH_WAYS = pytest.mark.parametrize("way", ["hf-to-maxtext", "maxtext-to-hf"])
+
+
+@pytest.fixture(scope="module")
+def maxtext(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("model")
+    write_llama(place / "hf")
+    run("convert", "hf-to-maxtext", place / "hf", place / "maxtext")
+    return place / "maxtext"
+
+
+def adapter(place: Path) -> Path:
+    """As PEFT saves it, with the model's configuration beside it."""
+    name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+    factors = {name.format(n, k): np.zeros((8, 64), np.float32) for n in range(4) for k in "AB"}
+    write_llama(place)
+    (place / "model.safetensors").unlink()
+    save_file(factors, place / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "base_model_name_or_path": "me/base"}
+    (place / "adapter_config.json").write_text(json.dumps(said))
+    return place
+
+
+@BOTH_WAYS
+def test_an_adapter_of_peft(tmp_path, way):
+    there = adapter(tmp_path / "adapter")
+    for source in (there, there / "adapter_model.safetensors"):
+        told = run("convert", way, source, tmp_path / "out", code=3)
+        assert "this is a LoRA adapter of me/base, not a whole model" in told
+        assert "merge_and_unload" in told and "missing" not in told
+
+
+def test_an_adapter_as_the_model_that_it_came_from(maxtext, tmp_path):
+    told = run(
+        "convert", "maxtext-to-hf", maxtext, tmp_path / "out", "--like", adapter(tmp_path / "a"), code=3
+    )
+    assert "this is a LoRA adapter of me/base, not a whole model" in told
+    assert "--like names the model that the checkpoint came from" in told
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("alone", [True, False])
+def test_adapters_of_maxtext(maxtext, tmp_path, way, alone):
+    tree = open_tree(maxtext)
+    factors = {
+        (*path[:-1], f"kernel_lora_{each}"): lazy(np.zeros((64, 4, 8), np.float32))
+        for path in tree.arrays
+        if "self_attention" in path and path[-1] == "kernel"
+        for each in "ab"
+    }
+    ckpttools.save(Tree(factors if alone else {**tree, **factors}), tmp_path / "lora", "orbax")
+    shutil.copytree(maxtext / "0/items/hf", tmp_path / "lora/0/items/hf")
+    told = run("convert", way, tmp_path / "lora", tmp_path / "out", code=3)
+    assert "8 arrays, such as" in told and "missing" not in told
+    if alone:
+        assert "this is a LoRA adapter, without the parameters of its model" in told
+        assert "lora.lora_restore_path" in told
+        return
+    assert "LoRA adapters lie beside the parameters" in told
+    drop = ("--drop", "*lora_a*", "--drop", "*lora_b*")
+    assert f"ckpt select {tmp_path}/lora/0/items DST --drop '*lora_a*' --drop '*lora_b*'" in told
+    run("select", tmp_path / "lora", tmp_path / "alone", *drop)
+    run("convert", "maxtext-to-hf", tmp_path / "alone", tmp_path / "hf")
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_another_model_as_the_one_that_it_came_from(maxtext, tmp_path, carried):
+    shutil.copytree(maxtext, tmp_path / "maxtext")
+    if not carried:
+        shutil.rmtree(tmp_path / "maxtext/0/items/hf")
+    like = GOLDEN / "gemma3" / "hf"
+    told = run("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "out", "--like", like, code=3)
+    assert "the arrays are not those of the model that --like names" in told
+    assert f"got    {like / 'config.json'}" in told
+    assert "104 arrays are missing:" in told and "more lines" in told
+    assert len(told.splitlines()) < 20
+    assert ("leave --like out" in told) == carried
