@@ -136,8 +136,9 @@ class TestNames:
         assert list(made) == [("y.17",)]
 
     def test_more_coordinates_than_labels(self):
-        with pytest.raises(MappingError, match="more coordinates than labels"):
+        with pytest.raises(MappingError, match="more coordinates than labels") as caught:
             flat("x.2").pipe(renames({"x.{i}": "{i:a,b}"}))
+        assert (caught.value.got, caught.value.wanted) == ("coordinate 2", "at most 1, the one of 'b'")
 
     def test_dots_slashes_and_places_in_lists(self):
         tree = tree_of(("opt", 0, "mu", "w"), ("opt", 1, "mu", "w"), ("params", "w"))
@@ -223,6 +224,20 @@ class TestRefusals:
         with pytest.raises(MappingError, match="has words in one name") as caught:
             Rule(source, target, axes)
         assert "0,1}" in str(caught.value)
+
+    @pytest.mark.parametrize("axes", [None, "embed mlp"])
+    def test_words_have_a_counterpart_each(self, axes):
+        for target, got in (("{n:q,k}", "3 in {n:q,k,v}, 2 in {n:q,k}"), ("{n:q,k,v,o}", "4 in {n:q,k,v,o}")):
+            with pytest.raises(MappingError, match="other numbers of words") as caught:
+                Rule("m.{n:q,k,v}.w", f"m.{target}.w", axes)
+            assert got in str(caught.value)
+            assert "a word in one for each word in the other" in str(caught.value)
+
+    @pytest.mark.parametrize(("source", "target"), [("m.{n:q,q}", "x.{n:a,b}"), ("m.{n:a,b}", "x.{n:q,q}")])
+    def test_a_word_twice(self, source, target):
+        with pytest.raises(MappingError, match="one word for two coordinates") as caught:
+            Rule(source, target)
+        assert caught.value.got == "q twice in {n:q,q}"
 
     def test_words_become_what_they_are_said_to_become(self):
         tree = flat("m.gate.w", "m.up.w").pipe(Remap([Rule("m.{n:gate,up}.w", "m.{n:0,1}.w")]))

@@ -71,7 +71,10 @@ class Field:
         if number < len(self.labels):
             return self.labels[number]
         raise MappingError(
-            "there are more coordinates than labels", place=self, got=number, wanted=len(self.labels)
+            "there are more coordinates than labels",
+            place=self,
+            got=f"coordinate {number}",
+            wanted=f"at most {len(self.labels) - 1}, the one of {self.labels[-1]!r}",
         )
 
     def readings(self, name: str, start: int, after: str | Field) -> Iterator[tuple[int, int]]:
@@ -236,7 +239,7 @@ def parse_key(text: str) -> Key:
     """The key template that a text is; the inverse of `str`.
 
     Raises:
-        MappingError: unbalanced braces, or a field that is not in the language.
+        MappingError: unbalanced braces, a field that is not in the language, or a word twice in one.
     """
     parts: list[str | Field] = []
     rest = text
@@ -265,6 +268,14 @@ def _parse_field(inside: str, text: str) -> Field:
     labels = tuple(words.split(","))
     if len(field.axes) != 1 or field.strides or not all(labels):
         raise MappingError("labels are for one plain axis", place=text, got="{" + inside + "}")
+    twice = [label for label in labels if labels.count(label) > 1]
+    if twice:
+        raise MappingError(
+            "a field has one word for two coordinates",
+            place=text,
+            got=f"{twice[0]} twice in {{{inside}}}",
+            wanted="each word once",
+        )
     return Field(field.axes, labels=labels)
 
 

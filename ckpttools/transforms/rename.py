@@ -63,7 +63,7 @@ class Rule:
             _ = self.row
 
     def _check_labels(self) -> None:
-        """Raises MappingError where words would become the numbers of their places, unsaid."""
+        """Raises MappingError where words would become the numbers of their places, or nothing."""
         targets = {slot(each): each for each in self.target_template.fields} if self.target_template else {}
         for mine in self.template.fields:
             other = targets.get(slot(mine))
@@ -75,6 +75,13 @@ class Rule:
                     got=str(other),
                     wanted=f"words, as in {mine}",
                     hint=f"where numbers are meant, say which: {{{mine.axes[0]}:{numbers}}}",
+                )
+            if mine.labels and other is not None and len(mine.labels) != len(other.labels):
+                raise MappingError(
+                    "a field has other numbers of words in the two names of a rule",
+                    place=self,
+                    got=f"{len(mine.labels)} in {mine}, {len(other.labels)} in {other}",
+                    wanted="a word in one for each word in the other, in the same order",
                 )
 
     def _check_fields(self) -> None:
