@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import numpy as np
-from support.command_line import ckpt
+from safetensors.numpy import save_file
+from support.command_line import ckpt, ended, run
 from support.golden_data import convert
+from support.hf_models import write_llama
 from support.places import GOLDEN, TRAINED
 
 from ckpttools.api.save import save
@@ -172,3 +174,33 @@ def test_another_order_of_rotary_pairs(tmp_path):
     (command,) = obeyed(hint, SRC=source, DST=made)
     told = ckpt(*command, "--no-progress").stdout
     assert "rotary pairs" in told and "--rope-layout interleaved" in told
+
+
+def nan(*bits: int) -> np.ndarray:
+    return np.array(bits, np.uint32).view(np.float32)
+
+
+def test_equal_numbers_of_other_bits_are_said(tmp_path):
+    payloads = {"a": nan(0x7FC00000, 0x7FC00000, 0xFFC00001), "b": nan(0x7FC00000, 0x7FC00002, 0xFFC00001)}
+    for name, values in payloads.items():
+        save_file({"w": values, "zero": np.zeros(3, np.float32)}, tmp_path / f"{name}.safetensors")
+    a, b = (tmp_path / f"{name}.safetensors" for name in payloads)
+    said = "1 element equal but for the sign of zero or the bits of NaN"
+    assert hints("diff", a, b, code=0) == [f"{said}: ckpt verify {b} --against {a} compares bits"]
+    assert said in ckpt("diff", a, b, "--no-progress").stdout
+    assert hints("diff", a, a, code=0) == []
+    assert ckpt("verify", b, "--against", a, "--no-progress").exit_code == 1
+    assert ckpt("verify", a, "--against", a, "--no-progress").exit_code == 0
+
+
+def test_what_was_stored_exactly_or_cast_is_equal(tmp_path):
+    """Of a head dimension whose root is no power of two, scaled queries do not fit into 16 bits."""
+    write_llama(tmp_path / "hf", head_dim=24)
+    for name, words in {"exact": ["--exact"], "cast": ["--dtype", "float32"], "plain": []}.items():
+        run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / name, *words)
+    for name, code in {"exact": 0, "cast": 1, "plain": 0}.items():
+        ended("diff", tmp_path / "hf", tmp_path / name, code=code)
+        ended("diff", tmp_path / name, tmp_path / "hf", code=code)
+        ended("diff", tmp_path / "hf", tmp_path / name, "--ignore-dtype")
+        ended("verify", tmp_path / name, "--against", tmp_path / "hf", code=code)
+        ended("verify", tmp_path / name, "--against", tmp_path / "hf", "--cast")

@@ -58,7 +58,7 @@ class DiffReport:
         remarks: how names were matched, and what was left out.
         outcomes: number of arrays by outcome, see `ckpttools.compare.diff.OUTCOMES`.
         arrays: those that differ, or all if asked for.
-        hints: which options would ignore everything that differs.
+        hints: which options would ignore all that differs, or what is equal in numbers and not in bits.
     """
 
     a: SideReport

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option
@@ -235,7 +236,13 @@ class _UnnamedSide:
         table = family.table(config, self.files.place, spelling=spelling, overrides=flags, without=without)
         if config is None:
             table = replace(table, sizes={**_layers(family, spelling, arrays), **table.sizes})
-        return table.to_left_partly(arrays, {k.replace("/", "."): each for k, each in self.beside.items()})
+        beside = {name.replace("/", "."): array for name, array in self.beside.items()}
+        made = table.to_left_partly(arrays, beside)
+
+        def exactly() -> Arrays:
+            return table.to_left_partly(arrays, beside, exact=True).arrays
+
+        return replace(made, arrays=as_wide_as(beside, made.arrays, exactly))
 
 
 def _layers(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:

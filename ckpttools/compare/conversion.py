@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
@@ -96,8 +97,9 @@ def as_converted(
         f"{option('tied', 'drop')} says so" if said.model.tied else f"{made.metadata.place} has none"
     )
     wanted = _converted(source, options, why_headless)
-    widened = any(_is_wider(there.get(name), array) for name, array in wanted.arrays.items())
-    return _converted(source, replace(options, exact=True), why_headless) if widened else wanted
+    exact = replace(options, exact=True)
+    arrays = as_wide_as(there, wanted.arrays, lambda: _converted(source, exact, why_headless).arrays)
+    return replace(wanted, arrays=arrays)
 
 
 def paired(
@@ -194,11 +196,6 @@ def _options(there: Mapping[str, LazyArray], said: ConversionOptions) -> ToMaxTe
     if model.tied is None:
         model = replace(model, tied="materialize" if _HEAD in there else "drop")
     return ToMaxText(model=model, drop=said.drop)
-
-
-def _is_wider(there: LazyArray | None, wanted: LazyArray) -> bool:
-    floats = there is not None and there.dtype.is_float and wanted.dtype.is_float
-    return floats and there is not None and there.dtype.bits == 32 and wanted.dtype.bits == 16
 
 
 def _without_towers(

@@ -12,6 +12,7 @@ from shlex import quote
 from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.diff import ArrayDiff
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.text import plural
 from ckpttools.core.wording import option, place
 from ckpttools.digest.canonical import parameters_among
 from ckpttools.digest.differences import Difference
@@ -103,7 +104,9 @@ def after_diff(
     """
     differing = [each for each in found if not each.is_equal]
     if not differing:
-        return ()
+        other = sum(each.deviation.other_bits for each in found if each.deviation is not None)
+        equal = f"{plural(other, 'element')} equal but for the sign of zero or the bits of NaN"
+        return (f"{equal}: {_verify(a, b)} compares bits",) if other else ()
     known = parameters_among(arrays)
     if known and all(each.outcome == "equal" for each in found if each.name in known):
         alone = f"{_verify(a, b)} --parameters compares all of them and nothing else"

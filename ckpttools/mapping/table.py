@@ -92,17 +92,20 @@ class _Direction:
     def target(self) -> Side:
         return self.row.right if self.inverse else self.row.left
 
-    def conversion(
-        self, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray], *, exact: bool
-    ) -> RowConversion:
-        """The expressions that this makes; errors as `Table.to_left`."""
+    def conversion(self, sizes: Mapping[str, int], exact: DType | None = None) -> RowConversion:
+        """The expressions that this makes; errors as `Table.to_left`.
+
+        Args:
+            sizes: lengths of axes.
+            exact: the dtype of source arrays of which nothing may be lost; None where that may be.
+        """
         op = self.row.op.bound(sizes) if self.row.op else None
         if isinstance(op, Recoded):
             op = replace(op, name=str(self.target.key))
         if op and self.inverse:
             op = op.inverse()
-        elif op and exact:
-            op = _exact(op, self, self.dtype(sizes, arrays))
+        elif op and exact is not None:
+            op = _exact(op, self, exact)
         return RowConversion(self.source, self.target, sizes, op)
 
     def parts(self, arrays: Mapping[str, LazyArray], sizes: Mapping[str, int]) -> Mapping[str, LazyArray]:
@@ -188,7 +191,11 @@ class Table:
         return self._padded(self._converted(settled, exact=exact))
 
     def to_left_partly(
-        self, arrays: Mapping[str, LazyArray], beside: Mapping[str, LazyArray] | None = None
+        self,
+        arrays: Mapping[str, LazyArray],
+        beside: Mapping[str, LazyArray] | None = None,
+        *,
+        exact: bool = False,
     ) -> Mapped:
         """As many left arrays as the right ones make: what is missing or left over refuses nothing.
 
@@ -197,13 +204,14 @@ class Table:
         Args:
             arrays: right key -> array.
             beside: left key -> array of a model of the same sizes; for sizes that nothing else gives.
+            exact: as of `to_left`, for arrays of 16 bits.
 
         Raises:
             ConfigError: the configuration contradicts itself.
         """
         seen = _observed(beside or {}, [row.left for row in self.rows], self.sizes)
         table = replace(self, sizes=unify(self.sizes, seen))
-        return _made_partly(table._settled(arrays, (*self.dropped, *self._left_out())))
+        return _made_partly(table._settled(arrays, (*self.dropped, *self._left_out())), exact)
 
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
         """Right arrays as expressions of the left ones; errors as `to_left`.
@@ -384,7 +392,7 @@ def _made(settled: _Settled, exact: bool) -> Mapped:
             filled |= {key: (arrays[key], each.row.op.number) for key in each.source.keys(sizes)}
             continue
         parts = each.parts(arrays, sizes)
-        conversion = each.conversion(sizes, parts, exact=exact)
+        conversion = each.conversion(sizes, each.dtype(sizes, parts) if exact else None)
         own = {
             each.target.key.format(index, sizes): conversion.at(index, parts)
             for index in each.target.indices(sizes)
@@ -426,7 +434,7 @@ class _Made:
                 self.arrays[key] = joined(parts, self._sizes)
 
 
-def _made_partly(settled: _Settled) -> Mapped:
+def _made_partly(settled: _Settled, exact: bool) -> Mapped:
     """Every target array whose sources are all there."""
     sizes = lengths_of(settled.sizes)
     arrays, made, used = _filled_up(settled).arrays, _Made(sizes), set[str]()
@@ -439,7 +447,8 @@ def _made_partly(settled: _Settled) -> Mapped:
             own = _own_sizes(each.source, shapes.pop(), sizes) if len(shapes) == 1 else None
             if own is not None:
                 parts = each.parts(arrays, own)
-                conversion = each.conversion(own, parts, exact=False)
+                dtype = parts[keys[0]].dtype
+                conversion = each.conversion(own, dtype if exact and dtype.bits == 16 else None)
                 made.add(each.target, {each.target.key.format(index, sizes): conversion.at(index, parts)})
                 used.update(keys)
     unused = tuple(key for key in settled.arrays if key not in used)
