@@ -97,6 +97,7 @@ class TestJson:
             "nbytes": 32_768,
             "role": "parameter",
             "sharding": None,
+            "quantized": None,
         }
 
     def test_safetensors(self, llama: Path):

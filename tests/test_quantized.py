@@ -162,10 +162,21 @@ class TestToHuggingFace:
         first = {name: array for name, array in arrays.items() if ".0." in name and "down_proj" in name}
         extra = {name.replace("layers.0", "layers.5"): array for name, array in first.items()}
         like = write(tmp_path / "like", "deepseek3", arrays | extra)
-        with pytest.raises(FormatError, match=r"layers\.5\..*scaled by"):
+        for carry in (True, False):
+            out = tmp_path / f"out-{carry}"
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like, carry=carry)).run(out)
+            assert "quantization_config" not in json.loads((out / "config.json").read_bytes())
+        there = {dotted(path): array for path, array in open_tree(tmp_path / "out-True").arrays.items()}
+        carried = {name: array for name, array in there.items() if "layers.5" in name}
+        codes = {n: array for n, array in extra.items() if "layers.5" in n and not n.endswith("_scale_inv")}
+        assert carried.keys() == codes.keys()
+        for name, array in codes.items():
+            halves = array.astype(np.float32) * 0.5
+            assert (carried[name].read() == halves.astype(ml_dtypes.bfloat16)).all()
+        bare = {n: each for n, each in (arrays | extra).items() if "5.mlp.down_proj.weight_" not in n}
+        like = write(tmp_path / "bare", "deepseek3", bare)
+        with pytest.raises(FormatError, match=r"layers\.5\..*without its scale"):
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like, carry=True))
-        plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like)).run(tmp_path / "out")
-        assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_bytes())
 
 
 # A weight and its scales, as each scheme names and stores them.

@@ -7,6 +7,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.inspect.comparison import Comparison
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
+from ckpttools.transforms.as_numbers import as_numbers, side_by_side
 
 
 def compared(
@@ -31,18 +32,25 @@ def compared(
     from ckpttools.inspect.against import against_family, against_tree
 
     if isinstance(what, Tree):
-        return against_tree(tree, what, pattern)
+        return against_tree(*_alike(tree, what), pattern)
     name, path = str(what), parse(what)
+    own_arrays = as_numbers(tree).tree
     if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):
         family, own = family_called(name), tree.metadata.config
         if own is None or own.get("model_type") not in family.model_types:
-            return against_family(tree, family, pattern=pattern)
-        return against_family(tree, family, own, "the config.json beside it", pattern)
+            return against_family(own_arrays, family, pattern=pattern)
+        return against_family(own_arrays, family, own, "the config.json beside it", pattern)
     config = _config_at(path)
     if config is None:
-        return against_tree(tree, open_tree(path, read), pattern)
+        return against_tree(*_alike(tree, open_tree(path, read)), pattern)
     document = read_json(config)
-    return against_family(tree, family_of(document, str(config)), document, str(config), pattern)
+    return against_family(own_arrays, family_of(document, str(config)), document, str(config), pattern)
+
+
+def _alike(tree: Tree, other: Tree) -> tuple[Tree, Tree]:
+    """Both, quantised weights as numbers where they do not store them alike."""
+    mine, theirs = side_by_side(tree, other)
+    return mine.tree, theirs.tree
 
 
 def _config_at(path: Place) -> Place | None:

@@ -24,6 +24,7 @@ from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.dequantize import Like
 from ckpttools.transforms.functions import Mapper, mapped_by
 from ckpttools.transforms.registry import options_of, transform_named, transforms
 from ckpttools.transforms.select import Select
@@ -115,11 +116,13 @@ def cast(
     dtype: DType | str | None = None,
     dtype_map: Mapping[str, DType | str] | None = None,
     force: bool = False,
+    dequantize_like: Like = "float32",
     **common: Unpack[Changing],
 ) -> Prepared:
     """Writes a checkpoint in other dtypes: rounded to nearest even, NaN and infinity kept.
 
-    Values that a dtype cannot hold are counted in `Receipt.counts`.
+    Quantised weights become the numbers that they stand for where `dtype` is one of numbers. Values that a
+    dtype cannot hold are counted in `Receipt.counts`.
 
     Args:
         source: a file, an item, a step, a run directory, or a tree.
@@ -128,6 +131,8 @@ def cast(
         dtype_map: pattern -> dtype, also of whole numbers; the first that matches counts, `dtype` is for the
             rest.
         force: cast also where whole numbers can be lost, and float8 that may have lost its scales.
+        dequantize_like: how products of quantised weights and their scales are rounded, as of
+            `ckpttools.hf_to_maxtext`.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
@@ -137,7 +142,7 @@ def cast(
     if dtype is None and not dtype_map:
         hint = f"give {option('dtype', 'DTYPE')} or {option('dtype_map')} PATTERN=DTYPE"
         raise UsageError("there is nothing to cast to", hint=hint)
-    casts = CastMap(dict(dtype_map or {}), dtype_of(dtype), force)
+    casts = CastMap(dict(dtype_map or {}), dtype_of(dtype), force, dequantize_like)
     return write_changed([casts], source, destination, common)
 
 

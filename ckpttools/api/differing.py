@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -24,10 +24,11 @@ from ckpttools.compare.hints import after_diff
 from ckpttools.compare.padding import without_padding
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option
-from ckpttools.digest.pairing import Pairing, Remark
+from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import Where
+from ckpttools.transforms.as_numbers import Numbers, side_by_side
 
 _SHOWN = 8
 
@@ -130,7 +131,9 @@ def diff(
     with scanning(common) as scan:
         trees = opened(a, scan.read), opened(b, scan.read)
         scan.fetch(*trees)
-        both = align(*trees, options)
+        of_a, of_b = side_by_side(*trees)
+        both = align(of_a.tree, of_b.tree, options)
+        both = replace(both, remarks=(*_dequantized(of_a, of_b), *both.remarks))
         chosen = without_padding(_chosen(both, filter), padding_rows, scan.memory)
         found = _compared(chosen, scan, Tolerances(atol, rtol, ulp), ignore_dtype)
         if explain and not all(each.is_equal for each in found):
@@ -145,6 +148,11 @@ def diff(
         arrays=tuple(each for each in found if everything or each.outcome != "equal"),
         hints=after_diff(found, {**chosen.a, **chosen.b}, first.path, second.path),
     )
+
+
+def _dequantized(a: Numbers, b: Numbers) -> Iterator[Remark]:
+    sides: tuple[tuple[Side, Numbers], ...] = ("A", a), ("B", b)
+    yield from (Remark(each.remark, side) for side, each in sides if each.remark)
 
 
 def _chosen(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:

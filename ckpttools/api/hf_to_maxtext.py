@@ -20,6 +20,7 @@ from ckpttools.maxtext.model_files import companions_of, record
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.registry import Where, parse
+from ckpttools.transforms.dequantize import Like
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -37,6 +38,7 @@ def hf_to_maxtext(
     scan: bool = True,
     scan_axis: int = 1,
     dtype: DType | str | None = None,
+    dequantize_like: Like = "float32",
     exact: bool = False,
     maxtext: str = NEWEST,
     pad_vocab: int | None = None,
@@ -57,6 +59,8 @@ def hf_to_maxtext(
         scan: stack the layers, as MaxText's `scan_layers=true` wants them.
         scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
         dtype: of all floating-point arrays, such as "bfloat16"; None keeps those stored.
+        dequantize_like: how products of quantised weights and their scales are rounded: "float32" once,
+            "maxtext" as MaxText does, with scales rounded to bfloat16 before.
         exact: store in float32 what would otherwise not come back to the bit.
         maxtext: version of MaxText that is to load it: "0.2.5" or "e591f30".
         pad_vocab: rows that the vocabulary gets, zeros at the end.
@@ -85,6 +89,7 @@ def hf_to_maxtext(
         text_only=text_only,
         carry=carry,
         read=read_options({"max_header_bytes": max_header_bytes}),
+        dequantize_like=dequantize_like,
     )
     writer = writer_for(
         Tree({}), "orbax", parse(destination, is_written=True), as_step=0, **part_of(common, Storing)

@@ -20,6 +20,7 @@ from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where
+from ckpttools.transforms.as_numbers import as_numbers
 from ckpttools.transforms.select import Select
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def load(
         to: whose names, layout and values arrays are to have: of a Hugging Face model "maxtext", of a
             MaxText checkpoint "hf"; None leaves them as they are.
         dtype: of floating-point arrays, such as "bfloat16"; "like" for those of `like`; None for the stored.
+            With it, as with `to="maxtext"`, quantised weights become the numbers that they stand for.
         keep, drop: patterns of what is loaded, or is not, by the names it gets; as of `ckpttools.select`.
         memory_kind: memory of the devices, such as "pinned_host"; None for that of the shardings.
         max_over_read: of several processes: bytes read for each byte that their devices need, from which on
@@ -192,6 +194,7 @@ def load(
         tree = opened(source, read_options(part_of(loading, Opening)))
         place = tree.metadata.place
         source_tree = tree
+        tree = tree if dtype is None else as_numbers(tree, None if dtype == "like" else dtype_of(dtype)).tree
         tree, notes = converted(tree, to, template, said, memory)
         if where.rules is not None:
             where.rules.check_patterns(

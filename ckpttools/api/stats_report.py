@@ -13,6 +13,7 @@ from ckpttools.api.sources import (
 )
 from ckpttools.core.errors import UsageError
 from ckpttools.inspect.stats import ArrayStats, StatsReport, inspect_stats, matching
+from ckpttools.transforms.as_numbers import as_numbers
 
 SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
@@ -28,6 +29,8 @@ def stats(
 ) -> StatsReport:
     """Extremes, mean, norm, zeros and NaN of every array; every element is read once.
 
+    Those of quantised weights are of the numbers that they stand for, in bfloat16.
+
     Args:
         source: a file, an item, a step or a run directory, or a tree.
         filter: shell pattern of the paths to read.
@@ -42,7 +45,7 @@ def stats(
     if sort is not None and sort not in SORTS:
         raise UsageError(f"nothing is sorted by {sort!r}", wanted="one of " + ", ".join(SORTS))
     with scanning(common) as scan:
-        tree = opened(source, scan.read)
+        tree = as_numbers(opened(source, scan.read)).tree
         scan.fetch(tree)
         total = sum(array.nbytes for array in matching(tree, filter).values())
         report = inspect_stats(

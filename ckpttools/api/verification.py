@@ -25,6 +25,7 @@ from ckpttools.maxtext.model import check_choice
 from ckpttools.stores.contents import ListsContents
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
+from ckpttools.transforms.as_numbers import side_by_side
 
 if TYPE_CHECKING:
     from ckpttools.compare.conversion import ConversionOptions
@@ -117,7 +118,10 @@ def verify(
         if against is not None:
             other = opened(against, replace(scan.read, step=None))
             scan.fetch(tree, other)
-            return _bit_by_bit(tree, other, said, selection, scan)
+            mine, theirs = side_by_side(tree, other)
+            found = _bit_by_bit(mine.tree, theirs.tree, said, selection, scan)
+            remarks = [each.remark for each in (mine, theirs) if each.remark]
+            return replace(found, remarks=(*remarks, *found.remarks))
         scan.fetch(tree)
         return _by_digests(tree, parse(manifest or ""), said, selection, scan)
 

@@ -8,6 +8,7 @@ import click
 
 from ckpttools.cli.transforming import (
     common_options,
+    dequantize_like_option,
     dtype_map_option,
     dtype_option,
     force_option,
@@ -22,6 +23,7 @@ from ckpttools.cli.write import write
 @dtype_option
 @dtype_map_option
 @force_option
+@dequantize_like_option
 @target_options
 @common_options
 def cast(**options: Any) -> None:
@@ -30,12 +32,16 @@ def cast(**options: Any) -> None:
     Values that become infinite, or zero, are counted; so are those that become NaN where a dtype has no
     infinity. The last line says how many there were, --json in which arrays.
 
+    Quantised weights become the numbers that they stand for where --dtype is one of numbers, and
+    config.json says nothing of quantisation any more.
+
     Casts between integers and floating-point numbers that can lose values are refused; --force rounds and
     clips them.
 
     \b
     Example:
       ckpt cast ~/maxtext/llama ~/maxtext/llama-bf16 --dtype bfloat16
+      ckpt cast ~/DeepSeek-V3 ~/DeepSeek-V3-bf16 --dtype bfloat16
       ckpt cast ~/llama ~/mixed --dtype-map '*norm*=float32' --dtype bfloat16
     """
     from ckpttools.api.changes import cast

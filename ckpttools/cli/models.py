@@ -20,7 +20,7 @@ from ckpttools.cli.options import (
     together,
 )
 from ckpttools.cli.storage import storage_options
-from ckpttools.cli.transforming import dtype_option, model_places
+from ckpttools.cli.transforming import dequantize_like_option, dtype_option, model_places
 from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
@@ -71,6 +71,7 @@ _mapping_options = together(
     ),
     _maxtext_option,
     dtype_option,
+    dequantize_like_option,
     click.option(
         "--exact",
         is_flag=True,

@@ -113,6 +113,14 @@ dtype_map_option = click.option(
     help="Cast arrays that match, of any dtype; the first match wins, and --dtype applies to the rest. "
     "May be repeated.",
 )
+dequantize_like_option = click.option(
+    "--dequantize-like",
+    type=click.Choice(("float32", "maxtext")),
+    default="float32",
+    show_default=True,
+    help="How products of quantised weights and their scales are rounded: once, from float32; or as MaxText "
+    "does when it loads FP8, with scales rounded to bfloat16 before.",
+)
 force_option = click.option(
     "--force",
     is_flag=True,

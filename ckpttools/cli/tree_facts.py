@@ -52,6 +52,8 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
     yield "parameters", _parameters(report)
     if report.quantization:
         yield "quantised", _quantization(report.quantization)
+    if report.scales:
+        yield "scales", _joined(plural(report.scales.num_arrays, "array"), disk(report.scales.nbytes))
     yield from _beside_parameters(report)
     if mesh := _meshes(report):
         yield "mesh", mesh

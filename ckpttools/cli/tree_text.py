@@ -90,11 +90,12 @@ def amounts(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str
 
 
 def array_type(array: ArrayReport) -> str:
-    """`bfloat16[4096@fsdp,14336]`, as JAX writes it; mesh axes where the sharding is known."""
+    """`bfloat16[4096@fsdp,14336] fp8 128x128`: as JAX writes it, with mesh axes and scheme where known."""
     spec = array.sharding.spec if array.sharding else ()
     axes = (*map(_cut, spec), *repeat("", len(array.shape) - len(spec)))
     lengths = (f"{length}{axis}" for length, axis in zip(array.shape, axes, strict=True))
-    return type_text(array.dtype, lengths)
+    how = f" {array.quantized}" if array.quantized else ""
+    return type_text(array.dtype, lengths) + how
 
 
 def _cut(axes: tuple[str, ...]) -> str:

@@ -102,7 +102,7 @@ class _Node:
         """Numbers every distinct content below; `known` holds the numbers given."""
         own = None
         if array := self.array:
-            own = array.shape, array.dtype, array.role, array.sharding
+            own = array.shape, array.dtype, array.role, array.sharding, array.quantized
             self.count, self.num_elements, self.nbytes = 1, prod(array.shape), array.nbytes
         below = []
         for name, child in self.children.items():

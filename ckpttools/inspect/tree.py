@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, dotted, spelled
 from ckpttools.core.errors import listing
+from ckpttools.core.notes import Notes
 from ckpttools.families.family import Family
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.quantization import Quantization, quantization_of
@@ -23,6 +24,7 @@ from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 from ckpttools.maxtext.variables import versions_of
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import view_of
+from ckpttools.quantized.logical import Logical, logical, weights_in
 from ckpttools.roles.of_tree import Role
 from ckpttools.stores.costs import Traffic
 
@@ -38,6 +40,8 @@ class ArrayReport:
         path: keys joined by "/"; in formats without a tree, such as safetensors, the name as it is.
         role: "parameter", "optimizer" or "other".
         sharding: how it was laid out on devices when saved; None if not stored or not asked for.
+        quantized: how a quantised weight is stored, such as `fp8 128x128`; its shape and dtype are those of
+            the numbers that it stands for, its bytes those of its codes. None for plain arrays.
     """
 
     path: str
@@ -46,6 +50,7 @@ class ArrayReport:
     nbytes: int
     role: Role
     sharding: Sharding | None = None
+    quantized: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class TreeReport:
         step: training step, or None.
         num_arrays, num_parameters, nbytes: of `arrays`; `num_parameters` counts elements of parameters.
         custom_metadata: what the user stored beside the arrays.
-        arrays: in the checkpoint's order.
+        arrays: in the checkpoint's order; a quantised weight is one, whose scales are in `scales` alone.
         layers, optimizer, random_states: as in `ckpttools.maxtext.view.MaxTextView`.
         families: the model families that fit best, of those that were given.
         maxtext: the versions of MaxText that store such a model so, newest first; () where all do, or none.
@@ -79,6 +84,8 @@ class TreeReport:
         companions: files and arrays of the model beside the weights or carried along, such as its
             configuration and tokenizer; relative to the directory.
         quantization: how weights are quantised; None if they are not.
+        scales: scales and whatever else belongs to quantised weights, as far as those are among `arrays`;
+            None where there is none.
         comparison: with what it should be; None if it was not compared.
         traffic: what looking took of stores behind a network, by address: "gs://".
     """
@@ -104,6 +111,7 @@ class TreeReport:
     maxtext: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     quantization: Quantization | None = None
+    scales: Total | None = None
     comparison: Comparison | None = None
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
@@ -146,10 +154,12 @@ def inspect_tree(
     Raises:
         UsageError: there are arrays, and none matches the pattern.
     """
-    arrays = filtered(_reports(tree, shardings), attrgetter("path"), pattern, or_none=or_none)
+    shown = _logical(tree)
+    arrays = filtered(_reports(shown, shardings), attrgetter("path"), pattern, or_none=or_none)
+    scales = _scales(tree, shown, {each.path for each in arrays})
     parameters = [each for each in arrays if each.role == "parameter"]
     view, metadata = view_of(tree), tree.metadata
-    guesses = guess_families(tree, families)
+    guesses = guess_families(shown.tree, families)
     written = versions_of(view, [each.name for each in guesses])
     return TreeReport(
         path=metadata.place,
@@ -160,7 +170,7 @@ def inspect_tree(
         step=metadata.step,
         num_arrays=len(arrays),
         num_parameters=sum(prod(each.shape) for each in parameters),
-        nbytes=sum(each.nbytes for each in arrays),
+        nbytes=sum(each.nbytes for each in arrays) + (scales.nbytes if scales else 0),
         custom_metadata=dict(metadata.custom),
         arrays=arrays,
         layers=view.layers,
@@ -169,20 +179,40 @@ def inspect_tree(
         families=guesses,
         maxtext=written if len(written) < len(VERSIONS) else (),
         roles=_totals((each.role, each) for each in arrays),
-        parameter_dtypes=_totals((each.dtype, each) for each in parameters),
+        parameter_dtypes=_totals((each.quantized or each.dtype, each) for each in parameters),
         warnings=warnings_of(tree, unfinished, damaged),
         companions=tuple(companions),
         quantization=quantization_of(tree),
+        scales=scales,
     )
 
 
-def _reports(tree: Tree, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
-    known = view_of(tree).roles
-    for path, array in tree.arrays.items():
+def _logical(tree: Tree) -> Logical:
+    """The tree with quantised weights as one array each, where all of them are of a scheme that is read."""
+    found = weights_in(tree)
+    readable = found.readable and not found.faults
+    return logical(tree) if readable else Logical(tree, Notes(), {})
+
+
+def _scales(tree: Tree, shown: Logical, names: Collection[str]) -> Total | None:
+    """What belongs to the quantised weights of these names."""
+    weights = [each for path, each in shown.weights.items() if spelled(path) in names]
+    beside = {name for each in weights for name in each.stored if name != each.codes}
+    arrays = [array for path, array in tree.arrays.items() if dotted(path) in beside]
+    if not arrays:
+        return None
+    return Total(len(arrays), sum(each.size for each in arrays), sum(each.nbytes for each in arrays))
+
+
+def _reports(shown: Logical, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
+    known = view_of(shown.tree).roles
+    for path, array in shown.tree.arrays.items():
         # A constant, which is not stored, counts as in memory.
         nbytes = -(-array.size * (array.stored_bits or 8 * array.dtype.itemsize) // 8)
         name, sharding = spelled(path), shardings.get(path)
-        yield ArrayReport(name, array.shape, array.dtype.name, nbytes, known.of(path), sharding)
+        weight = shown.weights.get(path)
+        quantized = weight.scheme if weight else None
+        yield ArrayReport(name, array.shape, array.dtype.name, nbytes, known.of(path), sharding, quantized)
 
 
 def _totals(arrays: Iterable[tuple[str, ArrayReport]]) -> dict[str, Total]:

@@ -21,6 +21,7 @@ from ckpttools.maxtext.model_config import TrueConfig
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
+from ckpttools.transforms.as_numbers import as_numbers
 
 _CARRIED_FILE = f"{CARRIED}.safetensors"
 
@@ -148,7 +149,7 @@ def _carried_arrays(directory: Place) -> Mapping[str, LazyArray]:
 def _weights(directory: Place) -> Mapping[str, LazyArray]:
     """The model's own arrays; none where the directory holds only its configuration."""
     try:
-        return _arrays(open_tree(directory))
+        return _arrays(as_numbers(open_tree(directory)).tree)
     except FormatError:
         return {}
 

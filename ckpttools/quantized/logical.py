@@ -25,8 +25,8 @@ from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.weights import READ_METHODS, Quantized, is_scale, remedy
 
 DEFAULT_DTYPE = DTYPES["bfloat16"]
-# Products are made in float32; others are made of these.
-_RESULTS = ("bfloat16", "float16", "float32")
+RESULTS = ("bfloat16", "float16", "float32")
+"""The dtypes in which products are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def result_of(dtype: DType | None) -> DType:
     """The dtype in which products are made, of which the one that is wanted can be made without loss."""
     if dtype is None:
         return DEFAULT_DTYPE
-    return dtype if dtype.name in _RESULTS else DTYPES["float32"]
+    return dtype if dtype.name in RESULTS else DTYPES["float32"]
 
 
 def not_readable(faults: Collection[str], config: Mapping[str, Any] | None, place: str) -> FormatError:

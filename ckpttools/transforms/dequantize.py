@@ -10,7 +10,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.quantized.config import FIELD, says_quantized
-from ckpttools.quantized.decoding import Like
+from ckpttools.quantized.decoding import Like as Like
 from ckpttools.quantized.logical import Logical, logical
 from ckpttools.quantized.stored_values import check_values
 from ckpttools.quantized.tree import quantized_in
@@ -35,10 +35,6 @@ class Dequantize:
     dtype: DType | str | None = None
     like: Like = "float32"
 
-    def __post_init__(self) -> None:
-        if self.like not in LIKES:
-            raise UsageError(f"unknown {option('dequantize_like', self.like)}", wanted=" or ".join(LIKES))
-
     def __call__(self, tree: Tree) -> Transformed:
         """The tree of plain numbers, whose configuration says nothing of quantisation.
 
@@ -60,6 +56,8 @@ def dequantized(tree: Tree, dtype: DType | None = None, like: Like = "float32") 
 
     Arguments and errors are those of `Dequantize`.
     """
+    if like not in LIKES:
+        raise UsageError(f"unknown {option('dequantize_like', like)}", wanted=" or ".join(LIKES))
     if not is_said_to_be_quantized(tree):
         return Logical(tree, Notes(), {})
     made = logical(tree, dtype, like=like)

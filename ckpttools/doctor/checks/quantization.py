@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError
@@ -10,8 +11,9 @@ from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory, Weights, json_or_error
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
+from ckpttools.quantized.logical import weights_of
 from ckpttools.quantized.scales import Described
-from ckpttools.quantized.weights import Quantized, quantized
+from ckpttools.quantized.weights import READ_METHODS, Quantized, quantized, remedy
 from ckpttools.stores.place import Place
 
 _CONFIG = "config.json"
@@ -23,7 +25,12 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         config = json_or_error(weights.folder / _CONFIG) if arrays else None
         if arrays is None or config is None or isinstance(config, CheckpointError):
             continue
-        yield from _findings(weights.folder, list(quantized(arrays, config).values()), config)
+        found = quantized(arrays, config)
+        said = says_quantized(config) or {}
+        yield from _findings(weights.folder, list(found.values()), config)
+        if said.get("quant_method") in READ_METHODS and not any(each.is_bare for each in found.values()):
+            faults = weights_of(arrays, found, config).faults
+            yield from [_unreadable(weights.folder, faults, said)] if faults else []
 
 
 def _arrays(weights: Weights) -> dict[str, Described] | None:
@@ -76,14 +83,19 @@ def _untrue(folder: Place, said: Mapping[str, Any]) -> Finding:
 def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any]) -> Finding:
     count = f"{len(found)} weight{'s' * (len(found) != 1)}"
     what = f"the weights are quantised: {scheme(said)}; {count}, each with its scales"
-    casts = (
-        "and so do casts"
-        if any(each.dtype.is_float for each in found)
-        else "and casts leave them and their scales as they are"
-    )
-    why = f"their numbers mean nothing by themselves: conversions to and from MaxText refuse them, {casts}"
-    do = "to convert it, dequantise it to bfloat16 first, or take a release of the model in bfloat16"
-    return Finding(INFO, str(folder), what, why, do)
+    if said.get("quant_method") in READ_METHODS:
+        why = "their numbers mean nothing by themselves: conversions to MaxText multiply them by their scales"
+        do = f"`ckpt cast {quote(str(folder))} DST --dtype bfloat16` makes a model of plain numbers of it"
+        return Finding(INFO, str(folder), what, why, do)
+    why = "their numbers mean nothing by themselves, and conversions to MaxText refuse weights of this scheme"
+    return Finding(INFO, str(folder), what, why, remedy(said))
+
+
+def _unreadable(folder: Place, faults: Sequence[str], said: Mapping[str, Any]) -> Finding:
+    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+    what = f"quantised weights are not as {_CONFIG} says ({scheme(said)}): {faults[0]}{more}"
+    why = "nothing can be made of their numbers without scales that fit"
+    return Finding(ERROR, str(folder), what, why, f"fetch the checkpoint and its {_CONFIG} again")
 
 
 CHECK = Check("quantization", f"quantised weights without scales, or not as {_CONFIG} says", _look)

@@ -1,0 +1,297 @@
+"""Quantised models through the commands: equal, bit for bit, to their dequantised ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from support import quantised_weights as made
+from support.command_line import run, succeed
+from support.places import GOLDEN
+
+import ckpttools
+from ckpttools.array.tree import dotted
+from ckpttools.core.errors import FormatError
+from ckpttools.doctor.examine import examine
+from ckpttools.formats.registry import open_tree
+
+BLOCK = (24, 40)
+FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to_not_convert": ["lm_head", "norm"]}
+
+
+class Pair:
+    """A tiny quantised model in shards, and the same in bfloat16.
+
+    Attributes:
+        quantised, plain: their directories.
+    """
+
+    def __init__(self, directory: Path, family: str) -> None:
+        self.quantised, self.plain = directory / "quantised", directory / "plain"
+        source = GOLDEN / family / "hf"
+        self.config = json.loads((source / "config.json").read_bytes()) | {"torch_dtype": "bfloat16"}
+        self.config.pop("dtype", None)
+        arrays = load_file(source / "model.safetensors")
+        arrays = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
+        rng = np.random.default_rng(0)
+        stored, plain = dict(arrays), dict(arrays)
+        said: dict[str, object] = FP8
+        for name, array in arrays.items():
+            if family == "gpt-oss" and name.endswith(("gate_up_proj", "down_proj")):
+                said = {"quant_method": "mxfp4"}
+                experts, inside, outside = array.shape
+                weight = made.mxfp4(rng, experts, outside, inside // 32)
+                part = "model.layers.0.mlp.experts.down_proj"
+            elif family != "gpt-oss" and name.endswith("proj.weight"):
+                weight = made.fp8_blocks(rng, array.shape, BLOCK)
+                part = weight.name
+            else:
+                continue
+            del stored[name]
+            sides = {key: value for key, value in weight.arrays.items() if not key.endswith("_bias")}
+            stored |= {key.replace(part, name): value for key, value in sides.items()}
+            plain[name] = weight.bfloat16
+        self._write(self.quantised, stored, {"quantization_config": said})
+        self._write(self.plain, plain, {})
+
+    def _write(self, directory: Path, arrays: dict[str, np.ndarray], more: dict[str, object]) -> None:
+        """In two shards: scales lie in another one than their weights."""
+        directory.mkdir(parents=True)
+        scales = {name for name in arrays if "scale" in name}
+        parts = [
+            {name: array for name, array in arrays.items() if (name in scales) == is_scale}
+            for is_scale in (False, True)
+        ]
+        index = {}
+        for number, part in enumerate(part for part in parts if part):
+            file = f"model-{number + 1:05d}-of-00002.safetensors"
+            save_file({name: np.ascontiguousarray(a) for name, a in part.items()}, directory / file)
+            index |= dict.fromkeys(part, file)
+        text = json.dumps({"metadata": {}, "weight_map": index})
+        (directory / "model.safetensors.index.json").write_text(text)
+        (directory / "config.json").write_text(json.dumps({**self.config, **more}, indent=2) + "\n")
+
+
+@pytest.fixture(scope="module", params=["deepseek3", "gpt-oss"])
+def pair(request, tmp_path_factory):
+    return Pair(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def content(place: Path) -> dict[str, tuple[str, bytes]]:
+    return {
+        dotted(path): (array.dtype.name, array.read().tobytes())
+        for path, array in open_tree(place).arrays.items()
+    }
+
+
+class TestEqual:
+    def test_cast_makes_the_dequantised_model(self, pair, tmp_path):
+        done = " ".join(run("cast", pair.quantised, tmp_path / "out", "--dtype", "bfloat16").split())
+        assert content(tmp_path / "out") == content(pair.plain)
+        config = json.loads((tmp_path / "out" / "config.json").read_bytes())
+        assert config == pair.config
+        assert "quantization_config is left out of config.json" in done
+        # What is exact is said by the plan alone.
+        assert ("dequantised from" in done) == ("mxfp4" not in done)
+
+    def test_a_config_that_needs_no_other_change(self, pair, tmp_path):
+        """The dtype is true of the weights as it is: only what is said of quantisation goes."""
+        ckpttools.convert(pair.quantised, tmp_path / "out", format="orbax", dtype="bfloat16")
+        ckpttools.convert(tmp_path / "out", tmp_path / "back", format="safetensors")
+        assert content(tmp_path / "back") == content(pair.plain)
+        assert json.loads((tmp_path / "back" / "config.json").read_bytes()) == pair.config
+
+    @pytest.mark.parametrize("options", [{}, {"scan": False}, {"dtype": "float32"}])
+    def test_maxtext_gets_the_same_from_both(self, pair, tmp_path, options):
+        out = [tmp_path / "quantised", tmp_path / "plain"]
+        if options.get("dtype"):
+            # Products stay in float32: the plain model has lost what was rounded.
+            ckpttools.cast(pair.quantised, tmp_path / "wide", dtype="float32")
+            sources = [pair.quantised, tmp_path / "wide"]
+        else:
+            sources = [pair.quantised, pair.plain]
+        for source, destination in zip(sources, out, strict=True):
+            ckpttools.hf_to_maxtext(source, destination, **options)
+        assert content(out[0]) == content(out[1])
+        back = tmp_path / "back"
+        ckpttools.maxtext_to_hf(out[0], back)
+        config = json.loads((back / "config.json").read_bytes())
+        assert "quantization_config" not in config
+
+    def test_a_plan_in_a_file(self, pair, tmp_path):
+        run("convert", "hf-to-maxtext", pair.quantised, tmp_path / "a", "--memory", "200MiB")
+        run("plan", "-o", tmp_path / "plan", "convert", "hf-to-maxtext", pair.quantised, tmp_path / "b")
+        run("run", tmp_path / "plan", "--part", "0/1")
+        run("run", tmp_path / "plan", "--publish")
+        assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def rewritten(pair: Pair, directory: Path, change) -> Path:
+    """The quantised model with its arrays changed, in one file."""
+    arrays = {dotted(path): array.read() for path, array in open_tree(pair.quantised).arrays.items()}
+    change(arrays)
+    directory.mkdir()
+    save_file(arrays, directory / "model.safetensors")
+    (directory / "config.json").write_bytes((pair.quantised / "config.json").read_bytes())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory):
+    return Pair(tmp_path_factory.mktemp("fp8"), "llama3.1")
+
+
+class TestRefused:
+    """All that is wrong is listed, and nothing is written."""
+
+    def lines(self, source: Path, tmp_path: Path, dtype: str = "bfloat16") -> str:
+        with pytest.raises(FormatError) as error:
+            ckpttools.cast(source, tmp_path / "out", dtype=dtype)
+        with pytest.raises(FormatError) as other:
+            ckpttools.hf_to_maxtext(source, tmp_path / "out", dtype=dtype)
+        assert str(error.value) == str(other.value)
+        assert list(tmp_path.glob("out*")) == []
+        return str(error.value)
+
+    def test_what_is_missing_left_over_and_of_another_grid(self, fp8, tmp_path):
+        def change(arrays):
+            del arrays["model.layers.0.mlp.up_proj.weight_scale_inv"]
+            del arrays["model.layers.1.mlp.up_proj.weight"]
+            name = "model.layers.2.mlp.up_proj.weight_scale_inv"
+            arrays[name] = arrays[name][:-1]
+            arrays["model.layers.3.mlp.up_proj.weight"] = arrays["model.layers.3.mlp.up_proj.weight"].astype(
+                ml_dtypes.bfloat16
+            )
+
+        said = self.lines(rewritten(fp8, tmp_path / "source", change), tmp_path)
+        assert "model.layers.0.mlp.up_proj.weight: float8_e4m3fn, without its scale" in said
+        assert "model.layers.1.mlp.up_proj.weight_scale_inv: float32, a scale without a weight" in said
+        assert "model.layers.3.mlp.up_proj.weight: bfloat16, scaled by weight_scale_inv" in said
+        assert "in blocks of 24 x 40 has" in said
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e36])
+    def test_scales_that_are_no_numbers(self, fp8, tmp_path, value):
+        def change(arrays):
+            for layer in (0, 2):
+                arrays[f"model.layers.{layer}.mlp.up_proj.weight_scale_inv"][0, 1] = value
+
+        source = rewritten(fp8, tmp_path / "source", change)
+        with pytest.raises(FormatError, match="no finite number") as error:
+            ckpttools.cast(source, tmp_path / "out", dtype="bfloat16")
+        assert "up_proj" in str(error.value)
+        assert not (tmp_path / "out").exists()
+
+    def test_a_block_that_the_configuration_does_not_say(self, fp8, tmp_path):
+        source = rewritten(fp8, tmp_path / "source", lambda arrays: None)
+        config = json.loads((source / "config.json").read_bytes())
+        config["quantization_config"]["weight_block_size"] = [24, 0]
+        (source / "config.json").write_text(json.dumps(config))
+        assert "[24, 0] in the configuration is no block" in self.lines(source, tmp_path)
+        del config["quantization_config"]
+        (source / "config.json").write_text(json.dumps(config))
+        with pytest.raises(FormatError, match="mean nothing without their scales"):
+            ckpttools.hf_to_maxtext(source, tmp_path / "out")
+
+
+class TestLooking:
+    """Commands that look at numbers look at those that are meant."""
+
+    def test_inspect_tree_shows_one_array_for_each_weight(self, pair):
+        report, plain = ckpttools.inspect(pair.quantised), ckpttools.inspect(pair.plain)
+        assert {each.path: each.shape for each in report.arrays} == {e.path: e.shape for e in plain.arrays}
+        assert {each.dtype for each in report.arrays} == {each.dtype for each in plain.arrays}
+        assert report.num_parameters == plain.num_parameters
+        assert report.families == plain.families
+        quantised = [each for each in report.arrays if each.quantized]
+        assert {each.quantized for each in quantised} in ({"fp8 24x40"}, {"mxfp4"})
+        files = pair.quantised.glob("*.safetensors")
+        stored = sum(array.nbytes for file in files for array in open_tree(file).arrays.values())
+        assert report.nbytes == stored
+        assert report.nbytes == sum(each.nbytes for each in report.arrays) + report.scales.nbytes
+        assert report.scales.num_arrays == len(quantised)
+        text = " ".join(succeed("inspect", "tree", pair.quantised).output.split())
+        assert f"scales {len(quantised)} arrays" in text
+        assert quantised[0].quantized in text
+
+    def test_against_the_family_and_the_dequantised_model(self, pair):
+        for against in (pair.plain, pair.plain / "config.json"):
+            assert ckpttools.inspect(pair.quantised, against=against).comparison.is_same
+
+    def test_diff_and_verify_say_equal_after_dequantisation(self, pair, tmp_path):
+        ckpttools.hf_to_maxtext(pair.quantised, tmp_path / "maxtext")
+        for a, b in (
+            (pair.quantised, pair.plain),
+            (pair.plain, pair.quantised),
+            (pair.quantised, pair.quantised),
+            (pair.quantised, tmp_path / "maxtext"),
+        ):
+            report = ckpttools.diff(a, b)
+            assert report.equal, report
+            said = [str(each) for each in report.remarks if "dequantised" in each.text]
+            assert len(said) == (a != b)
+        for made_of_it in (tmp_path / "maxtext", pair.plain):
+            report = ckpttools.verify(made_of_it, pair.quantised)
+            assert report.equal
+            assert "dequantised from" in report.remarks[0]
+
+    def test_diff_finds_one_other_scale(self, pair, tmp_path):
+        def change(arrays):
+            name = next(name for name in arrays if "scale" in name)
+            arrays[name].reshape(-1)[0] += arrays[name].dtype.type(1)
+
+        other = rewritten(pair, tmp_path / "other", change)
+        assert not ckpttools.diff(other, pair.plain).equal
+        assert not ckpttools.verify(pair.plain, other).equal
+
+    def test_statistics_and_digests_are_of_the_numbers(self, pair):
+        looks = [ckpttools.stats(each).arrays for each in (pair.quantised, pair.plain)]
+        assert {e.path: e.statistics for e in looks[0]} == {e.path: e.statistics for e in looks[1]}
+        digests = {ckpttools.hash(each, names="maxtext").digest for each in (pair.quantised, pair.plain)}
+        assert len(digests) == 1
+
+    def test_load(self, pair):
+        import jax
+
+        wanted = ckpttools.load(pair.plain, to="maxtext")
+        got = ckpttools.load(pair.quantised, to="maxtext")
+        assert jax.tree.structure(got) == jax.tree.structure(wanted)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+            assert a.dtype == b.dtype
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        assert len(ckpttools.load(pair.quantised, dtype="bfloat16")) == len(ckpttools.open(pair.plain))
+
+
+def test_like_maxtext_rounds_scales_before(fp8, tmp_path):
+    """28 % of the elements are one unit in the last place off the product in float32."""
+    run("cast", fp8.quantised, tmp_path / "a", "--dtype", "bfloat16", "--dequantize-like", "maxtext")
+    found = {dotted(path): array.read() for path, array in open_tree(fp8.quantised).arrays.items()}
+    made_of_it = {dotted(path): array.read() for path, array in open_tree(tmp_path / "a").arrays.items()}
+    name = "model.layers.0.mlp.up_proj.weight"
+    scales = found[f"{name}_scale_inv"].astype(ml_dtypes.bfloat16)
+    product = made.scaled(found[name], scales.astype(np.float32), BLOCK).astype(ml_dtypes.bfloat16)
+    assert (made_of_it[name] == product).all()
+    once = made.scaled(found[name], found[f"{name}_scale_inv"], BLOCK).astype(ml_dtypes.bfloat16)
+    assert 0.1 < (made_of_it[name] != once).mean() < 0.5
+
+
+class TestDoctor:
+    def findings(self, directory: Path):
+        return [each for each in examine(directory).findings if each.check == "quantization"]
+
+    def test_all_is_well(self, pair):
+        (finding,) = self.findings(pair.quantised)
+        assert finding.level == "info"
+        assert f"ckpt cast {pair.quantised} DST --dtype bfloat16" in finding.do
+
+    def test_a_grid_that_does_not_fit(self, fp8, tmp_path):
+        def change(arrays):
+            name = "model.layers.2.mlp.up_proj.weight_scale_inv"
+            arrays[name] = arrays[name][:-1]
+
+        found = self.findings(rewritten(fp8, tmp_path / "source", change))
+        assert "error" in [each.level for each in found]
+        assert any("in blocks of 24 x 40 has" in each.what for each in found)
