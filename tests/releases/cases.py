@@ -108,11 +108,12 @@ def _pairs(source: Path) -> Iterator[Case]:
 
 
 def checkpoints(places: Sequence[Path]) -> list[Path]:
-    """Each directory that holds a checkpoint, a step or a run, but not the items of a step."""
+    """Each directory below these that is a checkpoint, a step or a run, but not what is in one."""
     found: list[Path] = []
     for place in places:
         for path in sorted([place, *place.rglob("*")]):
-            if path.is_dir() and _is_one(path) and not any(above in path.parents for above in found):
+            is_seen = path == place or not path.is_dir() or any(above in path.parents for above in found)
+            if not is_seen and _is_one(path):
                 found.append(path)
     return found
 

@@ -33,11 +33,18 @@ _RULES = '[rules]\n"params/params/decoder/*" = "model/*"\n'
 _ANYTHING = re.compile(r"'[^']*'|\S*/\S*|\d[\d,.]*")
 
 
+_COLUMNS = (
+    *("command", "calls", "end well now", "end the same", "same JSON", "same bytes", "same arrays", "other"),
+    "CPU s before, now",
+)
+
+
 @dataclass
 class Row:
-    """What was seen of one command: calls, those that ended alike, and so on."""
+    """What was seen of one command: calls, those that end with 0 now, those that ended alike, and so on."""
 
     calls: int = 0
+    well: int = 0
     ended: int = 0
     said: int = 0
     written: int = 0
@@ -45,13 +52,20 @@ class Row:
     other: int = 0
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
+    @property
+    def cells(self) -> tuple[object, ...]:
+        before, now = self.seconds
+        numbers = self.calls, self.well, self.ended, self.said, self.written, self.arrays, self.other
+        return (*numbers, f"{before:.1f}, {now:.1f}")
+
 
 def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="releases", dir=options.work) as top:
         rules = Path(top) / "rules.toml"
         rules.write_text(_RULES)
-        chosen = [case for case in cases(options.places, rules) if re.search(options.only, case.name)]
+        places = [place.resolve() for place in options.places]
+        chosen = [case for case in cases(places, rules) if re.search(options.only, case.name)]
         trees = {"old": options.old.absolute(), "new": TESTS.parent}
         found = {name: _results(Path(top), name, tree, chosen) for name, tree in trees.items()}
         print(report(chosen, found["old"], found["new"], Path(top), options.most))
@@ -86,18 +100,21 @@ def report(
     """The table, then each kind of difference with how often it was seen and a few of the calls."""
     rows: dict[str, Row] = defaultdict(Row)
     seen: dict[tuple[str, str], list[str]] = defaultdict(list)
+    new_keys: dict[str, set[str]] = defaultdict(set)
     for number, (case, was, now) in enumerate(zip(chosen, old, new, strict=True)):
         row = rows[case.name]
         row.calls += 1
+        row.well += now["code"] == 0
         row.seconds = [row.seconds[0] + was["seconds"], row.seconds[1] + now["seconds"]]
         for difference in _differences(row, was, now, top, number):
-            seen[case.name, difference].append(case.source)
-    lines = ["command | calls | same end | same JSON | same bytes | same arrays | other | CPU s before, now"]
-    lines += [
-        f"{name} | {row.calls} | {row.ended} | {row.said} | {row.written} | {row.arrays} | {row.other} "
-        f"| {row.seconds[0]:.1f}, {row.seconds[1]:.1f}"
-        for name, row in rows.items()
-    ]
+            added, isn, _ = difference.partition(" is new")
+            if isn and added.startswith("JSON: "):
+                new_keys[added.removeprefix("JSON: ")].add(case.name)
+            else:
+                seen[case.name, difference].append(case.source)
+    lines = [" | ".join(_COLUMNS), *(" | ".join(map(str, (name, *row.cells))) for name, row in rows.items())]
+    for key, names in sorted(new_keys.items()):
+        lines.append(f"JSON has a new key {key}: {', '.join(sorted(names))}")
     for (name, difference), sources in sorted(seen.items()):
         lines.append(f"\n{name}: {difference}  [{len(sources)}]")
         lines += [f"    {source}" for source in sources[:most]]
@@ -114,7 +131,7 @@ def _differences(
         return
     row.ended += 1
     said = sorted(set(_unlike("", _read(was), _read(now))))
-    row.said += not said
+    row.said += all(each.endswith(" is new") for each in said)
     yield from said
     if was["files"] == now["files"]:
         row.written += 1
