@@ -318,11 +318,11 @@ class TestBeginning:
             assert (preparing.result(30), waiting.result(30)) == ("", "")
 
     def test_the_journal_is_there_before_the_lock_is_given_back(self, gcs, monkeypatch):
-        from ckpttools.stores.objects.journal import Journal
+        from ckpttools.stores.objects.journal import ObjectJournal
 
         destination = f"gs://{gcs.bucket}/moment/out"
         seen, go_on = threading.Event(), threading.Event()
-        begin = Journal.begin
+        begin = ObjectJournal.begin
 
         def slowly(*given):
             made = begin(*given)
@@ -330,7 +330,7 @@ class TestBeginning:
             assert go_on.wait(20)
             return made
 
-        monkeypatch.setattr(Journal, "begin", slowly)
+        monkeypatch.setattr(ObjectJournal, "begin", slowly)
         first = staging_of(parse(destination)).joined(Purpose("b"), 0, Share("0/2", 0, 1))
         with ThreadPoolExecutor(2) as pool:
             preparing = pool.submit(ended, first)

@@ -20,7 +20,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.text import in_natural_order
 from ckpttools.digest.pairing import Pairing
-from ckpttools.digest.stacks import Whole
+from ckpttools.digest.stacks import WholeArray
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
@@ -162,7 +162,7 @@ def _joined(parts: Iterator[tuple[str, Deviation]]) -> _Deviations:
 
 
 def _apart(
-    whole: Whole,
+    whole: WholeArray,
     region: Region,
     values: tuple[np.ndarray, ...],
     dtypes: tuple[DType, DType],

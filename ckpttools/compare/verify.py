@@ -15,7 +15,7 @@ from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.digest.differences import Difference, in_order, of_kinds, same_kind
 from ckpttools.digest.digest import coordinates
 from ckpttools.digest.pairing import Pairing
-from ckpttools.digest.stacks import Whole, alone, assembled, cheapest_reads, wholes
+from ckpttools.digest.stacks import WholeArray, alone, assembled, cheapest_reads, wholes
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
 
@@ -51,14 +51,14 @@ def compare(
 
 def side_by_side(
     mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]
-) -> list[tuple[Whole, LazyArray]]:
+) -> list[tuple[WholeArray, LazyArray]]:
     """All arrays of `mine` with those of `wanted`; stacks as a whole if that is cheaper to read on one side.
 
     Args:
         mine: arrays by name.
         wanted: arrays of these names and shapes, among others; each side has a single dtype.
     """
-    pairs: list[tuple[Whole, LazyArray]] = []
+    pairs: list[tuple[WholeArray, LazyArray]] = []
     rest: dict[str, LazyArray] = {}
     for whole in cheapest_reads(mine):
         if whole.is_complete and len(whole.parts) > 1:
@@ -67,13 +67,13 @@ def side_by_side(
             rest |= {part.name: mine[part.name] for part in whole.parts}
     for whole in cheapest_reads({name: wanted[name] for name in rest}):
         if whole.is_complete:
-            pairs.append((Whole(assembled(whole, rest), whole.parts), whole.array))
+            pairs.append((WholeArray(assembled(whole, rest), whole.parts), whole.array))
         else:
             pairs += [(alone(part.name, rest), wanted[part.name]) for part in whole.parts]
     return pairs
 
 
-def _as_one(whole: Whole, wanted: Mapping[str, LazyArray]) -> LazyArray:
+def _as_one(whole: WholeArray, wanted: Mapping[str, LazyArray]) -> LazyArray:
     """The array that `whole` should equal."""
     first, *others = wholes({part.name: wanted[part.name] for part in whole.parts})
     if not others and first.parts == whole.parts:
@@ -82,7 +82,7 @@ def _as_one(whole: Whole, wanted: Mapping[str, LazyArray]) -> LazyArray:
 
 
 def _differing(
-    pairs: list[tuple[Whole, LazyArray]], memory: int, jobs: int | None, observe: Callable[[int], None]
+    pairs: list[tuple[WholeArray, LazyArray]], memory: int, jobs: int | None, observe: Callable[[int], None]
 ) -> _Unequal:
     """All arrays that differ."""
 
@@ -111,7 +111,7 @@ def _merge(found: _Unequal, more: _Unequal) -> None:
         found[name] = before + count, min(earliest, first)
 
 
-def _found(whole: Whole, region: Region, here: np.ndarray, there: np.ndarray) -> _Unequal:
+def _found(whole: WholeArray, region: Region, here: np.ndarray, there: np.ndarray) -> _Unequal:
     """The parts of a piece that differ."""
     fixed = whole.parts[0].fixed
     shape = tuple(length for axis, length in enumerate(whole.array.shape) if axis not in fixed)

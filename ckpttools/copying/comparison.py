@@ -19,7 +19,7 @@ _LARGEST, _MOST = 1 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class CopyComparison:
     """How a destination differs from a part.
 
     Attributes:
@@ -31,7 +31,7 @@ class Comparison:
     bytes_compared: int = 0
 
 
-def compared(part: FileGroup, place: Place, *, verify: bool) -> Comparison | None:
+def compared(part: FileGroup, place: Place, *, verify: bool) -> CopyComparison | None:
     """Compares a part with what is at its place.
 
     Args:
@@ -54,13 +54,13 @@ def compared(part: FileGroup, place: Place, *, verify: bool) -> Comparison | Non
         return None
     difference = _by_size(part, there)
     if difference:
-        return Comparison(difference)
+        return CopyComparison(difference)
     names = list(part.files) if verify else _telling(part)
     equal = at_once(place.store, lambda name: equal_files(part, place, name), names)
     for name, is_equal in zip(names, equal, strict=True):
         if not is_equal:
-            return Comparison(f"{name} is not the same")
-    return Comparison(None, sum(part.files[name].size for name in names))
+            return CopyComparison(f"{name} is not the same")
+    return CopyComparison(None, sum(part.files[name].size for name in names))
 
 
 def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ckpttools.copying.comparison import equal_files
 from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
-from ckpttools.copying.room import Room, room_for
+from ckpttools.copying.room import CopyRoom, room_for
 from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_sizes, transfer
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.formats.orbax.metadata import COMMIT_TEXT
@@ -19,7 +19,7 @@ from ckpttools.stores.publishing import Purpose, Staging, TellsPublished, Work, 
 from ckpttools.stores.registry import parse
 
 
-def room_of(part: FileGroup, place: Place, memory: int, jobs: int) -> Room:
+def room_of(part: FileGroup, place: Place, memory: int, jobs: int) -> CopyRoom:
     """What copying a part to a place may take; arguments and errors as of `room_for`."""
     held = sum(part.files[name].size for name in part.last)
     return room_for(list(part.files), 2 * held, part.source.store, place.store, memory, jobs)
@@ -54,7 +54,7 @@ def _check_names(part: FileGroup, place: Place) -> None:
 def copy_part(
     part: FileGroup,
     place: Place,
-    room: Room,
+    room: CopyRoom,
     *,
     overwrite: bool,
     check_replaced: Callable[[], None],
@@ -125,7 +125,7 @@ def _made(
     part: FileGroup,
     place: Place,
     work: Work,
-    room: Room,
+    room: CopyRoom,
     verify: bool,
     add_commits: bool,
     observe: Callable[[int], None],

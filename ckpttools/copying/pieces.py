@@ -52,7 +52,7 @@ def pieces_of(sizes: Mapping[str, int], most: int | None) -> Sequence[Piece]:
     ]
 
 
-class Digester:
+class PieceDigester:
     """The digest of a piece, whose blocks come in order."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def digest_of(piece: Piece, read_into: Callable[[int, memoryview], None], buffer
         read_into: fills memory with the bytes of its file from an offset on.
         buffer: memory for whole blocks.
     """
-    digester = Digester()
+    digester = PieceDigester()
     for offset, part in parts_of(piece, buffer):
         read_into(offset, part)
         digester.add(part)

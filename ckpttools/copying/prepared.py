@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpttools.copying.comparison import Comparison
+from ckpttools.copying.comparison import CopyComparison
 from ckpttools.copying.execute import check_part, copy_part, room_of
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.report import CopiedPart, CopyReport, Outcome
-from ckpttools.copying.room import Room
-from ckpttools.copying.selection import Selection
+from ckpttools.copying.room import CopyRoom
+from ckpttools.copying.selection import CopySelection
 from ckpttools.copying.target import CopyTarget
 from ckpttools.core.text import plural, some
 from ckpttools.run.memory import peak_bytes
@@ -62,8 +62,8 @@ class PreparedCopy:
 
     source: Place
     target: CopyTarget
-    selection: Selection
-    there: Mapping[str, Comparison]
+    selection: CopySelection
+    there: Mapping[str, CopyComparison]
     effort: Effort
     verify: bool = False
     observe: Observe | None = None
@@ -141,7 +141,7 @@ class PreparedCopy:
             check_replaced = partial(self.target.check_replaced, part)
             check_part(part, self.target.of(part), self.target.overwrite, check_replaced)
 
-    def _room(self, part: FileGroup) -> Room:
+    def _room(self, part: FileGroup) -> CopyRoom:
         place = self.target.of(part)
         return room_of(part, place, self.effort.memory, self.effort.jobs_between(part.source, place))
 

@@ -15,7 +15,7 @@ _LARGEST_BUFFER, _GOOD_BUFFER = 32 << 20, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class CopyRoom:
     """What copying takes.
 
     Attributes:
@@ -27,7 +27,9 @@ class Room:
     buffer_bytes: int
 
 
-def room_for(names: list[str], held: int, source: Store, destination: Store, memory: int, jobs: int) -> Room:
+def room_for(
+    names: list[str], held: int, source: Store, destination: Store, memory: int, jobs: int
+) -> CopyRoom:
     """How many workers fit into the memory.
 
     Args:
@@ -49,5 +51,5 @@ def room_for(names: list[str], held: int, source: Store, destination: Store, mem
         count = min(jobs, (memory - base) // (streams + least))
         if count > 0:
             share = (memory - base) // count - streams
-            return Room(count, min(_LARGEST_BUFFER, share) // BLOCK_BYTES * BLOCK_BYTES)
+            return CopyRoom(count, min(_LARGEST_BUFFER, share) // BLOCK_BYTES * BLOCK_BYTES)
     raise does_not_fit("the copy does not fit into the memory allowed", memory, base + streams + BLOCK_BYTES)

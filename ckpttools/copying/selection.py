@@ -25,7 +25,7 @@ _LARGEST_BESIDE = 16 << 20
 
 
 @dataclass(frozen=True)
-class Selection:
+class CopySelection:
     """What is copied.
 
     Attributes:
@@ -41,7 +41,7 @@ class Selection:
     steps_at: str | None = None
 
 
-def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None) -> Selection:
+def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None) -> CopySelection:
     """What of a source is copied.
 
     Args:
@@ -79,10 +79,10 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
             reason, part = _why_unfinished(found), _part_of(found, "")
         case _:
             refuse_incomplete(open_tree(source).arrays.values(), str(source))
-            return Selection([FileGroup(source)])
+            return CopySelection([FileGroup(source)])
     if reason:
         raise _unfinished(source, reason)
-    return Selection([part])
+    return CopySelection([part])
 
 
 def _why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
@@ -121,7 +121,7 @@ class _Run:
     source: Place
     run: OrbaxRun
 
-    def selected(self, steps: Sequence[int], latest: int | None) -> Selection:
+    def selected(self, steps: Sequence[int], latest: int | None) -> CopySelection:
         found = self.run.steps
         answers = at_once(self.source.store, self._why_unfinished, found.values())
         reasons = dict(zip(found, answers, strict=True))
@@ -145,7 +145,7 @@ class _Run:
         small = {part.name: part.source for part in parts if part.source.is_file()}
         left_out = {self._below(place): reason for place, reason in beside if reason is not None}
         left_out |= {self._name(number): reason for number, reason in reasons.items() if reason is not None}
-        return Selection([*directories, *chosen], small, left_out, self._below(self.run.path))
+        return CopySelection([*directories, *chosen], small, left_out, self._below(self.run.path))
 
     def _why_unfinished(self, step: Step) -> str | None:
         name = step.path.name

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ckpttools.copying.comparison import Comparison, compared
+from ckpttools.copying.comparison import CopyComparison, compared
 from ckpttools.copying.files import files_below
 from ckpttools.copying.kinds import kind_of, others_in
 from ckpttools.copying.part import FileGroup
-from ckpttools.copying.selection import Selection
+from ckpttools.copying.selection import CopySelection
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.text import some
 from ckpttools.core.wording import option
@@ -61,7 +61,7 @@ class CopyTarget:
                 hint="choose another destination, or move away what is there",
             )
 
-    def found(self, selection: Selection, *, verify: bool) -> Mapping[str, Comparison]:
+    def found(self, selection: CopySelection, *, verify: bool) -> Mapping[str, CopyComparison]:
         """What of a copy is there already, by its name.
 
         Args:
@@ -75,12 +75,12 @@ class CopyTarget:
         self._check_small(selection.small)
         _check_run(self.place, selection)
 
-        def look(part: FileGroup) -> Comparison | None:
+        def look(part: FileGroup) -> CopyComparison | None:
             place = self.of(part)
             # What was begun is gone on with, or refused by who looks into its journal.
             return None if begun_at(place) else compared(part, place, verify=verify)
 
-        found: dict[str, Comparison] = {}
+        found: dict[str, CopyComparison] = {}
         compared_parts = at_once(self.place.store, look, selection.parts)
         for part, comparison in zip(selection.parts, compared_parts, strict=True):
             if comparison is not None and comparison.difference is None:
@@ -107,7 +107,7 @@ class CopyTarget:
                 raise _other_content(place, "different content")
 
 
-def _check_run(destination: Place, selection: Selection) -> None:
+def _check_run(destination: Place, selection: CopySelection) -> None:
     """Refuses to put steps into a directory that is something else."""
     below = selection.steps_at
     if below is None:

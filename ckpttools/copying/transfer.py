@@ -11,8 +11,8 @@ import numpy as np
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.copying.part import FileGroup
-from ckpttools.copying.pieces import PIECE_BYTES, Digester, Piece, digest_of, parts_of, pieces_of
-from ckpttools.copying.room import Room
+from ckpttools.copying.pieces import PIECE_BYTES, Piece, PieceDigester, digest_of, parts_of, pieces_of
+from ckpttools.copying.room import CopyRoom
 from ckpttools.core.errors import StorageError
 from ckpttools.run.threads import start_some
 from ckpttools.stores.abilities import Links, LinkTrials
@@ -48,7 +48,7 @@ def transfer(
     part: FileGroup,
     work: Work,
     destination: Store,
-    room: Room,
+    room: CopyRoom,
     *,
     verify: bool,
     observe: Callable[[int], None],
@@ -84,7 +84,7 @@ class _Run:
     work: Work
     files: DataFiles
     destination: Store
-    room: Room
+    room: CopyRoom
     observe: Callable[[int], None]
     lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
@@ -203,10 +203,10 @@ class _Run:
             if trials is not None and trials.refusal(source) is None and self._linked(source, piece.name):
                 self._note(piece, _UNREAD)
                 return
-            digester = Digester()
+            digester = PieceDigester()
             with closing(self.files.passes(piece.number)) as sinks:
                 for sink in sinks:
-                    digester = Digester()  # each sink gets all of it
+                    digester = PieceDigester()  # each sink gets all of it
                     if not self._written(piece, source, sink, buffer, digester):
                         return
         self._tell(piece, piece.stop)
@@ -222,7 +222,7 @@ class _Run:
         return True
 
     def _written(
-        self, piece: Piece, source: File, sink: Sink, buffer: np.ndarray, digester: Digester
+        self, piece: Piece, source: File, sink: Sink, buffer: np.ndarray, digester: PieceDigester
     ) -> bool:
         """Whether all of a piece was written; False where another worker has met an error."""
         address, is_small = buffer.ctypes.data, piece.size <= _SMALL

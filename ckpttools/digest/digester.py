@@ -13,7 +13,7 @@ from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region
 from ckpttools.digest.block_hasher import BlockHasher, Room
 from ckpttools.digest.digest import Digest
-from ckpttools.digest.stacks import Whole, cheapest_reads, wholes
+from ckpttools.digest.stacks import WholeArray, cheapest_reads, wholes
 from ckpttools.plan.pieces import Item, Tiles, fitted, rows
 from ckpttools.run.events import Watch
 from ckpttools.run.scanning import scan
@@ -50,7 +50,7 @@ class Digester:
         digests = sum(hasher.digests_bytes for hasher in self._hashers.values())
         return names_bytes(self._arrays) + len(self._arrays) * _BYTES_PER_NAME + 4 * digests
 
-    def add(self, whole: Whole, region: Region, values: np.ndarray) -> None:
+    def add(self, whole: WholeArray, region: Region, values: np.ndarray) -> None:
         """Takes a region that was not taken before; from any thread.
 
         Args:
@@ -109,7 +109,7 @@ class Digester:
         return missing
 
     def _read(
-        self, reads: list[Whole], memory: int, jobs: int | None, observe: Callable[[int], None]
+        self, reads: list[WholeArray], memory: int, jobs: int | None, observe: Callable[[int], None]
     ) -> None:
         """Reads arrays once; some may find no room and stay incomplete."""
         items: list[Item] = [(whole.array,) for whole in reads]
@@ -140,5 +140,5 @@ class Digester:
         for _ in seen:
             pass
 
-    def _largest(self, whole: Whole) -> int:
+    def _largest(self, whole: WholeArray) -> int:
         return max(self._hashers[part.name].nbytes for part in whole.parts)

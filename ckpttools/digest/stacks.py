@@ -38,7 +38,7 @@ class StackedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeArray:
     """An array and parts of it.
 
     Attributes:
@@ -76,22 +76,22 @@ class Whole:
                 yield part.name, inner, view.reshape(inner.shape)
 
 
-def wholes(arrays: Mapping[str, LazyArray]) -> list[Whole]:
+def wholes(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
     """`arrays` as parts of the arrays they were taken from, in the order of first parts."""
     found: dict[tuple[int, frozenset[int]], tuple[LazyArray, list[StackedPart]]] = {}
     for name, array in arrays.items():
         root, fixed = _rooted(array)
         found.setdefault((id(root), frozenset(fixed)), (root, []))[1].append(StackedPart(name, fixed))
-    made: list[Whole] = []
+    made: list[WholeArray] = []
     for root, parts in found.values():
         distinct = len({_place(part.fixed) for part in parts}) == len(parts)
-        made += [Whole(root, tuple(parts))] if distinct else [alone(p.name, arrays) for p in parts]
+        made += [WholeArray(root, tuple(parts))] if distinct else [alone(p.name, arrays) for p in parts]
     return made
 
 
-def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[Whole]:
+def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
     """What to read to get all of `arrays`: a whole if that costs less than its parts one by one."""
-    made: list[Whole] = []
+    made: list[WholeArray] = []
     for whole in wholes(arrays):
         apart = sum(_cost(arrays[part.name]) for part in whole.parts)
         if _cost(whole.array) * _WORTH_SPLITTING < apart:
@@ -101,9 +101,9 @@ def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[Whole]:
     return made
 
 
-def alone(name: str, arrays: Mapping[str, LazyArray]) -> Whole:
+def alone(name: str, arrays: Mapping[str, LazyArray]) -> WholeArray:
     """An array that is read by itself."""
-    return Whole(arrays[name], (StackedPart(name, {}),))
+    return WholeArray(arrays[name], (StackedPart(name, {}),))
 
 
 def _cost(array: LazyArray) -> int:
@@ -126,7 +126,7 @@ def _rooted(array: LazyArray) -> tuple[LazyArray, dict[int, int]]:
     return array, fixed
 
 
-def assembled(whole: Whole, arrays: Mapping[str, LazyArray]) -> LazyArray:
+def assembled(whole: WholeArray, arrays: Mapping[str, LazyArray]) -> LazyArray:
     """Other arrays, named as the parts of a complete whole, put together in the same way.
 
     Raises:

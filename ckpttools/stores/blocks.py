@@ -21,7 +21,7 @@ Fetch: TypeAlias = Callable[[int, memoryview], None]
 """Fills a buffer with an object's bytes from one on."""
 
 
-class Blocks:
+class BlockCache:
     """The blocks that were used last; for many threads at once, of which one asks for a block.
 
     Args:

@@ -28,7 +28,7 @@ from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.probing import is_file
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors.faults import header_of
-from ckpttools.formats.safetensors.header import Header
+from ckpttools.formats.safetensors.header import SafetensorsHeader
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.place import Place
 
@@ -105,7 +105,7 @@ def _without_index(inventory: Inventory, weights: Weights) -> Finding:
     return Finding(WARNING, str(weights.folder), what, why, do, "index")
 
 
-def _contradiction(headers: Mapping[str, Header | CheckpointError]) -> str | None:
+def _contradiction(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> str | None:
     """Why no index can be made of these files, None if one can."""
     damaged = [name for name, header in headers.items() if isinstance(header, CheckpointError)]
     if damaged:
@@ -123,11 +123,11 @@ def _stem(name: str) -> str:
     return match["stem"] if match else name.removesuffix(SAFETENSORS)
 
 
-def _places(headers: Mapping[str, Header | CheckpointError]) -> dict[str, list[str]]:
+def _places(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> dict[str, list[str]]:
     """The files of each tensor."""
     places: dict[str, list[str]] = defaultdict(list)
     for file, header in headers.items():
-        for entry in header.entries if isinstance(header, Header) else ():
+        for entry in header.entries if isinstance(header, SafetensorsHeader) else ():
             places[entry.name].append(file)
     return places
 
@@ -160,10 +160,12 @@ def _against_files(weights: Weights, place: Place, named: Mapping[str, str]) -> 
     there = {
         (entry.name, file)
         for file, each in headers.items()
-        if isinstance(each, Header)
+        if isinstance(each, SafetensorsHeader)
         for entry in each.entries
     }
-    said = {(tensor, file) for tensor, file in named.items() if isinstance(headers.get(file), Header)}
+    said = {
+        (tensor, file) for tensor, file in named.items() if isinstance(headers.get(file), SafetensorsHeader)
+    }
     hint = f"fetch the index again, or set it aside: {set_aside(place)}"
     absent, unnamed = ({tensor for tensor, _ in pairs} for pairs in (said - there, there - said))
     if absent:
@@ -195,7 +197,7 @@ def rebuild(folder: Place, read: ReadOptions) -> str:
     lost = list(_lost_numbers(names))
     if fault or lost:
         raise FormatError("no index can be made", place=folder, got=fault or f"missing: {_some(lost)}")
-    found = [header for header in headers.values() if isinstance(header, Header)]
+    found = [header for header in headers.values() if isinstance(header, SafetensorsHeader)]
     total = sum(entry.end - entry.begin for header in found for entry in header.entries)
     weight_map = {tensor: files[0] for tensor, files in sorted(_places(headers).items())}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.formats.safetensors.header import Header, parse_header
+from ckpttools.formats.safetensors.header import SafetensorsHeader, parse_header
 from ckpttools.formats.weight_files import is_file
 from ckpttools.stores.place import Place
 from ckpttools.stores.unanswered import kept_unless_unanswered
@@ -19,7 +19,7 @@ def faults(path: Place) -> Iterator[CheckpointError]:
             yield found
 
 
-def header_of(path: Place) -> Header | CheckpointError:
+def header_of(path: Place) -> SafetensorsHeader | CheckpointError:
     """The header of a file, checked against its size, or the error that it is.
 
     Raises:

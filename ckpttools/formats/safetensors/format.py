@@ -17,7 +17,7 @@ from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.options import Option
 from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, ReadOptions, Target, Writer
-from ckpttools.formats.safetensors.header import Header, header_length, parse_header
+from ckpttools.formats.safetensors.header import SafetensorsHeader, header_length, parse_header
 from ckpttools.formats.weight_files import (
     WeightNames,
     WeightsLocation,
@@ -122,7 +122,7 @@ class _WeightFile:
 
     name: str
     source: File
-    header: Header
+    header: SafetensorsHeader
 
 
 def _require_room(found: WeightsLocation, options: ReadOptions) -> None:

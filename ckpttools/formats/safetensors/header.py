@@ -52,7 +52,7 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SafetensorsHeader:
     """What a file says of itself.
 
     Attributes:
@@ -66,7 +66,7 @@ class Header:
     data_start: int
 
 
-def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -> Header:
+def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -> SafetensorsHeader:
     """The header of `source`, checked against the size of the file; reads nothing of the data.
 
     Raises:
@@ -84,7 +84,7 @@ def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     data_start = _LENGTH_BYTES + length
     _check_cover(entries, source, data_start)
-    return Header(tuple(entries), metadata, data_start)
+    return SafetensorsHeader(tuple(entries), metadata, data_start)
 
 
 def _read(source: ByteSource, offset: int, length: int) -> bytes:

@@ -28,7 +28,7 @@ Inventory: TypeAlias = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Journal:
+class ObjectJournal:
     """The journal of one destination, as it was when it was read.
 
     Attributes:
@@ -65,7 +65,7 @@ class Journal:
         return self.published is None and (self.is_replacing or not self.is_beside)
 
     @classmethod
-    def read(cls, bucket: Bucket, key: str, *, with_records: bool = True) -> Journal:
+    def read(cls, bucket: Bucket, key: str, *, with_records: bool = True) -> ObjectJournal:
         """What is noted.
 
         Args:
@@ -104,17 +104,17 @@ class Journal:
             bool(listed),
         )
 
-    def begin(self, purpose: Purpose, is_beside: bool) -> Journal:
+    def begin(self, purpose: Purpose, is_beside: bool) -> ObjectJournal:
         """Notes whose work this is; errors as `read`."""
         self._put(PLAN, {"purpose": asdict(purpose), "is_beside": is_beside})
-        return Journal(self.bucket, self.key, purpose, is_beside, is_there=True)
+        return ObjectJournal(self.bucket, self.key, purpose, is_beside, is_there=True)
 
     @property
     def is_replacing(self) -> bool:
         """Whether what was replaced may be gone."""
         return self.replacing is not None
 
-    def note_replacing(self, old: Inventory, new: Inventory) -> Journal:
+    def note_replacing(self, old: Inventory, new: Inventory) -> ObjectJournal:
         """Notes that what is replaced goes now; errors as `read`."""
         self._put(PUBLISHING, [old, new])
         return dataclass_replace(self, replacing=(old, new))
@@ -157,7 +157,7 @@ class Journal:
         delete(self.bucket, [f"{self.key}/{PUBLISHED}"])
 
 
-class Entries:
+class JournalEntries:
     """Enters what a run finishes.
 
     Args:
@@ -165,19 +165,19 @@ class Entries:
         run: what tells its entries from those of other runs; "" for a new name.
     """
 
-    def __init__(self, journal: Journal, run: str = "") -> None:
+    def __init__(self, journal: ObjectJournal, run: str = "") -> None:
         self._journal = journal
         self._run = run or uuid.uuid4().hex[:12]
         self._count = 0
 
     def enter(self, records: Iterable[Record]) -> None:
-        """Notes that tasks are done; errors as `Journal.read`."""
+        """Notes that tasks are done; errors as `ObjectJournal.read`."""
         journal, name = self._journal, f"{_DONE}{self._run}-{self._count:06d}"
         put(journal.bucket, f"{journal.key}/{name}", json.dumps(list(records)).encode())
         self._count += 1
 
     def remove(self) -> None:
-        """Removes what was entered; errors as `Journal.read`."""
+        """Removes what was entered; errors as `ObjectJournal.read`."""
         names = [f"{_DONE}{self._run}-{number:06d}" for number in range(self._count)]
         delete(self._journal.bucket, [f"{self._journal.key}/{name}" for name in names])
 

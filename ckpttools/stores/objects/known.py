@@ -73,7 +73,7 @@ class Listing:
         return self.directories.get(directory, {}).get(name)
 
 
-class Known:
+class KnownObjects:
     """Answers from listings where they have the answer, and takes them where that saves questions."""
 
     def __init__(self, source: Source) -> None:

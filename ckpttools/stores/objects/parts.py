@@ -24,7 +24,7 @@ from ckpttools.stores.shares import DONE, PARTS, Member, Share, share_of
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PartClaim:
     """The share of this process.
 
     Attributes:
@@ -37,7 +37,7 @@ class Claim:
 
 
 @contextmanager
-def claimed(bucket: Bucket, partial: str, place: str, plan: str, share: Share) -> Iterator[Claim]:
+def claimed(bucket: Bucket, partial: str, place: str, plan: str, share: Share) -> Iterator[PartClaim]:
     """Says that this process does a share, as long as it does, and then how it ended.
 
     Args:
@@ -56,7 +56,7 @@ def claimed(bucket: Bucket, partial: str, place: str, plan: str, share: Share) -
     lock = _Kept(bucket, key, place, said)
     with lock:
         try:
-            yield Claim(token, lock)
+            yield PartClaim(token, lock)
             lock.outcome = DONE
         except BaseException as error:
             lock.outcome = str(error).partition("\n")[0] or type(error).__name__

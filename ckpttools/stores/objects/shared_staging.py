@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ckpttools.stores.objects.data_files import ObjectDataFiles
-from ckpttools.stores.objects.journal import Entries, Journal
+from ckpttools.stores.objects.journal import JournalEntries, ObjectJournal
 from ckpttools.stores.objects.lock import said_by, writer_of
-from ckpttools.stores.objects.parts import Claim, claimed, members
+from ckpttools.stores.objects.parts import PartClaim, claimed, members
 from ckpttools.stores.objects.staging import PREPARING, ObjectStaging
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import JOURNAL, LOCK, SUFFIX, LockedError, Purpose, Record
@@ -42,8 +42,8 @@ class SharedObjectStaging(ObjectStaging):
     def _prepare(self, purpose: Purpose) -> None:
         """Makes this a place for the parts of a plan, if no other part has done that."""
 
-        def attempt() -> Journal | None:
-            journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
+        def attempt() -> ObjectJournal | None:
+            journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
             if journal.purpose is not None and journal.purpose.plan == purpose.plan:
                 if journal.published is not None or journal.is_replacing:
                     raise published(self.place)
@@ -57,7 +57,7 @@ class SharedObjectStaging(ObjectStaging):
         """Whether the process that has this alone makes it the place of a plan."""
         return said_by(self.bucket, f"{self.partial}/{LOCK}").get(PREPARING) == plan
 
-    def _joined(self, plan: str, share: Share, claim: Claim) -> Journal:
+    def _joined(self, plan: str, share: Share, claim: PartClaim) -> ObjectJournal:
         """The journal, looked at after it was said that this process is at work.
 
         Raises:
@@ -67,7 +67,7 @@ class SharedObjectStaging(ObjectStaging):
         # Who has prepared this gives it back a moment after its journal is there.
         prepared(partial(self._refuse_owner, ahead), lambda: self._is_preparing(plan), 0.0)
         now = time.time() + ahead
-        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+        journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         if journal.purpose is None or journal.purpose.plan != plan or journal.published is not None:
             raise LockedError(
                 "another process has just begun, or finished, to write this checkpoint", place=self.place
@@ -87,7 +87,7 @@ class SharedObjectStaging(ObjectStaging):
         """Waits for processes that may be gone, until they are known to be, or give a sign of life."""
         first: dict[str, float] = {}
         while True:
-            journal = Journal(self.bucket, "", Purpose(plan))
+            journal = ObjectJournal(self.bucket, "", Purpose(plan))
             met = [m for m in self._members(journal) if m.is_alive and m.share.meets(share)]
             if any(first.setdefault(each.token, each.seen) != each.seen for each in met):
                 check_free(share, met, self.place)
@@ -95,13 +95,13 @@ class SharedObjectStaging(ObjectStaging):
                 return
             time.sleep(_LOOK_SECONDS)
 
-    def _members(self, journal: Journal, now: float | None = None) -> list[Member]:
+    def _members(self, journal: ObjectJournal, now: float | None = None) -> list[Member]:
         plan = journal.purpose.plan if journal.purpose else ""
         return members(self.bucket, self.partial, plan, journal.by_run, now)
 
     def standing(self, plan: str) -> Standing:
         """How far a plan has come; see `SharedStaging`."""
-        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+        journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         if journal.purpose is None:
             return Standing(False)
         if journal.purpose.plan != plan:
@@ -124,13 +124,13 @@ class ObjectPartWork:
     """
 
     staging: SharedObjectStaging
-    claim: Claim
-    journal: Journal
+    claim: PartClaim
+    journal: ObjectJournal
     plan: str
-    entries: Entries = field(init=False)
+    entries: JournalEntries = field(init=False)
 
     def __post_init__(self) -> None:
-        self.entries = Entries(self.journal, self.claim.token)
+        self.entries = JournalEntries(self.journal, self.claim.token)
 
     @property
     def token(self) -> str:

@@ -14,7 +14,7 @@ from ckpttools.stores.abilities import KeepsUploads
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import FileKind
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
-from ckpttools.stores.objects.journal import Inventory, Journal
+from ckpttools.stores.objects.journal import Inventory, ObjectJournal
 from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock
 from ckpttools.stores.objects.parts import at_work
 from ckpttools.stores.objects.work import ObjectWork
@@ -84,14 +84,14 @@ class ObjectStaging:
                 wanted="names without control characters, none of them `.` or `..`",
                 hint="give it a name of its own",
             )
-        journal = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
+        journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
         is_begun = journal.purpose is not None and journal.purpose.plan == plan
         if not is_begun and journal.is_replacing and journal.published is None:
             raise self._about_to_replace(journal)
         if not is_begun or (journal.is_beside and not journal.is_replacing):
             self.check_taken(journal)
 
-    def check_taken(self, journal: Journal) -> None:
+    def check_taken(self, journal: ObjectJournal) -> None:
         """Raises DestinationExistsError if something that may not be replaced is there."""
         status = self.bucket.head(self.rest)
         if status is not None and status.kind is FileKind.FILE:
@@ -124,7 +124,7 @@ class ObjectStaging:
         with Lock(self.bucket, f"{self.partial}/{LOCK}", self.place, said) as lock:
             try:
                 self._refuse_beside_parts()
-                found = Journal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+                found = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
                 if found.is_there:
                     self._abort_uploads()
                 journal = self._begun(found, purpose, lock)
@@ -150,7 +150,7 @@ class ObjectStaging:
         found = self.bucket.head(f"{self.partial}/{name}")
         return time.time() if found is None or found.modified is None else found.modified / 1e9
 
-    def _begun(self, journal: Journal, purpose: Purpose, lock: Lock) -> Journal:
+    def _begun(self, journal: ObjectJournal, purpose: Purpose, lock: Lock) -> ObjectJournal:
         """The journal of this plan, with what was done of it or empty."""
         is_ours = journal.purpose is not None and journal.purpose.plan == purpose.plan
         if journal.published is not None:
@@ -160,12 +160,12 @@ class ObjectStaging:
                 raise self._changed()
             self.conclude(journal, lock)
             journal.remove_last()
-            journal = Journal(self.bucket, journal.key)
+            journal = ObjectJournal(self.bucket, journal.key)
         elif is_ours:
             return journal
         if journal.is_there:
             self._give_up(journal, purpose, lock)
-        self.check_taken(Journal(self.bucket, journal.key))
+        self.check_taken(ObjectJournal(self.bucket, journal.key))
         is_beside = bool(self.objects(self.rest))
         if is_beside and self.objects(f"{self.partial}/{CONTENT}"):
             raise UsageError(
@@ -195,7 +195,7 @@ class ObjectStaging:
         """Size and version of each object below a key; by default those of the destination."""
         return {name: [found.size, found.version] for name, found in self.objects(key or self.rest)}
 
-    def _give_up(self, journal: Journal, purpose: Purpose, lock: Lock) -> None:
+    def _give_up(self, journal: ObjectJournal, purpose: Purpose, lock: Lock) -> None:
         """Removes what another conversion has begun, if that is allowed.
 
         Raises:
@@ -226,7 +226,7 @@ class ObjectStaging:
         self.discard(journal, lock)
         journal.remove(lock.check)
 
-    def _about_to_replace(self, journal: Journal) -> UsageError:
+    def _about_to_replace(self, journal: ObjectJournal) -> UsageError:
         partial, begun = self.place + SUFFIX, journal.purpose
         again = f"run: {begun.command}; if that is refused, " if begun and begun.command else ""
         return UsageError(
@@ -237,7 +237,7 @@ class ObjectStaging:
             f"then delete {partial}",
         )
 
-    def conclude(self, journal: Journal, lock: Lock) -> None:
+    def conclude(self, journal: ObjectJournal, lock: Lock) -> None:
         """Removes what tells of a conversion whose checkpoint has its name, all but the last word."""
         kinds = [f"{PARTS}/", LOCK + PROBE, *([f"{CONTENT}/"] if journal.is_beside else [])]
         names = [name for name, _ in self.objects(self.partial) if name.startswith(tuple(kinds))]
@@ -249,11 +249,11 @@ class ObjectStaging:
         in_threads(writes_at_once(), delete_one, names)
         journal.remove(lock.check)
 
-    def content(self, journal: Journal) -> str:
+    def content(self, journal: ObjectJournal) -> str:
         """Where the checkpoint of a journal grows: a key of the bucket."""
         return f"{self.partial}/{CONTENT}" if journal.is_beside else self.rest
 
-    def check_copied(self, journal: Journal, sizes: Mapping[str, int]) -> None:
+    def check_copied(self, journal: ObjectJournal, sizes: Mapping[str, int]) -> None:
         """Raises UsageError if files grow beside the destination that cannot be copied there."""
         largest, most = max(sizes.values(), default=0), self.store.largest_copy
         if journal.is_beside and largest > most:
@@ -264,7 +264,7 @@ class ObjectStaging:
                 hint="choose another destination, or smaller files",
             )
 
-    def discard(self, journal: Journal, lock: Lock) -> None:
+    def discard(self, journal: ObjectJournal, lock: Lock) -> None:
         """Deletes what was written by the plan of a journal, and nothing else.
 
         The lock is looked at each time: who has slept would delete what another has finished since.

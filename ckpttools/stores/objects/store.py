@@ -25,8 +25,8 @@ from ckpttools.stores.objects.client import (
 )
 from ckpttools.stores.objects.errors import Words
 from ckpttools.stores.objects.file import ObjectFile
-from ckpttools.stores.objects.journal import PLAN, PUBLISHED, Journal
-from ckpttools.stores.objects.known import Known
+from ckpttools.stores.objects.journal import PLAN, PUBLISHED, ObjectJournal
+from ckpttools.stores.objects.known import KnownObjects
 from ckpttools.stores.objects.links import CopyTrials
 from ckpttools.stores.objects.lock import PROBE, writer_of
 from ckpttools.stores.objects.parts import at_work
@@ -66,9 +66,9 @@ class ObjectStore(Store):
     def __init__(self) -> None:
         self._buckets: dict[str, Bucket] = {}
         self._lock = threading.Lock()
-        self._known = Known(self)
+        self._known = KnownObjects(self)
         self._meter = Meter()
-        self._blocks = blocks.Blocks()
+        self._blocks = blocks.BlockCache()
         self._reads = ReadPool()
 
     @abstractmethod
@@ -146,10 +146,10 @@ class ObjectStore(Store):
         bucket, rest = self._at(f"{partial}/{JOURNAL}")
         if "/" not in key or bucket.head(f"{rest}/{PLAN}") is None:
             return None
-        journal = Journal.read(bucket, rest, with_records=False)
+        journal = ObjectJournal.read(bucket, rest, with_records=False)
         return self._unfinished(partial, journal) if journal.grows_there else None
 
-    def _unfinished(self, partial: str, journal: Journal) -> Unfinished:
+    def _unfinished(self, partial: str, journal: ObjectJournal) -> Unfinished:
         bucket, rest = self._at(partial)
         begun = journal.purpose or Purpose("")
         writer = writer_of(bucket, f"{rest}/{LOCK}") or next(at_work(bucket, rest), "")
@@ -172,7 +172,7 @@ class ObjectStore(Store):
         is_begun = any(bucket.head(f"{rest}/{name}") is not None for name in (PLAN, PUBLISHED))
         if not is_begun:
             return None
-        return self._unfinished(partial, Journal.read(bucket, rest, with_records=False))
+        return self._unfinished(partial, ObjectJournal.read(bucket, rest, with_records=False))
 
     def trials(self, key: str) -> LinkTrials:
         """See `Links`."""
@@ -226,7 +226,7 @@ class ObjectStore(Store):
             self._known.forget(file.key)
             raise file.changed(bucket.head(key)) from None
 
-    # -- whom `Known` asks
+    # -- whom `KnownObjects` asks
 
     def head(self, key: str) -> Status | None:
         """See `Source`."""

@@ -11,7 +11,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket, Object
 from ckpttools.stores.objects.data_files import ObjectDataFiles
-from ckpttools.stores.objects.journal import Entries, Inventory, Journal
+from ckpttools.stores.objects.journal import Inventory, JournalEntries, ObjectJournal
 from ckpttools.stores.objects.lock import Lock
 from ckpttools.stores.objects.pending import PendingFiles
 from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken
@@ -38,14 +38,14 @@ class ObjectWork:
 
     staging: ObjectStaging
     lock: Lock
-    journal: Journal
+    journal: ObjectJournal
     purpose: Purpose
     pending: PendingFiles = field(init=False)
-    entries: Entries = field(init=False)
+    entries: JournalEntries = field(init=False)
 
     def __post_init__(self) -> None:
         self.pending = PendingFiles(self.staging.store, self._note_link)
-        self.entries = Entries(self.journal)
+        self.entries = JournalEntries(self.journal)
 
     @property
     def _bucket(self) -> Bucket:
@@ -86,10 +86,10 @@ class ObjectWork:
     def discard(self) -> None:
         self.lock.renew()
         # As it is now: what was copied since it was taken up has no mark of the plan.
-        self.staging.discard(Journal.read(self._bucket, self.journal.key), self.lock)
+        self.staging.discard(ObjectJournal.read(self._bucket, self.journal.key), self.lock)
         self.journal.remove(self.lock.check)
         # Of this plan nothing is left: whoever has another one may begin.
-        self.journal = Journal(self._bucket, self.journal.key)
+        self.journal = ObjectJournal(self._bucket, self.journal.key)
 
     def publish(self) -> None:
         self.lock.renew()
@@ -97,7 +97,7 @@ class ObjectWork:
             self.pending.put_all(self._put)
         else:
             if self.journal.replacing is None:
-                self.staging.check_taken(Journal(self._bucket, self.journal.key))
+                self.staging.check_taken(ObjectJournal(self._bucket, self.journal.key))
                 self.pending.put_all(self._put)
                 self.lock.renew()
                 staging = self.staging

@@ -12,7 +12,7 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.stores.base import File, Store
-from ckpttools.stores.blocks import Blocks
+from ckpttools.stores.blocks import BlockCache
 from ckpttools.stores.contents import WrongLengthError
 from ckpttools.stores.costs import FAR, Costs, Traffic
 from ckpttools.stores.kept import Kept, is_document
@@ -106,7 +106,7 @@ class WebStore(Store):
     def __init__(self) -> None:
         self.client = Client()
         self.kept: Kept[tuple[str, str]] = Kept(_KEPT)
-        self.blocks = Blocks(self.kept)
+        self.blocks = BlockCache(self.kept)
 
     @property
     def costs(self) -> Costs:

@@ -27,8 +27,8 @@ from ckpttools.stores.web.client import joined
 from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import CachedFile, cached_file, cached_snapshot, note_revision
 from ckpttools.stores.web.hub_data_files import MEMORY
-from ckpttools.stores.web.hub_errors import AbsentError, Answer, Asked, refused
-from ckpttools.stores.web.hub_fetch import Wanted, fetch
+from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, refused
+from ckpttools.stores.web.hub_fetch import WantedFile, fetch
 from ckpttools.stores.web.hub_name import COMMIT, HubName
 from ckpttools.stores.web.hub_repository import Repository
 from ckpttools.stores.web.listing import is_plain, is_text
@@ -201,10 +201,10 @@ class HubStore(WebStore):
         name = HubName.of(key)
         return self._snapshot(name).files[name.path]
 
-    def _wanted(self, key: str) -> Wanted:
+    def _wanted(self, key: str) -> WantedFile:
         name, entry = HubName.of(key), self._entry(key)
         commit = self._snapshot(name).commit
-        return Wanted(
+        return WantedFile(
             key, self.spelled(key), name.repo, name.path, commit, Content(entry.size, entry.version)
         )
 
@@ -245,10 +245,10 @@ class HubStore(WebStore):
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
         return refused(self._asked(key), Answer(response.status, response.reason or "", response.headers))
 
-    def _asked(self, key: str) -> Asked:
+    def _asked(self, key: str) -> HubRequest:
         name = HubName.of(key)
         page = self._page(name)
-        return Asked(self.spelled(key), name.repo, name.revision, page, bool(self.headers(page)))
+        return HubRequest(self.spelled(key), name.repo, name.revision, page, bool(self.headers(page)))
 
     # -- what is written
 

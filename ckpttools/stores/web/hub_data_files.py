@@ -13,7 +13,7 @@ from ckpttools.core.budget import size_text
 from ckpttools.core.errors import UsageError
 from ckpttools.stores.web.client import FAILURES
 from ckpttools.stores.web.hub_repository import SAMPLE_BYTES, Blob, BusyError, Repository
-from ckpttools.stores.web.hub_streams import PIECE_BYTES, WAITING, Stream
+from ckpttools.stores.web.hub_streams import PIECE_BYTES, WAITING, HubStream
 
 # What a group keeps of small files, which spares making them twice.
 KEPT_BYTES = 4 << 20
@@ -111,10 +111,10 @@ class HubDataFiles:
                 "a file for each chunk",
             )
 
-    def stream(self, path: str, blob: Blob) -> Stream | None:
+    def stream(self, path: str, blob: Blob) -> HubStream | None:
         """What sends a large file; None if the hub has it."""
         target = self._repository.target(path, blob)
-        return target and Stream(self._repository, path, blob, target)
+        return target and HubStream(self._repository, path, blob, target)
 
     def write_heads(self) -> None:
         """As `DataFiles.write_heads`: of files of which no task writes anything."""

@@ -14,7 +14,7 @@ class AbsentError(StorageError):
     """There is no such repository or revision, as far as whoever asks may know."""
 
 
-class Asked(NamedTuple):
+class HubRequest(NamedTuple):
     """What was asked for.
 
     Attributes:
@@ -91,7 +91,7 @@ def _words(body: str) -> str:
     return " ".join(text.split())[:_LONGEST_WORDS]
 
 
-def refused(asked: Asked, answer: Answer) -> StorageError:
+def refused(asked: HubRequest, answer: Answer) -> StorageError:
     """The error of an answer that brings nothing of what was to be read."""
     page, got = asked.page, f"{answer.text}, {asked.identity}"
     if answer.code == "GatedRepo":
@@ -129,7 +129,7 @@ class ConflictError(StorageError):
 _FULL = re.compile(r"(?i)storage|quota|space limit|too large|exceed")
 
 
-def not_taken(asked: Asked, answer: Answer, doing: str) -> StorageError | NoSpaceError:
+def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | NoSpaceError:
     """The error of an answer to a question on the way to a commit.
 
     Args:

@@ -24,7 +24,7 @@ _AT_ONCE = 8
 _BLOCK = 1 << 20
 
 
-class Wanted(NamedTuple):
+class WantedFile(NamedTuple):
     """A file to be fetched.
 
     Attributes:
@@ -42,11 +42,11 @@ class Wanted(NamedTuple):
     content: Content
 
 
-Explain = Callable[["Wanted", Answer], CheckpointError]
+Explain = Callable[["WantedFile", Answer], CheckpointError]
 """Makes an error of an answer of the hub that brings nothing."""
 
 
-def fetch(files: Sequence[Wanted], endpoint: str, explain: Explain, observe: Observe) -> None:
+def fetch(files: Sequence[WantedFile], endpoint: str, explain: Explain, observe: Observe) -> None:
     """Fetches files, several at once; each is there whole and checked, or not at all.
 
     Raises:
@@ -116,7 +116,7 @@ class _Bar:
         return
 
 
-def _fetched(wanted: Wanted, endpoint: str, explain: Explain, progress: _Progress) -> str | None:
+def _fetched(wanted: WantedFile, endpoint: str, explain: Explain, progress: _Progress) -> str | None:
     """Fetches a file; what is wrong with it, None if nothing is."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -176,7 +176,7 @@ def _check_room(nbytes: int) -> None:
 
 
 @contextmanager
-def _explained(wanted: Wanted, explain: Explain) -> Iterator[None]:
+def _explained(wanted: WantedFile, explain: Explain) -> Iterator[None]:
     """What `huggingface_hub` and the libraries below it raise, in our words."""
     from huggingface_hub.errors import HfHubHTTPError
 

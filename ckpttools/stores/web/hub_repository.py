@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, described
-from ckpttools.stores.web.hub_errors import AbsentError, Answer, Asked, not_taken, refused
+from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, not_taken, refused
 
 _LARGEST_ANSWER = 64 << 20
 SAMPLE_BYTES = 512
@@ -34,7 +34,7 @@ class BusyError(StorageError):
     """Storage took nothing now, and may do so later."""
 
 
-class Head(NamedTuple):
+class RepositoryHead(NamedTuple):
     """What a revision is now.
 
     Attributes:
@@ -66,7 +66,7 @@ class Blob(NamedTuple):
         return cls(len(content), hashlib.sha256(content).hexdigest(), content[:SAMPLE_BYTES], content)
 
 
-class Target(NamedTuple):
+class CommitTarget(NamedTuple):
     """Where the bytes of a large file are wanted.
 
     Attributes:
@@ -108,7 +108,7 @@ class Repository:
 
     # -- what is there
 
-    def head(self) -> Head | None:
+    def head(self) -> RepositoryHead | None:
         """What the revision is now; None if there is no such repository, as far as the user may know.
 
         Raises:
@@ -120,7 +120,7 @@ class Repository:
             if "revision" in error.message:
                 raise
             return None
-        return Head(str(said.get("sha", "")), bool(said.get("private")))
+        return RepositoryHead(str(said.get("sha", "")), bool(said.get("private")))
 
     def latest(self) -> str:
         """What the last commit says of itself; "" where there is none."""
@@ -180,7 +180,7 @@ class Repository:
             for name, blob in files.items()
         }
 
-    def target(self, path: str, blob: Blob) -> Target | None:
+    def target(self, path: str, blob: Blob) -> CommitTarget | None:
         """Where a large file is to be sent; None if the storage has it.
 
         Raises:
@@ -236,7 +236,7 @@ class Repository:
             raise not_taken(self._asked._replace(place=f"{self.place}/{path}"), answer, "upload")
         return str(response.headers.get("ETag", ""))
 
-    def complete(self, path: str, blob: Blob, target: Target, tags: Iterable[str]) -> None:
+    def complete(self, path: str, blob: Blob, target: CommitTarget, tags: Iterable[str]) -> None:
         """Says that all parts of a large file have come; errors as `target`."""
         if target.complete:
             parts = [{"partNumber": number, "etag": tag} for number, tag in enumerate(tags, 1)]
@@ -321,9 +321,9 @@ class Repository:
         return quote(self.revision, safe="")
 
     @property
-    def _asked(self) -> Asked:
+    def _asked(self) -> HubRequest:
         has_token = bool(self.headers(self.page))
-        return Asked(self.place, self.repo, self.revision, self.page, has_token)
+        return HubRequest(self.place, self.repo, self.revision, self.page, has_token)
 
     def _said(
         self,
@@ -370,17 +370,17 @@ def _question(path: str, blob: Blob) -> dict[str, object]:
     return {"path": path, "sample": base64.b64encode(blob.sample).decode(), "size": blob.size}
 
 
-def _target(actions: Mapping[str, Any], size: int) -> Target:
+def _target(actions: Mapping[str, Any], size: int) -> CommitTarget:
     """What the answer to a batch question asks for; raises what a malformed one leads to."""
     upload, verify = actions["upload"], actions.get("verify") or {}
     headers, url = upload.get("header") or {}, str(upload["href"])
     checked = str(verify.get("href", ""))
     if "chunk_size" not in headers:
-        return Target(((url, size),), {name: str(text) for name, text in headers.items()}, "", checked)
+        return CommitTarget(((url, size),), {name: str(text) for name, text in headers.items()}, "", checked)
     length = int(headers["chunk_size"])
     addresses = [str(headers[number]) for number in sorted(filter(str.isdigit, headers), key=int)]
     sizes = [min(length, size - start) for start in range(0, size, length)]
-    return Target(tuple(zip(addresses, sizes, strict=True)), {}, url, checked)
+    return CommitTarget(tuple(zip(addresses, sizes, strict=True)), {}, url, checked)
 
 
 def _text(response: Any) -> str:

@@ -26,7 +26,7 @@ from ckpttools.stores.sharing import Sharing
 from ckpttools.stores.web.hub_card import CARD, model_card
 from ckpttools.stores.web.hub_data_files import HubDataFiles
 from ckpttools.stores.web.hub_name import COMMIT, HubName
-from ckpttools.stores.web.hub_repository import Blob, Head, Repository
+from ckpttools.stores.web.hub_repository import Blob, Repository, RepositoryHead
 
 if TYPE_CHECKING:
     from ckpttools.stores.web.hub import HubStore
@@ -65,7 +65,7 @@ class HubStaging:
         """What a commit says of the plan that it is of, and where that put its files."""
         return f"ckpttools-plan: /{self.name.path} {plan}"
 
-    def _looked(self, plan: str) -> tuple[Head | None, bool]:
+    def _looked(self, plan: str) -> tuple[RepositoryHead | None, bool]:
         """What the repository is now, and whether this plan was the last to be committed to it."""
         self._check_said()
         head = self.repository.head()
@@ -113,7 +113,7 @@ class HubStaging:
                 "HF_TOKEN",
             )
 
-    def _check_visibility(self, head: Head) -> None:
+    def _check_visibility(self, head: RepositoryHead) -> None:
         if self.sharing.public == (not head.is_private):
             return
         public = option("public", True)
@@ -129,7 +129,7 @@ class HubStaging:
             hint=f"say {public}, or choose another destination",
         )
 
-    def _check_card(self, head: Head) -> None:
+    def _check_card(self, head: RepositoryHead) -> None:
         is_there = CARD in self.store.files_at(self.name.repo, head.commit)
         if self.sharing.model_card and is_there and not self.overwrite:
             raise DestinationExistsError(
@@ -138,7 +138,7 @@ class HubStaging:
                 f"{option('overwrite', True)}",
             )
 
-    def files(self, head: Head) -> list[str]:
+    def files(self, head: RepositoryHead) -> list[str]:
         """What is at the destination and would be part of a checkpoint: paths in the repository, sorted."""
         start = f"{self.name.path}/" if self.name.path else ""
         found = self.store.files_at(self.name.repo, head.commit)
@@ -174,7 +174,7 @@ class HubWork:
     """
 
     staging: HubStaging
-    head: Head
+    head: RepositoryHead
     purpose: Purpose
     is_complete: bool
     pending: PendingFiles = field(init=False)

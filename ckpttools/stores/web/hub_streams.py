@@ -13,7 +13,7 @@ from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageEr
 from ckpttools.stores.web.client import FAILURES, described
 
 if TYPE_CHECKING:
-    from ckpttools.stores.web.hub_repository import Blob, Repository, Target
+    from ckpttools.stores.web.hub_repository import Blob, CommitTarget, Repository
 
 PIECE_BYTES = 1 << 20
 WAITING = 4
@@ -25,14 +25,14 @@ class _GivenUpError(Exception):
     """What raises in the thread that sends, so that the connection is closed in the middle of the body."""
 
 
-class Stream:
+class HubStream:
     """A large file that is sent from its first byte to its last, part by part.
 
     What goes wrong is kept until `ended` is called; what is written meanwhile goes nowhere. The last piece is
     held back until the digest of all is known to be right: storage never gets other bytes under its name.
     """
 
-    def __init__(self, repository: Repository, path: str, blob: Blob, target: Target) -> None:
+    def __init__(self, repository: Repository, path: str, blob: Blob, target: CommitTarget) -> None:
         """
         Args:
             repository, path: what it will be.
@@ -122,7 +122,7 @@ class Stream:
 class _Part:
     """One request; another thread sends what is handed over here."""
 
-    def __init__(self, repository: Repository, url: str, target: Target, nbytes: int) -> None:
+    def __init__(self, repository: Repository, url: str, target: CommitTarget, nbytes: int) -> None:
         self._pieces: queue.Queue[bytes | None] = queue.Queue(WAITING)
         self._done = threading.Event()
         self._answer: object = None
