@@ -304,15 +304,12 @@ class TestWhatItIs:
         (model / "model.safetensors").unlink()
         kinds = {
             "model-q4_0.gguf": ("files of llama.cpp (GGUF)", "hf download REPO --include '*.safetensors'"),
-            "__0_0.distcp": (
-                "files of a distributed checkpoint of PyTorch",
-                f"dcp_to_torch '{model}' FILE.pt",
-            ),
+            "__0_0.distcp": ("parts of a distributed checkpoint of PyTorch without .metadata", "too"),
         }
         for name, (what, remedy) in kinds.items():
             (model / name).write_bytes(b"x" * 100)
             told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
-            assert f"these are {what}, which are not read here" in told
+            assert f"these are {what}" in told
             assert f"got    {name}" in told and remedy in told
             told = ckpt("inspect", "tree", model / name).output
             assert f"these are {what}" in told and "config.json" not in told

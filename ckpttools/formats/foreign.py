@@ -37,14 +37,15 @@ def _fetched(path: Place, file: Place) -> str:
     return f"fetch the model's own weights: {command}"
 
 
-def _joined(path: Place, file: Place) -> str:
-    tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-    return f"put them together, {tool} {quote(str(file.parent))} FILE.pt, and write that as safetensors"
+def _begun(path: Place, file: Place) -> str:
+    return (
+        "copy .metadata, too: torch writes it last; where there is none, the save has not ended: take another"
+    )
 
 
 _KINDS = (
     _ForeignFiles(("*.gguf",), "files of llama.cpp (GGUF)", _fetched),
-    _ForeignFiles(("*.distcp",), "files of a distributed checkpoint of PyTorch", _joined),
+    _ForeignFiles(("*.distcp",), "parts of a distributed checkpoint of PyTorch without .metadata", _begun),
     _ForeignFiles(("tf_model*.h5", "flax_model*.msgpack"), "weights of TensorFlow or Flax", _fetched),
 )
 

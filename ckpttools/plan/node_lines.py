@@ -38,7 +38,11 @@ from ckpttools.stores.base import File, is_inside
 # Rooms whose frozen dataclasses may be named in a line: functions of elements, codecs, and encoded chunks.
 _OPS = ("ckpttools.mapping.", "ckpttools.transforms.", "ckpttools.quantized.")
 _CODECS = ("ckpttools.codecs.",)
-_ENCODED = ("ckpttools.formats.zarr.inner_chunks:EncodedChunk", *_CODECS)
+_ENCODED = (
+    "ckpttools.formats.zarr.inner_chunks:EncodedChunk",
+    "ckpttools.formats.torch.entry:SavedTensor",
+    *_CODECS,
+)
 # What stands for a value that JSON does not have.
 _DTYPE, _BYTES, _TUPLE, _SOURCE, _LINE = "dtype", "bytes", "tuple", "source", "line"
 

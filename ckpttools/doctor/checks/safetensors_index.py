@@ -29,6 +29,7 @@ from ckpttools.doctor.probing import is_file
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.header import SafetensorsHeader
+from ckpttools.formats.safetensors.sharded import is_sharded
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.place import Place
 
@@ -97,6 +98,10 @@ def _without_index(inventory: Inventory, weights: Weights) -> Finding:
     what = f"{len(weights.files)} files and no {_NAME}"
     why = "transformers does not find the weights; ckpttools takes them all"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
+    if is_sharded(each for each in headers.values() if isinstance(each, SafetensorsHeader)):
+        what = "what each process saved of a distributed checkpoint of PyTorch"
+        do = "ckpt convert to-safetensors puts it together"
+        return Finding(INFO, str(weights.folder), what, "transformers does not load it", do)
     fault = _contradiction(headers)
     if fault:
         do = "separate what does not belong together; then write an index: " + mending(inventory, "index")

@@ -10,14 +10,22 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import Metadata, Tree
+from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import parse_size, require_room
 from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option
 from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, ReadOptions, Target, Writer
-from ckpttools.formats.safetensors.header import SafetensorsHeader, header_length, parse_header
+from ckpttools.formats.safetensors.header import header_length, parse_header
+from ckpttools.formats.safetensors.sharded import (
+    ShardFile,
+    is_sharded,
+    said_of_ranks,
+    stitched,
+    without_entries,
+)
 from ckpttools.formats.weight_files import (
     WeightNames,
     WeightsLocation,
@@ -28,7 +36,7 @@ from ckpttools.formats.weight_files import (
     weight_map,
 )
 from ckpttools.stores.at_once import at_once
-from ckpttools.stores.base import File, occurrences
+from ckpttools.stores.base import occurrences
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -80,6 +88,8 @@ class SafetensorsFormat:
         named = weight_map(index) if index is not None else None
         names = files_of_index(found.folder, index, named) if index is not None and named else found.files
         files = at_once(found.folder.store, lambda name: _opened(found.folder, name, options), names)
+        if is_sharded(file.header for file in files):
+            return _stitched(path, found.folder, files)
         check_once([(entry.name, file.source.path) for file in files for entry in file.header.entries])
         if index is not None and named is not None:
             there = {entry.name: file.name for file in files for entry in file.header.entries}
@@ -116,15 +126,6 @@ class SafetensorsFormat:
 FORMAT = SafetensorsFormat()
 
 
-@dataclass(frozen=True)
-class _WeightFile:
-    """One file with its header; `name` is relative to the folder."""
-
-    name: str
-    source: File
-    header: SafetensorsHeader
-
-
 def _require_room(found: WeightsLocation, options: ReadOptions) -> None:
     """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
     if found.index is not None:
@@ -142,17 +143,17 @@ def _require_room(found: WeightsLocation, options: ReadOptions) -> None:
     require_room(tensors, nbytes, found.folder)
 
 
-def _opened(folder: Place, name: str, options: ReadOptions) -> _WeightFile:
+def _opened(folder: Place, name: str, options: ReadOptions) -> ShardFile:
     source = (folder / name).open()
     try:
         header = parse_header(source, options.max_header_bytes)
         source.remember_head(header.data_start)
-        return _WeightFile(name, source, header)
+        return ShardFile(name, source, header)
     finally:
         source.close()  # a checkpoint may have more shards than a process may have open files
 
 
-def _tree(path: Place, folder: Place, files: Sequence[_WeightFile]) -> Tree:
+def _tree(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
     leaves = dict(chain.from_iterable(map(_leaves, files)))
     custom = dict(chain.from_iterable(file.header.metadata.items() for file in files))
     described = custom.pop(flat.ENTRY, None)
@@ -163,7 +164,15 @@ def _tree(path: Place, folder: Place, files: Sequence[_WeightFile]) -> Tree:
     return flat.restored(tree, described)
 
 
-def _leaves(file: _WeightFile) -> Iterator[tuple[TreePath, Stored]]:
+def _stitched(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
+    """The tree of a distributed checkpoint, whose tensors lie in several files each."""
+    leaves: dict[TreePath, Leaf] = {(name,): array for name, array in stitched(path, files).items()}
+    custom = without_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))
+    notes, config = Notes(remarks=(said_of_ranks(files),)), config_beside(folder)
+    return Tree(leaves, Metadata(FORMAT.name, custom=custom, config=config, place=str(path), notes=notes))
+
+
+def _leaves(file: ShardFile) -> Iterator[tuple[TreePath, Stored]]:
     start = file.header.data_start
     for entry in file.header.entries:
         yield (entry.name,), Stored(entry.shape, entry.dtype, file.source, start + entry.begin)

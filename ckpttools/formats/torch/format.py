@@ -142,16 +142,17 @@ def _tree(path: Place, folder: Place, files: Sequence[_StateFile]) -> Tree:
         leaves |= file.state.leaves
         scalars |= file.state.scalars
         others |= file.state.others
-    notes = Notes(remarks=_remarks(others))
     config = config_beside(folder)
-    metadata = Metadata(FORMAT.name, config=config, scalars=frozenset(scalars), place=str(path), notes=notes)
+    metadata = Metadata(
+        FORMAT.name, config=config, scalars=frozenset(scalars), place=str(path), notes=left_out(others)
+    )
     return Tree(leaves, metadata)
 
 
-def _remarks(others: Mapping[TreePath, str]) -> tuple[str, ...]:
-    """What is said of the objects that are no arrays."""
+def left_out(others: Mapping[TreePath, str]) -> Notes:
+    """What is said of objects that are neither arrays nor numbers nor texts: path -> what it is."""
     if not others:
-        return ()
+        return Notes()
     named = [f"{dotted(path)} ({kind})" for path, kind in list(others.items())[:_MOST_NAMED]]
     more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    return (f"left out, as they are neither arrays nor numbers: {', '.join(named)}{more}",)
+    return Notes(remarks=(f"left out, as they are neither arrays nor numbers: {', '.join(named)}{more}",))

@@ -128,11 +128,18 @@ def _storage(value: Any, said: Any) -> tuple[str, DType]:
 
 
 def _whole(value: Any) -> Shape:
-    """A `torch.Size` or a tuple of lengths."""
+    lengths = lengths_of(value)
+    if lengths is None:
+        raise NotReadableError("its shape or strides are damaged")
+    return lengths
+
+
+def lengths_of(value: Any) -> Shape | None:
+    """A `torch.Size`, or a tuple of lengths; None for anything else."""
     if isinstance(value, Record) and value.name == "Size":
         value = value.args[0] if value.args else ()
     if not isinstance(value, tuple | list) or not all(type(each) is int and each >= 0 for each in value):
-        raise NotReadableError("its shape or strides are damaged")
+        return None
     return tuple(value)
 
 

@@ -1,0 +1,86 @@
+"""An array of boxes that were saved apart, cut along any axes, evenly or not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked, Constant, window
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Region, Shape, ceil_div
+
+# Where all ends of parts are multiples of a large number there are as many cells as parts.
+_MOST_CELLS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of an array and what is in it."""
+
+    box: Region
+    array: LazyArray
+
+
+def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
+    """The array that these boxes make up.
+
+    Args:
+        shape, dtype: of the whole.
+        pieces: in any order; empty ones count for nothing, and equal ones once.
+
+    Raises:
+        ValueError: they overlap, reach over an edge or leave something out; says which.
+    """
+    if not prod(shape):
+        return Constant(shape, dtype, bytes(dtype.itemsize))
+    boxes = {each.box: each.array for each in pieces if each.box.size}
+    if len(boxes) == 1 and Region.whole(shape) in boxes:
+        return boxes[Region.whole(shape)]
+    if any(box.stop[axis] > length for box in boxes for axis, length in enumerate(shape)):
+        raise ValueError("a part reaches over the edge")
+    lacking = prod(shape) - sum(box.size for box in boxes)
+    if lacking > 0:
+        raise ValueError(f"its {len(boxes)} parts leave {lacking:,} elements out")
+    cell = tuple(_cell(length, axis, boxes) for axis, length in enumerate(shape))
+    cells = prod(ceil_div(n, c) for n, c in zip(shape, cell, strict=True))
+    if cells > _MOST_CELLS:
+        raise ValueError(f"its parts meet at {cells:,} places")
+    grid = _Grid.of(shape, cell, boxes)
+    scratch = max(array.scratch_bytes for array in boxes.values())
+    return Chunked(shape, dtype, cell, grid, scratch)
+
+
+def _cell(length: int, axis: int, boxes: Iterable[Region]) -> int:
+    """Coordinates of an axis between which no box ends."""
+    ends = {at for box in boxes for at in (box.start[axis], box.stop[axis])} - {0, length}
+    return gcd(*ends) if ends else length
+
+
+class _Grid:
+    """The cells of a grid that is fine enough for all boxes: each lies in one of them."""
+
+    def __init__(self, cells: dict[Shape, LazyArray]) -> None:
+        self._cells = cells
+
+    @classmethod
+    def of(cls, shape: Shape, cell: Shape, boxes: dict[Region, LazyArray]) -> _Grid:
+        """Raises ValueError where two boxes have a cell in common, or one lies in none."""
+        cells: dict[Shape, LazyArray] = {}
+        for box, array in boxes.items():
+            spans = zip(box.start, box.stop, cell, strict=True)
+            for index in itertools.product(*(range(a // c, ceil_div(b, c)) for a, b, c in spans)):
+                start = tuple(at * c for at, c in zip(index, cell, strict=True))
+                stop = tuple(min(a + c, n) for a, c, n in zip(start, cell, shape, strict=True))
+                inside = tuple(a - b for a, b in zip(start, box.start, strict=True))
+                if index in cells:
+                    raise ValueError(f"two of its parts have element {list(start)}")
+                cells[index] = window(array, inside, tuple(b - a for a, b in zip(start, stop, strict=True)))
+        if len(cells) < prod(ceil_div(n, c) for n, c in zip(shape, cell, strict=True)):
+            raise ValueError("its parts leave elements out")
+        return cls(cells)
+
+    def __call__(self, index: Shape) -> LazyArray:
+        return self._cells[index]

@@ -1,0 +1,153 @@
+"""Distributed checkpoints of PyTorch in safetensors: one tensor in several files, cut along any axes.
+
+torch's `HuggingFaceStorageWriter` has each process write `shard-00002-model-00001-of-00003.safetensors`,
+whose metadata say where in the whole their tensors begin. How large the whole is no file says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Stored
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.region import Region, Shape
+from ckpttools.formats.json_file import parse_json
+from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.safetensors.header import SafetensorsHeader
+from ckpttools.stores.base import File
+from ckpttools.stores.place import Place
+
+ENTRY, _VERSION, _OFFSETS = "DCP_SHARDING_INFO", "DCP_VERSION", "saved_offsets"
+_RANK = re.compile(r"shard-(\d+)-.*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """A file of weights that one process wrote."""
+
+    name: str
+    source: File
+    header: SafetensorsHeader
+
+
+def is_sharded(headers: Iterable[SafetensorsHeader]) -> bool:
+    """Whether files say where in the whole their tensors begin."""
+    return any(ENTRY in header.metadata for header in headers)
+
+
+def without_entries(custom: Mapping[str, str]) -> dict[str, str]:
+    """Metadata without what is of the parts alone."""
+    return {key: value for key, value in custom.items() if key not in (ENTRY, _VERSION)}
+
+
+def stitched(path: Place, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
+    """The whole tensors, by name.
+
+    Args:
+        path: what was opened: the directory of all files.
+        files: all of them.
+
+    Raises:
+        FormatError: files are missing, tensors overlap or have gaps, or the metadata are damaged.
+    """
+    files = list(files)
+    _check_ranks(path, files)
+    parts: dict[str, list[Piece]] = {}
+    for file in files:
+        for name, piece in _pieces(file):
+            parts.setdefault(name, []).append(piece)
+    whole: dict[str, LazyArray] = {}
+    wrong: list[str] = []
+    for name, pieces in parts.items():
+        try:
+            whole[name] = _whole(pieces)
+        except ValueError as error:
+            wrong.append(f"{name}: {error}")
+    if wrong:
+        raise FormatError(
+            "the parts of some tensors do not make them up:" + listing(wrong),
+            place=path,
+            wanted="parts that lie side by side",
+            hint="copy the checkpoint again, with the files of all processes",
+        )
+    return whole
+
+
+def said_of_ranks(files: Iterable[ShardFile]) -> str:
+    """What the user should know of the number of files."""
+    ranks = {rank for file in files if (rank := _rank(file.name)) is not None}
+    return (
+        f"put together from the files of {len(ranks)} processes; how many there were no file says: "
+        "compare the shapes with the model's configuration"
+    )
+
+
+def _rank(name: str) -> int | None:
+    match = _RANK.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _check_ranks(path: Place, files: list[ShardFile]) -> None:
+    """Processes are numbered from one on; a single file is a part whatever its tensors say."""
+    if not path.is_dir():
+        raise FormatError(
+            "this file is what one process saved of a distributed checkpoint",
+            place=path,
+            wanted="the files of all processes",
+            hint=f"name their directory: {path.parent}",
+        )
+    ranks = {rank for file in files if (rank := _rank(file.name)) is not None}
+    missing = sorted({*range(1, max(ranks, default=0) + 1)} - ranks)
+    if missing:
+        names = [f"shard-{rank:05d}-…" for rank in missing]
+        raise FormatError(
+            f"files of processes that saved are missing:{listing(names)}",
+            place=path,
+            hint="copy the checkpoint again, with the files of all processes",
+        )
+
+
+def _pieces(file: ShardFile) -> Iterator[tuple[str, Piece]]:
+    said = _sharding(file)
+    for entry in file.header.entries:
+        start = said.get(entry.name, (0,) * len(entry.shape))
+        if len(start) != len(entry.shape):
+            raise _damaged(file, f"{entry.name}: {list(start)} of an array of shape {list(entry.shape)}")
+        stop = tuple(a + n for a, n in zip(start, entry.shape, strict=True))
+        at = file.header.data_start + entry.begin
+        yield entry.name, Piece(Region(start, stop), Stored(entry.shape, entry.dtype, file.source, at))
+
+
+def _sharding(file: ShardFile) -> dict[str, Shape]:
+    """Where each tensor of a file begins in the whole."""
+    try:
+        said: dict[str, Any] = parse_json(file.header.metadata.get(ENTRY, "{}"))
+        found = {name: tuple(each[_OFFSETS]) for name, each in said.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(file, f"{type(error).__name__}: {error}") from error
+    if not all(type(at) is int and 0 <= at < 1 << 62 for start in found.values() for at in start):
+        raise _damaged(file, "offsets that are no places")
+    return found
+
+
+def _damaged(file: ShardFile, what: str) -> FormatError:
+    return FormatError(
+        "the metadata do not say where the parts of tensors belong",
+        place=f"{file.source.path}: {ENTRY}",
+        got=what,
+        hint="copy the checkpoint again",
+    )
+
+
+def _whole(pieces: list[Piece]) -> LazyArray:
+    kinds: set[DType] = {each.array.dtype for each in pieces}
+    ranks = {each.box.rank for each in pieces}
+    if len(kinds) > 1 or len(ranks) > 1:
+        raise ValueError(f"parts of several dtypes or ranks: {', '.join(sorted(map(str, kinds)))}")
+    shape = tuple(max(each.box.stop[axis] for each in pieces) for axis in range(ranks.pop()))
+    return pieced(shape, kinds.pop(), pieces)

@@ -1,0 +1,263 @@
+"""Distributed checkpoints of PyTorch (DCP): `.metadata` and a few files for each process that saved.
+
+The metadata say which tensors there are, in which parts each was saved, and in which file each part lies;
+parts may be cut along any axes. torch is not needed, and nothing is executed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Decoded
+from ckpttools.array.tree import Leaf, Metadata, Tree
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.budget import require_room
+from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.region import Region, Shape
+from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.formats.json_file import DEEPEST
+from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.torch.entry import Part, SavedTensor, saved_value
+from ckpttools.formats.torch.format import left_out
+from ckpttools.formats.torch.names import is_of_training
+from ckpttools.formats.torch.pickled import Record, unpickled
+from ckpttools.formats.torch.state import state_of
+from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, lengths_of
+from ckpttools.formats.weight_files import config_beside
+from ckpttools.stores.base import File
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+METADATA, SUFFIX = ".metadata", ".distcp"
+# Objects of Python that are no tensors are read when the checkpoint is opened.
+_LARGEST_OBJECT = 64 << 20
+_HINT = "copy the checkpoint again, with the files of all processes"
+
+
+@dataclass(frozen=True)
+class DistributedFormat:
+    """The `torch-distributed` format, as `ckpttools.formats.base.Format` describes it."""
+
+    name: str = "torch-distributed"
+    looks_for: str = "distributed checkpoints of PyTorch that lack files of some process, or are damaged"
+
+    def why_not(self, path: Place) -> str | None:
+        if not path.is_dir():
+            return "not a directory"
+        if (path / METADATA).is_file():
+            return None
+        if any(path.glob(f"*{SUFFIX}")):
+            return f"{SUFFIX} files without {METADATA}, which is written last: the save has not ended"
+        return f"no {METADATA} in it"
+
+    def open(self, path: Place, options: ReadOptions) -> Tree:
+        return _opened(path, options)
+
+    def companions(self, tree: Tree) -> Place:
+        """Beside the weights of a model; of other trees in a directory of their own."""
+        folder = parse(tree.metadata.place)
+        return folder / COMPANIONS if tree.metadata.config is None else folder
+
+    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
+        try:
+            self.open(path, options)
+        except CheckpointError as error:
+            yield error
+
+
+FORMAT = DistributedFormat()
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """One entry of a file: a part of a tensor, or an object.
+
+    Attributes:
+        file: name of the file.
+        offset, nbytes: the part of it.
+    """
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@dataclass
+class _Listing:
+    """What the metadata list.
+
+    Attributes:
+        arrays: name -> shape, dtype and the boxes in which it was saved.
+        objects: names of what is no tensor.
+        entries: where each box of each name lies; of objects that of no box.
+        paths: name -> where in the saved tree it was.
+        faults: what cannot be understood, a line each.
+    """
+
+    arrays: dict[str, tuple[Shape, Any, list[Region]]] = field(default_factory=dict)
+    objects: list[str] = field(default_factory=list)
+    entries: dict[tuple[str, Shape | None], _Saved] = field(default_factory=dict)
+    paths: dict[str, TreePath] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+
+def _opened(path: Place, options: ReadOptions) -> Tree:
+    listed = _listed(path, options)
+    files = _files(path, listed)
+    lacking = [*listed.faults, *_lacking(listed)]
+    leaves: dict[TreePath, Leaf] = {}
+    for name, (shape, dtype, boxes) in listed.arrays.items():
+        found = [(box, listed.entries.get((name, box.start))) for box in boxes]
+        pieces = [_piece(box, dtype, entry, files) for box, entry in found if entry is not None]
+        if len(pieces) == len(boxes):
+            try:
+                leaves[listed.paths.get(name, (name,))] = pieced(shape, dtype, pieces)
+            except ValueError as error:
+                lacking.append(f"{name}: {error}")
+    if lacking:
+        raise FormatError(
+            "the metadata of the checkpoint do not say where all of it is:" + listing(lacking),
+            place=path / METADATA,
+            wanted="for each tensor parts that make it up, each in a file",
+            hint=_HINT,
+        )
+    scalars, others = _objects(path, listed, files, leaves)
+    return Tree(
+        leaves,
+        Metadata(
+            FORMAT.name, config=config_beside(path), scalars=scalars, place=str(path), notes=left_out(others)
+        ),
+    )
+
+
+def _piece(box: Region, dtype: Any, entry: _Saved, files: Mapping[str, File]) -> Piece:
+    saved = SavedTensor(files[entry.file], entry.offset, entry.nbytes, box.shape, dtype)
+    return Piece(box, Decoded(box.shape, dtype, saved))
+
+
+def _listed(path: Place, options: ReadOptions) -> _Listing:
+    """What `.metadata` say."""
+    place = path / METADATA
+    with place.open() as file:
+        if file.size > options.max_header_bytes:
+            raise FormatError(
+                "the metadata are larger than any that torch writes", place=place, got=f"{file.size:,} bytes"
+            )
+        require_room(0, 12 * file.size, place)
+        data = file.read(0, file.size)
+    said = unpickled(data, is_of_training, str(place))
+    state = said.attribute("state_dict_metadata") if isinstance(said, Record) else None
+    where = said.attribute("storage_data") if isinstance(said, Record) else None
+    if not isinstance(state, dict) or not isinstance(where, dict):
+        raise FormatError(
+            "the metadata are not those of a distributed checkpoint of PyTorch", place=place, hint=_HINT
+        )
+    listed = _Listing()
+    for name, each in state.items():
+        _list(listed, str(name), each)
+    for index, info in where.items():
+        _locate(listed, index, info)
+    plan = said.attribute("planner_data")
+    for name, keys in plan.items() if isinstance(plan, dict) else ():
+        if isinstance(keys, tuple) and 0 < len(keys) < DEEPEST and {*map(type, keys)} <= {str, int}:
+            listed.paths[name] = keys
+    return listed
+
+
+def _list(listed: _Listing, name: str, said: Any) -> None:
+    if isinstance(said, Record) and said.name == "BytesStorageMetadata":
+        listed.objects.append(name)
+        return
+    properties = said.attribute("properties") if isinstance(said, Record) else None
+    kept = properties.state if isinstance(properties, Record) else None
+    dtype = dtype_named(kept[0] if isinstance(kept, tuple) and kept else None)
+    shape = lengths_of(said.attribute("size")) if isinstance(said, Record) else None
+    chunks = said.attribute("chunks") if isinstance(said, Record) else None
+    boxes = [_box(each) for each in chunks] if isinstance(chunks, list) else []
+    known = [box for box in boxes if box is not None]
+    if dtype is None or shape is None or len(known) < len(boxes):
+        listed.faults.append(f"{name}: of a kind or dtype that is not known")
+    else:
+        listed.arrays[name] = shape, dtype, known
+
+
+def _box(said: Any) -> Region | None:
+    if not isinstance(said, Record):
+        return None
+    start, lengths = lengths_of(said.attribute("offsets")), lengths_of(said.attribute("sizes"))
+    if start is None or lengths is None or len(start) != len(lengths):
+        return None
+    return Region(start, tuple(a + n for a, n in zip(start, lengths, strict=True)))
+
+
+def _locate(listed: _Listing, index: Any, info: Any) -> None:
+    if not (isinstance(index, Record) and isinstance(info, Record)):
+        listed.faults.append("an entry that says neither what nor where")
+        return
+    name, offset = index.attribute("fqn"), lengths_of(index.attribute("offset"))
+    file, at, nbytes = (info.attribute(each) for each in ("relative_path", "offset", "length"))
+    if info.attribute("transform_descriptors"):
+        listed.faults.append(f"{name}: stored under a code: {info.attribute('transform_descriptors')}")
+    elif type(file) is str and type(at) is int and type(nbytes) is int and at >= 0 and nbytes >= 0:
+        listed.entries[name, offset] = _Saved(file, at, nbytes)
+    else:
+        listed.faults.append(f"{name}: its place is damaged")
+
+
+def _lacking(listed: _Listing) -> Iterator[str]:
+    for name, (_, _, boxes) in listed.arrays.items():
+        missing = [box for box in boxes if (name, box.start) not in listed.entries]
+        if missing:
+            yield f"{name}: no file for the part from {list(missing[0].start)} to {list(missing[0].stop)}"
+    yield from (f"{name}: no file" for name in listed.objects if (name, None) not in listed.entries)
+
+
+def _files(path: Place, listed: _Listing) -> dict[str, File]:
+    """The files that entries lie in, opened; each must have all of its entries."""
+    ends: dict[str, int] = defaultdict(int)
+    for entry in listed.entries.values():
+        ends[entry.file] = max(ends[entry.file], entry.offset + entry.nbytes)
+    there = {each.name: each for each in path.entries() if not each.is_dir}
+    missing = [name for name in ends if name not in there]
+    files = {name: (path / name).open() for name in ends if name in there}
+    sizes = {name: file.size for name, file in files.items()}
+    short = [f"{name}: {size:,} bytes of {ends[name]:,}" for name, size in sizes.items() if size < ends[name]]
+    for file in files.values():
+        file.close()
+    if missing or short:
+        raise FormatError(
+            f"files of processes that saved are missing or cut:{listing([*sorted(missing), *short])}",
+            place=path,
+            wanted=f"the {len(ends)} files that {METADATA} names",
+            hint=_HINT,
+        )
+    return files
+
+
+def _objects(
+    path: Place, listed: _Listing, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
+) -> tuple[frozenset[TreePath], dict[TreePath, str]]:
+    """Puts numbers and texts among the leaves; returns paths of numbers, and what is neither."""
+    scalars: set[TreePath] = set()
+    others: dict[TreePath, str] = {}
+    for name in listed.objects:
+        at, entry = listed.paths.get(name, (name,)), listed.entries[name, None]
+        if entry.nbytes > _LARGEST_OBJECT:
+            others[at] = f"an object of {entry.nbytes:,} bytes"
+            continue
+        file = files[entry.file]
+        value, storages = saved_value(Part(file, entry.offset, entry.nbytes), file, entry.offset)
+        state = state_of(value, entry.nbytes, partial(_tensor, storages=storages), f"{path}: {name}")
+        leaves |= {(*at, *inner): leaf for inner, leaf in state.leaves.items()}
+        scalars |= {(*at, *inner) for inner in state.scalars}
+        others |= {(*at, *inner): kind for inner, kind in state.others.items()}
+    return frozenset(scalars), others
+
+
+def _tensor(record: Record, storages: Any) -> LazyArray:
+    return lazy_tensor(record, storages)

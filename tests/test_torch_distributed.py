@@ -1,0 +1,165 @@
+"""Distributed checkpoints of PyTorch, as 4 processes of torch 2.13 wrote them: put together to the bit."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import ckpt, run
+from support.trees import lazy
+
+from ckpttools.array.nodes import window
+from ckpttools.array.tree import dotted
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Region
+from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.registry import open_tree
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
+DCP, SHARDS = FIXTURES / "dcp", FIXTURES / "dcp-safetensors"
+# What rank 0 gathered: "model." and the name, and one of the moments.
+WHOLE = {dotted(path): array for path, array in open_tree(FIXTURES / "dcp.safetensors").arrays.items()}
+
+
+def copied(source, target):
+    shutil.copytree(source, target)
+    return target
+
+
+class TestMetadataAndFiles:
+    def test_every_tensor_is_what_the_processes_gathered(self):
+        """Cut by rows (7 on 4), columns, twice on one axis, both axes; replicated; plain; transposed."""
+        tree = open_tree(DCP)
+        for name, array in WHOLE.items():
+            path = ("model", name.removeprefix("model."))
+            if name == "optim.exp_avg":
+                path = ("optim", "state", "layers.0.weight", "exp_avg")
+            found = tree.arrays[path]
+            assert (found.shape, found.dtype) == (array.shape, array.dtype), name
+            assert found.read().tobytes() == array.read().tobytes(), name
+        numbers = {
+            path: array.read().item() for path, array in tree.arrays.items() if path in tree.metadata.scalars
+        }
+        assert numbers["epoch",] == 3 and numbers["optim", "param_groups", 0, "lr"] == 1e-3
+        assert str(tree["note"].value) == "hello"
+
+    def test_commands(self, tmp_path):
+        run("select", DCP, tmp_path / "out", "--keep", "model", "--to", "safetensors")
+        told = ckpt("diff", tmp_path / "out", FIXTURES / "dcp.safetensors").output
+        assert "8 arrays equal" in told and "optim.exp_avg" in told
+        assert "healthy" in ckpt("doctor", DCP).output
+        assert "float32[10,9]" in ckpt("inspect", "tree", DCP).output
+
+    def test_a_process_whose_file_is_missing(self, tmp_path):
+        part = copied(DCP, tmp_path / "c")
+        (part / "__2_0.distcp").unlink()
+        told = run("hash", part, code=3)
+        assert "__2_0.distcp" in told and "the 4 files that .metadata names" in told
+        (part / ".metadata").unlink()
+        assert "the save has not ended" in run("hash", part, code=3)
+
+    def test_a_file_that_is_cut(self, tmp_path):
+        part = copied(DCP, tmp_path / "c")
+        file = part / "__1_0.distcp"
+        file.write_bytes(file.read_bytes()[:-1])
+        assert "__1_0.distcp: 17,407 bytes of 17,408" in run("hash", part, code=3)
+
+    def test_a_file_of_another_save(self, tmp_path):
+        """As long, and with other tensors in it: whoever reads one sees that it is another."""
+        part = copied(DCP, tmp_path / "c")
+        first, second = (part / f"__{rank}_0.distcp" for rank in (1, 3))
+        long, short = first.read_bytes(), second.read_bytes()
+        first.write_bytes(short + bytes(len(long) - len(short)))
+        assert ckpt("hash", part).exit_code == 3
+
+
+class TestSafetensors:
+    def test_every_tensor_is_what_the_processes_gathered(self):
+        tree = open_tree(SHARDS)
+        assert {f"model.{dotted(path)}" for path in tree.arrays} == WHOLE.keys() - {"optim.exp_avg"}
+        # What is transposed was saved as another: this writer of torch takes contiguous tensors only.
+        for path, array in [each for each in tree.arrays.items() if each[0] != ("tr",)]:
+            assert array.read().tobytes() == WHOLE[f"model.{dotted(path)}"].read().tobytes(), path
+        assert "4 processes" in tree.metadata.notes.remarks[0] and not tree.metadata.custom.get("DCP_VERSION")
+
+    def test_what_is_missing_is_said(self, tmp_path):
+        part = copied(SHARDS, tmp_path / "c")
+        (part / "shard-00002-model-00001-of-00002.safetensors").unlink()
+        assert "shard-00002-model-00001-of-00002.safetensors" in run("hash", part, code=3)
+        (part / "shard-00002-model-00002-of-00002.safetensors").unlink()
+        assert "shard-00002-…" in run("hash", part, code=3)
+        one = part / "shard-00001-model-00001-of-00002.safetensors"
+        assert "what one process saved" in run("hash", one, code=3)
+
+    def test_parts_that_overlap(self, tmp_path):
+        part = copied(SHARDS, tmp_path / "c")
+        for file in part.glob("*-00001-of-*"):
+            raw = file.read_bytes()
+            length = int.from_bytes(raw[:8], "little")
+            header = json.loads(raw[8 : 8 + length])
+            said = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
+            for each in said.values():
+                each["saved_offsets"] = [0 for _ in each["saved_offsets"]]
+            header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(said)
+            text = json.dumps(header).encode()
+            file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+        assert "two of its parts have element" in run("hash", part, code=3)
+
+    def test_doctor_knows_it(self):
+        told = ckpt("doctor", SHARDS).output
+        assert "what each process saved of a distributed checkpoint" in told and "--fix" not in told
+
+
+# ---- arrays of boxes
+
+
+@st.composite
+def cuts(draw):
+    """A shape, and for each axis where it is cut."""
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
+    return shape, [sorted(draw(st.sets(st.integers(1, n - 1)))) if n > 1 else [] for n in shape]
+
+
+def boxes_of(shape, inner):
+    ends = [list(itertools.pairwise([0, *each, n])) for each, n in zip(inner, shape, strict=True)]
+    return [Region(tuple(a for a, _ in box), tuple(b for _, b in box)) for box in itertools.product(*ends)]
+
+
+@given(cuts(), st.randoms(), st.data())
+def test_any_region_of_boxes_is_that_of_the_whole(cut, chosen, data):
+    shape, inner = cut
+    truth = np.arange(int(np.prod(shape)), dtype="f4").reshape(shape)
+    whole = lazy(truth)
+    pieces = [Piece(box, window(whole, box.start, box.shape)) for box in boxes_of(shape, inner)]
+    chosen.shuffle(pieces)
+    array = pieced(shape, DTYPES["float32"], pieces)
+    start = [data.draw(st.integers(0, n)) for n in shape]
+    stop = [data.draw(st.integers(a, n)) for a, n in zip(start, shape, strict=True)]
+    region = Region(tuple(start), tuple(stop))
+    assert np.array_equal(array.read(region), truth[region.slices])
+    if len(pieces) > 1:
+        with pytest.raises(ValueError, match=r"out|part"):
+            pieced(shape, DTYPES["float32"], pieces[1:])
+        with pytest.raises(ValueError, match=r"two of its parts|out"):
+            pieced(shape, DTYPES["float32"], [*pieces, Piece(Region.whole(shape), whole)])
+
+
+def test_damaged_metadata(tmp_path):
+    part = copied(DCP, tmp_path / "c")
+    whole = (part / ".metadata").read_bytes()
+    for at in range(0, len(whole), 97):
+        (part / ".metadata").write_bytes(whole[:at] + bytes((whole[at] ^ 0x55,)) + whole[at + 1 :])
+        try:
+            tree = open_tree(part)
+        except FormatError:
+            continue
+        for array in tree.arrays.values():
+            try:
+                array.read()
+            except FormatError:
+                break
