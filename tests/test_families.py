@@ -13,6 +13,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UnknownNameError
 from ckpttools.families.family import FlagRule
 from ckpttools.families.registry import families, family_named, family_of
+from ckpttools.families.unfit import OF_MAXTEXT, UNFIT
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.made_up import Sizes, configuration, flag_settings
 from ckpttools.family_check.round_trip import present_rows
@@ -316,6 +317,25 @@ def test_a_configuration_of_an_unknown_model_type():
     assert caught.value.place == "config.json"
     assert "qwen2" in caught.value.wanted
     assert 'family="NAME"' in caught.value.hint and "ckpt families" in caught.value.hint
+
+
+@pytest.mark.parametrize("model_type", sorted({**UNFIT, **OF_MAXTEXT}))
+def test_what_no_family_can_take_is_told_why(model_type):
+    """And no family is named, as none fits."""
+    with pytest.raises(ConfigError, match=f"no family has model_type '{model_type}'") as caught:
+        family_of({"model_type": model_type}, "config.json")
+    assert {**UNFIT, **OF_MAXTEXT}[model_type] in caught.value.got
+    assert ("MaxText 0.2.5 knows it" in caught.value.got) == (model_type in OF_MAXTEXT)
+    assert "NAME" not in caught.value.hint and "inspect" not in caught.value.hint
+    with pytest.raises(UnknownNameError) as named:
+        family_named(model_type)
+    assert {**UNFIT, **OF_MAXTEXT}[model_type] in named.value.hint
+
+
+def test_what_no_family_can_take_has_none():
+    assert not {**UNFIT, **OF_MAXTEXT}.keys() & {
+        name for each in families().values() for name in each.model_types
+    }
 
 
 @pytest.mark.parametrize("config", [{}, {"model_type": None}, {"model_type": 3}, {"model_type": ["llama"]}])

@@ -15,6 +15,7 @@ from ckpttools.core.plugins import load_group
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.file import family_from_file, names_a_file
+from ckpttools.families.unfit import OF_MAXTEXT, UNFIT
 
 
 @cache
@@ -62,7 +63,7 @@ def family_named(name: str) -> Family:
     raise UnknownNameError(
         f"unknown family {name!r}",
         wanted="one of " + ", ".join(families()),
-        hint=_of_model(name) or did_you_mean(name, families()) or _else(),
+        hint=_of_model(name) or _unfit(name) or did_you_mean(name, families()) or _else(),
     )
 
 
@@ -103,6 +104,16 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     if family is not None:
         other = (name for name, rule in family.others.items() if rule.read(config, place).value)
         return next(map(family_named, other), family)
+    if (why := _unfit(model_type)) is not None:
+        raise ConfigError(
+            f"no family has model_type {model_type!r}",
+            place=place,
+            got=why,
+            wanted="a model of one of the families: `ckpt families`",
+            hint=f"your own family goes into a file: {_file()}"
+            if model_type in OF_MAXTEXT
+            else "no other family fits, and MaxText cannot run it",
+        )
     raise ConfigError(
         f"no family has model_type {model_type!r}",
         place=place,
@@ -113,9 +124,19 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     )
 
 
+def _unfit(model_type: str) -> str | None:
+    """Why no family can take a model type; None where nothing is known of it."""
+    if model_type in OF_MAXTEXT:
+        return f"MaxText 0.2.5 knows it, ckpt does not: {OF_MAXTEXT[model_type]}"
+    return UNFIT.get(model_type)
+
+
+def _file() -> str:
+    return option("family", "FILE.toml")
+
+
 def _else() -> str:
-    file = option("family", "FILE.toml")
-    return f"`ckpt families` lists what there is, and your own goes into a file: {file}"
+    return f"`ckpt families` lists what there is, and your own goes into a file: {_file()}"
 
 
 def _by_model_type() -> dict[str, Family]:
