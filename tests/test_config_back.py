@@ -16,15 +16,13 @@ from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.maxtext.config.back import config_of_settings
 from ckpttools.maxtext.config.models import defaults, models
 
-# Layers of another pattern, of which no rule speaks.
-REFUSED = {"gemma4-e2b"}
 # Their text is a model without a name of its own, or of another family.
 WITH_TOWERS = {name for name, said in models().items() if said.get("use_mrope")}
 CASES = {
     f"{place.name}/{each.parent.parent.name}": each.parent
     for place in (GOLDEN, GOLDEN_0_2_5)
     for each in sorted(place.glob("*/hf/config.json"))
-    if each.parent.parent.name not in ("gemma4-e2b", "qwen3-vl", "qwen3-vl-moe")
+    if each.parent.parent.name not in ("qwen3-vl", "qwen3-vl-moe")
 }
 # No configuration is made of what settings say of towers.
 OF_TOWERS = (
@@ -68,7 +66,7 @@ class TestSettingsAlone:
         words = [str(file), *(told.arguments() if told.model_name else ())]
         assert config_of_settings(words) == config_of_settings(told.arguments())
 
-    @pytest.mark.parametrize("name", sorted(models().keys() - REFUSED - WITH_TOWERS))
+    @pytest.mark.parametrize("name", sorted(models().keys() - WITH_TOWERS))
     def test_the_name_of_a_model_is_enough(self, tmp_path, name):
         found = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
         assert found.is_named
@@ -87,11 +85,6 @@ class TestSettingsAlone:
         }
         made = {**defaults(), **{each.name: each.value for each in found.settings}}
         assert {key: made.get(key) for key in known} == known
-
-    @pytest.mark.parametrize("name", sorted(REFUSED))
-    def test_what_no_rule_speaks_of_is_refused(self, name):
-        with pytest.raises(ConfigError):
-            config_of_settings([f"model_name={name}"])
 
     @pytest.mark.parametrize("case", ["golden/gpt-oss", "golden/gemma2"])
     @settings(max_examples=10)
@@ -117,6 +110,14 @@ class TestSettingsAlone:
         with pytest.raises(ConfigError, match="of family llama describes") as caught:
             config_of_settings(["model_name=llama3.1-8b", "use_qk_norm=true"])
         assert "use_qk_norm=true (command line)" in str(caught.value.got)
+
+    def test_layers_are_of_the_kinds_of_the_model_that_is_named(self):
+        """Of Gemma 4 E2B each fifth layer attends to everything, of E4B each sixth; their types are one."""
+        for name, every in {"gemma4-e2b": 5, "gemma4-e4b": 6}.items():
+            made = config_of_settings([f"model_name={name}"])
+            full = [k for k, kind in enumerate(made["layer_types"]) if kind == "full_attention"]
+            assert full == list(range(every - 1, made["num_hidden_layers"], every))
+            assert made["use_bidirectional_attention"] is None
 
 
 class TestCheckpoints:

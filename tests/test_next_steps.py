@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 
 import pytest
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
-from support.places import HF, TRAINED
+from support.places import GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.next_steps import next_steps
@@ -53,6 +54,27 @@ class TestMaxText:
             "vocab_size=512, where config.json says 500",
         )
 
+    def test_what_maxtext_computes_otherwise(self, tmp_path):
+        ckpttools.hf_to_maxtext(GOLDEN / "llama3.2-tied" / "hf", tmp_path / "it", dtype="float32")
+        factor, tied = next_steps(tmp_path / "it").surprises
+        assert factor.startswith("rope_parameters.factor is 32") and "bfloat16" in tied
+
+    def test_towers_that_are_left_out(self, tmp_path):
+        hf = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
+        ckpttools.hf_to_maxtext(hf, tmp_path / "it", text_only=True)
+        assert (
+            "text alone: the checkpoint has nothing of vision_config" in next_steps(tmp_path / "it").surprises
+        )
+
+    def test_fields_that_nothing_reads(self, tmp_path):
+        write_llama(tmp_path / "hf", clip_qkv=8.0)
+        ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "it", dtype="float32")
+        assert next_steps(tmp_path / "it").surprises == ("MaxText is told nothing of clip_qkv 8.0",)
+
+    def test_a_head_that_is_promised(self, converted, tmp_path):
+        ckpttools.select(converted, tmp_path / "new", drop=["*logits_dense*"])
+        assert any("promises one" in each for each in next_steps(tmp_path / "new").surprises)
+
     def test_none_where_all_is_as_expected(self, tmp_path):
         ckpttools.hf_to_maxtext(HF, tmp_path / "it", dtype="float32")
         assert next_steps(tmp_path / "it").surprises == ()
@@ -87,10 +109,21 @@ class TestMaxText:
 class TestTransformers:
     def test_the_class_and_the_server(self, converted, tmp_path):
         done = succeed("convert", "maxtext-to-hf", converted, tmp_path / "my model")
-        assert done.stderr.splitlines()[-2:] == [
-            f'next     AutoModelForCausalLM.from_pretrained("{tmp_path}/my model")',
-            f"         vllm serve '{tmp_path}/my model'",
-        ]
+        lines = done.stderr.splitlines()
+        first = lines.index(f'next     AutoModelForCausalLM.from_pretrained("{tmp_path}/my model")')
+        assert lines[first + 1] == f"         vllm serve '{tmp_path}/my model'"
+
+    def test_a_server_wants_a_tokenizer(self, converted, tmp_path):
+        ckpttools.maxtext_to_hf(converted, tmp_path / "model")
+        (surprise,) = next_steps(tmp_path / "model").surprises
+        assert "--tokenizer" in surprise
+        (tmp_path / "model" / "tokenizer.json").write_text("{}")
+        assert next_steps(tmp_path / "model").surprises == ()
+
+    def test_quotes_in_a_name(self, converted, tmp_path):
+        ckpttools.maxtext_to_hf(converted, tmp_path / 'a "b"')
+        use = next_steps(tmp_path / 'a "b"').uses[0].removeprefix("AutoModelForCausalLM.from_pretrained")
+        assert ast.literal_eval(use) == str(tmp_path / 'a "b"')
 
     def test_the_class_that_config_json_names(self, tmp_path):
         write_llama(tmp_path / "hf", architectures=["MineForConditionalGeneration"])

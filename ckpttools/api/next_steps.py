@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _CHECKPOINTS = "checkpoints"
 # How parameters alone are nested for MaxText.
 _LOADED_FLAVOUR = "linen"
 _CAUSAL = "ForCausalLM"
+_TOKENIZERS = frozenset(("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"))
 # In which a model computes; what is stored in others, no loader takes for weights.
 _COMPUTED = ("float32", "bfloat16", "float16")
 
@@ -94,14 +96,13 @@ def _of_maxtext(tree: Tree, place: Place) -> NextSteps | None:
         made = f"`ckpt strip-optimizer {quote(str(place))} DST --flavour {_LOADED_FLAVOUR}`"
         return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {made}",))
     config = _config_of(tree)
-    known = {} if config is None else {each.name: each for each in config.told}
-    head = known.get("model_name")
-    said = [str(head)] if config is not None and config.is_named and head else []
+    told = config.told if config is not None and config.is_named else ()
+    said = [str(each) for each in told if each.name not in (LOAD_PARAMETERS, SCAN_LAYERS, PARAM_SCAN_AXIS)]
     uses = [join([*said, *_stored(tree)])]
     if config is not None and not config.is_named:
         uses.append(f"all settings: `ckpt maxtext-config {quote(str(place))}`")
     resumed = _resumed(tree)
-    return NextSteps((*uses, *resumed), tuple(_surprises(tree)))
+    return NextSteps((*uses, *resumed), (*_surprises(tree), *_of_model(tree, config)))
 
 
 def _config_of(tree: Tree) -> MaxTextConfig | None:
@@ -141,6 +142,17 @@ def _surprises(tree: Tree) -> Iterator[str]:
         yield f"vocab_size={rows}, where config.json says {said}"
 
 
+def _of_model(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
+    """What MaxText computes otherwise, and what of the model is not there."""
+    if config is None:
+        return
+    yield from (f"{each.what}: {each.reason}" for each in config.deviations)
+    if config.unread:
+        yield f"MaxText is told nothing of {', '.join(config.unread)}"
+    if view_of(tree).optimizer is None:
+        yield from config.notes
+
+
 def _of_transformers(tree: Tree, place: Place) -> NextSteps | None:
     config = tree.metadata.config
     kinds = (config or {}).get("architectures") or ()
@@ -151,9 +163,19 @@ def _of_transformers(tree: Tree, place: Place) -> NextSteps | None:
     if where is None:
         return NextSteps((f"transformers reads disks and the hub: `ckpt copy {quote(str(place))} DIR`",))
     name, revision = where
-    wanted = f'"{name}", revision="{revision}"' if revision else f'"{name}"'
+    wanted = f"{_quoted(name)}, revision={_quoted(revision)}" if revision else _quoted(name)
     served = join(["vllm", "serve", name, *(["--revision", revision] if revision else [])])
-    return NextSteps((f"{kind}.from_pretrained({wanted})", served))
+    return NextSteps((f"{kind}.from_pretrained({wanted})", served), tuple(_unfinished(place)))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _unfinished(place: Place) -> Iterator[str]:
+    """What a server wants beside weights and is not there."""
+    if place.is_dir() and not any(each.name in _TOKENIZERS for each in place.entries()):
+        yield "no tokenizer is beside it: vllm takes the original's, --tokenizer HF_DIR"
 
 
 def _name_for_transformers(place: Place) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ import click
 def demo(directory: Path | None) -> None:
     """Make a small model, convert it, show it, load it, and convert it back.
 
-    DIRECTORY is where to work and leave the results; by default a temporary one.
+    DIRECTORY is where to work and leave the results; by default a temporary one, which is deleted.
 
     \b
     Example:
@@ -38,6 +38,9 @@ def _place(directory: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="ckpt-demo-") as name:
         yield Path(name)
+    click.echo(
+        f"\n{name} is deleted now: `ckpt demo DIRECTORY` keeps what it makes, for the lines after `next`."
+    )
 
 
 def _make(source: Path) -> None:

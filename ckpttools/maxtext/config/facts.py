@@ -13,7 +13,9 @@ _USUAL = "rope.usual_attention_factor"
 _SCALES = ("mscale", "mscale_all_dim")
 # Files have factors to about 16 digits.
 _NEAR = 1e-6
-_CONFIG, _ROPE, _CYCLE = "config.", "rope.", "layer_types.full_every_"
+_CONFIG, _ROPE = "config.", "rope."
+# A list with the kind of each layer; and whether every N-th attends to everything.
+LAYER_TYPES, CYCLE = "layer_types", "layer_types.full_every_"
 # Where a multimodal configuration has its text model.
 _PARTS = ("thinker_config.text_config", "text_config", "thinker_config")
 # `rope_scaling` until transformers 4, `rope_parameters` from 5 on; by kind of layers where there are two.
@@ -23,9 +25,9 @@ _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # DeepSeek V4 has one of layers that are not compressed, "main", which is never stretched.
 _COMPRESSED = "compress"
 # Lists with an entry for each layer, which may go on for layers that a model does not have.
-_BY_LAYER = frozenset(("compress_ratios", "layer_types"))
+_BY_LAYER = frozenset(("compress_ratios", LAYER_TYPES))
 # Lists with an entry for each layer: name of the field -> the entry of layers that attend to everything.
-_KINDS = {"layer_types": _GLOBAL, "no_rope_layers": 0}
+_KINDS = {LAYER_TYPES: _GLOBAL, "no_rope_layers": 0}
 # Names of the older way.
 _OLDER = {"theta": ("rope_theta",), "local_theta": ("rope_local_base_freq",)}
 _TYPES = ("rope_type", "type")
@@ -79,8 +81,8 @@ class ModelFacts:
                     yield where, said
 
     def _found(self, name: str) -> tuple[str | None, Any]:
-        if name.startswith(_CYCLE):
-            return self._cycles(int(name.removeprefix(_CYCLE)))
+        if name.startswith(CYCLE):
+            return self._cycles(int(name.removeprefix(CYCLE)))
         if name == _USUAL:
             return self._attention_factor()
         if name.startswith(_ROPE):
@@ -146,6 +148,11 @@ class ModelFacts:
             if isinstance(said, Mapping):
                 return str(where), said
         return "", {}
+
+
+def layer_types(every: int, layers: int) -> list[str]:
+    """The kinds of layers of which every N-th attends to everything, and the others have a window."""
+    return [_GLOBAL if k % every == every - 1 else _LOCAL for k in range(layers)]
 
 
 def _yarn(factor: float, scale: float) -> float:

@@ -17,7 +17,7 @@ from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.setting_terms import Condition, Term
 from ckpttools.mapping.settings import Limit, Setting
 from ckpttools.maxtext.config.checking import same
-from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.facts import CYCLE, LAYER_TYPES, ModelFacts, layer_types
 from ckpttools.maxtext.config.given import Given
 from ckpttools.maxtext.config.models import defaults
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
@@ -77,6 +77,8 @@ def _choices(family: Family, given: Given, known: Known) -> dict[str, list[Any]]
     """Field -> its possible values, of those on which it depends which rules apply."""
     found: dict[str, list[Any]] = {MODEL_TYPE: list(text_types(family))}
     for name, rule in family.flags.items():
+        if any(each.startswith(f"{LAYER_TYPES}.") for each in rule.field):
+            found[f"{_FLAG}{name}"] = [known.flags[name]] if name in known.flags else [False, True]
         flat = next((each for each in rule.field if "." not in each), None)
         sizes = {each for names in family.sizes.values() for each in names}
         if flat is None or rule.equals:
@@ -106,8 +108,9 @@ def _add(found: dict[str, list[Any]], condition: Condition) -> None:
 def _in_order(values: list[Any]) -> list[Any]:
     """Plain ones first, then by the rules; null last, since transformers fills up what is absent."""
     # What is 0 where it may be null is off, which transformers calls null alone.
-    kept = [each for each in values if each is None or None not in values or same(each, 0) is False]
-    return sorted(kept, key=lambda each: (each is None, each != "default"))
+    off = [each for each in values if each is not None and None in values and same(each, 0)]
+    kept = [each for each in values if each not in off]
+    return sorted(kept, key=lambda each: (each is None and not off, each != "default"))
 
 
 def _said(term: Term) -> list[Any]:
@@ -214,6 +217,11 @@ class _Attempt:
         """Says what MaxText does whatever it is told."""
         left, right = limit.wanted.left, limit.wanted.right
         if limit.wanted.relation != "is" or not all(each.holds(facts) for each in limit.conditions):
+            return
+        # Of layers in which not all models of a type are alike, transformers cannot know.
+        if left.name.startswith(CYCLE) and limit.conditions:
+            layers = self.lengths.get("layers") or self.lengths.get("layer", 0)
+            self.fields[f"config.{LAYER_TYPES}"] = layer_types(int(left.name.removeprefix(CYCLE)), layers)
             return
         wanted = right.of(facts)
         if left.kind == "formula" and left.name in self.family.sizes and isinstance(wanted, int):

@@ -116,6 +116,10 @@ def _notes(
             "this is a training checkpoint: it goes on by base_output_directory and run_name, and "
             "`ckpt strip-optimizer` makes what load_parameters_path takes"
         )
+    rule = family.flags.get("tied")
+    head = tying.left_head(family)
+    if rule is not None and head is not None and not rule.read(config, "").value and head not in names:
+        yield "no output head is stored, though config.json promises one: the embedding is taken in its place"
     towers = absent_towers(config, names)
     if towers:
         yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"
