@@ -46,7 +46,8 @@ STEEP = f"{CHUNKED}: at one position 1.1e-3 apart with chunks of 64, 8e-4 with 1
 COMPRESSED = {"index_n_heads": 16}
 FLASH = (
     "like released models, it stretches positions of compressed layers (rope_scaling) and clips SwiGLU in "
-    "the shared expert, too; MaxText does neither, and is made to do both here"
+    "the shared expert, too; MaxText does neither, and is made to do both here: with neither logits are 5.1 "
+    "apart, stretched alone 4.8, clipped alone 3.3"
 )
 ONE_WINDOW = (
     "the hidden size is 64, of which bfloat16 has the square root, and the window 288, larger than an image: "
