@@ -359,3 +359,16 @@ def test_a_step_that_orbax_does_not_list_there_is_opened_with_a_warning(gcs):
     assert done.exit_code == 0 and "which Orbax does not list on gs://" in done.stderr
     assert "does not list" not in ckpt("inspect", "tree", gcs.filled(files)).stderr
     assert "does not list" not in ckpt("inspect", "tree", TRAINED).stderr
+
+
+def test_what_came_since_the_last_look_is_not_lost(cloud):
+    """What was listed a moment ago is not what is there when a destination is replaced."""
+    there = f"{cloud.scheme}://{cloud.bucket}/run"
+    run("convert", "hf-to-maxtext", HF, there)
+    ckpttools.inspect(there)
+    step = {f"run/7/items/{name}": content for name, content in files_in(TRAINED).items()}
+    cloud.put(step)
+    told = run("convert", "hf-to-maxtext", SHARDED, there, "--overwrite", code=2)
+    assert "is not replaced" in told
+    kept = {name: (parse(there) / name.removeprefix("run/")).read_bytes() for name in step}
+    assert kept == step

@@ -470,7 +470,7 @@ class TestRefusals:
         write(tree, writer("ocdbt-zarr3-raw"), tmp_path / "run")
         assert_same(open_tree(tmp_path / "run"), tree)
 
-    @pytest.mark.parametrize("item", ["", "..", "a/b", "_METADATA"])
+    @pytest.mark.parametrize("item", ["", "..", "a/b", "_METADATA", "x\ny", "x\x7f"])
     def test_items_that_no_directory_can_be(self, item):
         with pytest.raises(UsageError, match="cannot be the name of an item"):
             OrbaxWriter(item=item)

@@ -74,10 +74,12 @@ class OrbaxWriter:
     name: str = "orbax"
 
     def __post_init__(self) -> None:
-        if not is_file_name(self.item) or self.item in orbax_metadata.OWN_FILES:
+        # A bucket takes no control characters, and a terminal would show them as something else.
+        is_name = is_file_name(self.item) and self.item.isprintable()
+        if not is_name or self.item in orbax_metadata.OWN_FILES:
             raise UsageError(
                 f"{self.item!r} cannot be the name of an item",
-                wanted="the name of a directory, such as items, default or state",
+                wanted="the name of a directory, such as items, default or state, without control characters",
             )
         if self.target_data_file_bytes is not None and not self.ocdbt:
             raise UsageError(

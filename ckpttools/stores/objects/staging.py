@@ -100,6 +100,8 @@ class ObjectStaging:
             return
         if journal.purpose is not None and not journal.is_beside and journal.published is None:
             return  # what is there is the beginning of another conversion: `opened` says so
+        # What was listed a moment ago may not tell of all that would be replaced.
+        self.store.forget(self.key)
         self.check_replaced()
         if not self.overwrite:
             raise DestinationExistsError(
