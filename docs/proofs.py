@@ -1,9 +1,9 @@
-"""The table of what is supported and how each was proved, made of the golden data and of docs/oracle.json."""
+"""The tables of what is supported and how each was proved, of the golden data and of docs/oracle.json."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -15,65 +15,121 @@ from ckpttools.families.registry import families, family_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 # MaxText's version -> where the models lie that its own converter made.
-GOLDEN = {"e591f30": "golden", "0.2.5": "golden-0.2.5"}
+GOLDEN = {"0.2.5": "golden-0.2.5", "e591f30": "golden"}
 # The version that the oracle runs.
 RUN = "0.2.5"
-LAYERS = ("scanned", "unscanned")
+LAYERS = {"scanned": "scanned", "unscanned": "one by one"}
+# What the paths of a tower's parameters in MaxText begin with.
+TOWERS = {"vision": "vision_encoder", "audio": "audio_encoder"}
 HEAD = """## How it was proved
 
-For each version of MaxText and each form of the layers: *golden*, every array of a tiny model is bit for
-bit what MaxText's own converter made of it; *logits*, MaxText's model computes what transformers' does,
-with the largest difference, or **logits differ**, and [the oracle](oracle.md) says why; *refused*,
-MaxText has no such form, and neither has `ckpt`. In an empty cell the rows alone say it: MaxText's
-converter refuses such models or knows none, or it was not run. Of every family, models of random sizes
-come back to the bit in all forms; *back* says what more was tried: *golden*, all tensors of golden
-models; *trained*, MaxText's own training before the way back, and logits after it. *Towers* are
-converted like all else; *left out* is what MaxText has no place for, or no row takes: `--carry` keeps it.
+For each version of MaxText, each form of the layers, each way, and towers by themselves:
 
-Sources that are quantised are refused, whatever the family.
+* *golden*: tiny models of which every array is bit for bit what this version's own converter made; on the
+  way back, of which every tensor is bit for bit what it was (`--exact` where 16 bits would round).
+* *logits*, *trained*, *images*: tiny models of random weights that MaxText itself loads, and computes as
+  transformers does: converted; after MaxText's own training, on the way back; of prompts with images. The
+  number is the largest difference that [the oracle](oracle.md) found, which says of what and when;
+  **differ** where it is larger than it should be.
+* *refused*: MaxText has no such form, and neither has `ckpt`.
+* In brackets stand the models that it was tried with. Where a cell is empty nothing but the rows says it:
+  this version's converter refuses such models or knows none, and they were not run.
+
+Of every family, models of random sizes come back to the bit in all forms. Models with towers whose inner
+blocks the layers look into are scanned as their text alone. *Left out* is what MaxText has no place for, or
+no row takes: `--carry` keeps it.
+
+Weights of [quantised](transforms.md#quantised-weights) sources become the numbers that they stand for before
+any row sees them, whatever the family. That is proved by products made one by one; of no family a quantised
+source was converted by MaxText, or run, to compare with.
 """
 
 
 def proofs() -> str:
-    columns = [f"{version}, {layers}" for version in GOLDEN for layers in LAYERS]
-    head = ("family", *columns, "back", "towers", "left out")
-    lines = [head, ("---",) * len(head), *map(_line, families().values())]
-    return "\n".join([HEAD, *(f"| {' | '.join(line)} |" for line in lines)])
+    return "\n".join([HEAD, *(line for version in GOLDEN for line in _table(version)), *_left_out()]).rstrip()
 
 
-def _line(family: Family) -> tuple[str, ...]:
-    cells = [_cell(family, version, layers) for version in GOLDEN for layers in LAYERS]
-    left_out = ", ".join(f"`{each}`" for each in family.homeless)
-    return (family.name, *cells, _back(family), ", ".join(family.towers), left_out)
+def _table(version: str) -> Iterator[str]:
+    head = ("family", *LAYERS.values(), *(f"back, {form}" for form in LAYERS.values()), "towers")
+    lines = [_line(family, version) for family in families().values()]
+    yield f"### MaxText {version}"
+    yield ""
+    yield from _rows((head, ("---",) * len(head), *lines))
+    yield ""
 
 
-def _cell(family: Family, version: str, layers: str) -> str:
-    if layers == "scanned" and family.never_scanned:
+def _left_out() -> Iterator[str]:
+    """What MaxText has no place for, of the families that have such."""
+    homeless = {family.name: family.homeless for family in families().values() if family.homeless}
+    lines = [(name, ", ".join(f"`{each}`" for each in keys)) for name, keys in homeless.items()]
+    yield "### Left out"
+    yield ""
+    yield from _rows((("family", "tensors"), ("---", "---"), *lines))
+
+
+def _rows(lines: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    return (f"| {' | '.join(line)} |" for line in lines)
+
+
+def _line(family: Family, version: str) -> tuple[str, ...]:
+    ways = [_cell(family, version, form, step) for step in ("logits", "export") for form in LAYERS]
+    return (family.name, *ways, _towers(family, version))
+
+
+def _cell(family: Family, version: str, form: str, step: str) -> str:
+    if form == "scanned" and family.never_scanned:
         return "refused"
-    proved = ["golden"] if any(_made(case, layers) for case in _cases(version) if _of(case) is family) else []
-    proved += list(_logits(family, layers)) if version == RUN else []
-    return ", ".join(proved)
+    word = {"logits": "logits", "export": "trained"}[step]
+    return _joined([_golden(family, version, form), _ran(family, version, [form], step, word)])
 
 
-def _logits(family: Family, layers: str) -> Iterator[str]:
-    found = [row.findings["logits"] for row in _rows(family, layers) if "logits" in row.findings]
-    if found and all(each.state == PASSED for each in found):
-        yield f"logits {max((each.said for each in found), key=float)}"
-    elif found:
-        yield "**logits differ**"
+def _towers(family: Family, version: str) -> str:
+    golden = [
+        _said(
+            f"{tower} golden",
+            [
+                each.parents[1].name
+                for each in _cases(version)
+                if _of(each) is family
+                and any(TOWERS[tower] in path for f in LAYERS for path in _leaves(each, f))
+            ],
+        )
+        for tower in family.towers
+    ]
+    return _joined([*golden, _ran(family, version, list(LAYERS), "images", "images")])
 
 
-def _back(family: Family) -> str:
-    golden = any(_of(case) is family for version in GOLDEN for case in _cases(version))
-    rows = [row for layers in LAYERS for row in _rows(family, layers)]
-    exports = [row.findings["export"].state for row in rows if "export" in row.findings]
-    trained = bool(exports) and set(exports) == {PASSED}
-    return ", ".join(["golden"] * golden + ["trained"] * trained)
+def _joined(parts: Iterable[str]) -> str:
+    return "; ".join(filter(None, parts))
 
 
-def _rows(family: Family, layers: str) -> list[Row]:
+def _said(word: str, models: list[str]) -> str:
+    return f"{word} ({', '.join(dict.fromkeys(models))})" if models else ""
+
+
+def _golden(family: Family, version: str, form: str) -> str:
+    made = [each for each in _cases(version) if _of(each) is family and _leaves(each, form)]
+    return _said("golden", [each.parents[1].name for each in made])
+
+
+def _ran(family: Family, version: str, forms: list[str], step: str, word: str) -> str:
+    """What the oracle found in a step: of those that passed the largest figure, and those that did not."""
+    rows = (
+        [row for row in _run(family) if row.layers in forms and step in row.findings]
+        if version == RUN
+        else []
+    )
+    passed = [row for row in rows if row.findings[step].state == PASSED]
+    figure = max((row.findings[step].said for row in passed), key=float, default="")
+    odd = [row.family for row in rows if row not in passed]
+    return _joined(
+        [_said(f"{word} {figure}", [row.family for row in passed]), _said(f"**{word} differ**", odd)]
+    )
+
+
+def _run(family: Family) -> list[Row]:
     cases = {name for name, config in configurations().items() if _of(config) is family}
-    return [row for row in read().values() if row.family in cases and row.layers == layers]
+    return [row for row in read().values() if row.family in cases]
 
 
 @cache
@@ -86,5 +142,8 @@ def _of(config: Path) -> Family:
     return family_of(json.loads(config.read_bytes()), str(config))
 
 
-def _made(config: Path, layers: str) -> bool:
-    return (config.parents[1] / f"leaves_{layers}.json").is_file()
+@cache
+def _leaves(config: Path, form: str) -> frozenset[str]:
+    """The paths that MaxText's converter made of a model; none where it made nothing of it."""
+    file = config.parents[1] / f"leaves_{form}.json"
+    return frozenset(json.loads(file.read_bytes())) if file.is_file() else frozenset()

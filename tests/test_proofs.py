@@ -1,0 +1,43 @@
+"""What docs/families.md says of the way back: golden models come back from each form there is of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.golden_data import SCAN_NAMES, leaves_by_package
+from support.places import GOLDEN, GOLDEN_0_2_5
+
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.families.registry import family_of
+from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+
+MADE = [
+    (version, file)
+    for version, place in (("e591f30", GOLDEN), ("0.2.5", GOLDEN_0_2_5))
+    for scan in SCAN_NAMES.values()
+    for file in sorted(place.glob(f"*/leaves_{scan}.json"))
+]
+
+
+@pytest.mark.parametrize(("version", "leaves"), MADE, ids=[f"{v}-{f.parent.name}-{f.stem}" for v, f in MADE])
+def test_every_tensor_comes_back(version: str, leaves: Path):
+    source = open_tree(leaves.parent / "hf")
+    names = [dotted(path) for path in source.arrays]
+    spelling = family_of(source.metadata.config or {}, "config.json").spelling_of(names)
+    options = ToMaxText(
+        scan=leaves.stem == "leaves_scanned",
+        maxtext=version,
+        text_only="vision_encoder" not in leaves.read_text(),
+        exact=True,
+        leaves_out=True,
+    )
+    made = to_maxtext(source, options)
+    files = ModelFiles(source.metadata.config, spelling=spelling.name)
+    back = to_huggingface(made.state, ToHuggingFace(), files).tree
+    kept = {path: each for path, each in source.arrays.items() if dotted(path) not in made.notes.dropped}
+    assert len(kept) > len(source.arrays) / 4
+    assert leaves_by_package(back) == leaves_by_package(Tree(kept))
