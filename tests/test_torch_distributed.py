@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
+from support.torch_files import save
+from support.torch_files import whole as whole_tensor
 from support.trees import lazy
 
 from ckpttools.array.nodes import window
@@ -21,7 +23,7 @@ from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.registry import open_tree
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
-DCP, SHARDS = FIXTURES / "dcp", FIXTURES / "dcp-safetensors"
+DCP, SHARDS, RANKS = (FIXTURES / name for name in ("dcp", "dcp-safetensors", "ranks"))
 # What rank 0 gathered: "model." and the name, and one of the moments.
 WHOLE = {dotted(path): array for path, array in open_tree(FIXTURES / "dcp.safetensors").arrays.items()}
 
@@ -113,6 +115,44 @@ class TestSafetensors:
     def test_doctor_knows_it(self):
         told = ckpt("doctor", SHARDS).output
         assert "what each process saved of a distributed checkpoint" in told and "--fix" not in told
+
+
+class TestRanks:
+    """`model_world_size_4_rank_0.pt` and so on, of DTensors on meshes of 4 and of 2 by 2."""
+
+    def test_every_tensor_is_what_the_processes_gathered(self):
+        tree = open_tree(RANKS)
+        assert {f"model.{dotted(path)}" for path in tree.arrays} == WHOLE.keys() - {"optim.exp_avg"}
+        for path, array in tree.arrays.items():
+            assert array.read().tobytes() == WHOLE[f"model.{dotted(path)}"].read().tobytes(), path
+
+    @pytest.mark.parametrize("rank", range(4))
+    def test_a_missing_rank(self, rank, tmp_path):
+        part = copied(RANKS, tmp_path / "c")
+        (part / f"model_world_size_4_rank_{rank}.pt").unlink()
+        told = run("hash", part, code=3)
+        assert f"1 others are missing, the first of rank {rank}" in told and "layers.0.weight" in told
+
+    def test_files_of_another_save(self, tmp_path):
+        part = copied(RANKS, tmp_path / "c")
+        shutil.copy(part / "model_world_size_4_rank_1.pt", part / "model_world_size_8_rank_5.pt")
+        assert "world sizes 4, 8" in run("hash", part, code=3)
+        (part / "model_world_size_8_rank_5.pt").unlink()
+        shutil.copy(part / "model_world_size_4_rank_1.pt", part / "model_world_size_4_rank_2.pt")
+        assert "two of its parts" in run("hash", part, code=3) or "elements out" in run("hash", part, code=3)
+
+    def test_plain_tensors_alone_belong_nowhere(self, tmp_path):
+        for rank in range(2):
+            save(tmp_path / f"model_world_size_2_rank_{rank}.pt", {"x": whole_tensor(np.ones(3, "f4"))})
+        assert "no tensor in these files says where" in run("hash", tmp_path, code=3)
+
+    def test_configuration_beside_it_goes_along(self, tmp_path):
+        part = copied(RANKS, tmp_path / "c")
+        (part / "huggingface").mkdir()
+        (part / "huggingface/config.json").write_text('{"model_type": "tiny"}')
+        run("convert", "to-safetensors", part, tmp_path / "out")
+        assert json.loads((tmp_path / "out/config.json").read_text()) == {"model_type": "tiny"}
+        assert "healthy" in ckpt("doctor", part).output
 
 
 # ---- arrays of boxes

@@ -23,9 +23,9 @@ from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.formats.json_file import DEEPEST
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.torch.entry import Part, SavedTensor, saved_value
-from ckpttools.formats.torch.format import left_out
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record, unpickled
+from ckpttools.formats.torch.saved import left_out
 from ckpttools.formats.torch.state import state_of
 from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, lengths_of
 from ckpttools.formats.weight_files import config_beside

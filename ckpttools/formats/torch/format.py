@@ -5,21 +5,16 @@ torch is not needed, and nothing in a file is ever executed: see `ckpttools.form
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.budget import require_room
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.core.notes import Notes
+from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.formats.torch import archive
-from ckpttools.formats.torch.names import is_of_training
-from ckpttools.formats.torch.pickled import Record, unpickled
+from ckpttools.formats.torch.saved import left_out, saved_file
 from ckpttools.formats.torch.state import State, state_of
-from ckpttools.formats.torch.tensors import StorageRange, lazy_tensor
 from ckpttools.formats.weight_files import (
     WeightNames,
     check_index,
@@ -28,15 +23,11 @@ from ckpttools.formats.weight_files import (
     files_of_index,
     weight_map,
 )
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
 # `optimizer.bin`, `training_args.bin` and others lie beside weights; named by themselves they are read, too.
 _NAMES = WeightNames(".bin", "pytorch_model.bin", "*model*.bin", (".pt", ".pth", ".ckpt"))
-# Of what a pickle says a Python object is made that takes about so many times its bytes.
-_OBJECTS = 12
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -111,27 +102,8 @@ def _files_below(path: Place) -> Sequence[Place]:
 
 
 def _opened(place: Place, options: ReadOptions) -> _StateFile:
-    file = place.open()
-    try:
-        if file.read(0, min(len(archive.OLD_MAGIC), file.size)) == archive.OLD_MAGIC:
-            raise FormatError(
-                "the file is of torch.save before version 1.6, a row of pickles without an index",
-                place=place,
-                hint="where you trust who wrote it, load it with torch.load and save it again",
-            )
-        found = archive.opened(file, options.max_header_bytes)
-        require_room(len(found.storages), _OBJECTS * len(found.pickled), place)
-        names = list(found.storages)
-        spans = at_once(place.store, found.range_of, names)
-    finally:
-        file.close()
-    ranges = {name: StorageRange(file, *span) for name, span in zip(names, spans, strict=True)}
-    value = unpickled(found.pickled, is_of_training, f"{place}: {found.root}/data.pkl")
-
-    def tensor(record: Record) -> LazyArray:
-        return lazy_tensor(record, ranges)
-
-    return _StateFile(place, state_of(value, len(found.pickled), tensor, str(place)))
+    saved = saved_file(place, options)
+    return _StateFile(place, state_of(saved.value, saved.nbytes, saved.tensor, str(place)))
 
 
 def _tree(path: Place, folder: Place, files: Sequence[_StateFile]) -> Tree:
@@ -147,12 +119,3 @@ def _tree(path: Place, folder: Place, files: Sequence[_StateFile]) -> Tree:
         FORMAT.name, config=config, scalars=frozenset(scalars), place=str(path), notes=left_out(others)
     )
     return Tree(leaves, metadata)
-
-
-def left_out(others: Mapping[TreePath, str]) -> Notes:
-    """What is said of objects that are neither arrays nor numbers nor texts: path -> what it is."""
-    if not others:
-        return Notes()
-    named = [f"{dotted(path)} ({kind})" for path, kind in list(others.items())[:_MOST_NAMED]]
-    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    return Notes(remarks=(f"left out, as they are neither arrays nor numbers: {', '.join(named)}{more}",))

@@ -1,0 +1,116 @@
+"""Where in the whole the part of a tensor lies that one process of a mesh has (`DTensor`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.core.dtypes import DType
+from ckpttools.core.region import Region, Shape, ceil_div
+from ckpttools.formats.torch.pickled import Global, Record
+from ckpttools.formats.torch.tensors import (
+    NotReadableError,
+    StorageRange,
+    dtype_named,
+    lazy_tensor,
+    lengths_of,
+)
+
+# Classes move from `torch.distributed._tensor` to `torch.distributed.tensor`; the last word stays.
+_CLASS, _LOCAL, _SPEC = "DTensor", "_local_tensor", "_spec"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPart:
+    """What one process has of a tensor.
+
+    Attributes:
+        shape, dtype: of the whole.
+        array: what the process has.
+        coordinate: of the process in the mesh.
+        splits: for each split, outermost first, the axis of the tensor and that of the mesh.
+    """
+
+    shape: Shape
+    dtype: DType
+    array: LazyArray
+    coordinate: Shape
+    splits: tuple[tuple[int, int], ...]
+
+    def box(self, mesh: Sequence[int]) -> Region:
+        """The box in the whole, on a mesh of these lengths.
+
+        Raises:
+            NotReadableError: what the process has is not of the box's shape.
+        """
+        start, length = [0] * len(self.shape), list(self.shape)
+        for axis, mesh_axis in self.splits:
+            # As torch.chunk: all parts but the last ones are as long as the first.
+            part = ceil_div(length[axis], mesh[mesh_axis])
+            before = min(self.coordinate[mesh_axis] * part, length[axis])
+            start[axis] += before
+            length[axis] = min(part, length[axis] - before)
+        if tuple(length) != self.array.shape:
+            raise NotReadableError(
+                f"a process has {list(self.array.shape)} of it, and {list(length)} by its mesh {list(mesh)}"
+            )
+        return Region(tuple(start), tuple(a + n for a, n in zip(start, length, strict=True)))
+
+
+def is_distributed(value: Any) -> bool:
+    """Whether a record stands for a tensor that is spread over processes."""
+    if not (isinstance(value, Record) and value.name == "_rebuild_from_type_v2" and len(value.args) == 4):
+        return False
+    return isinstance(value.args[1], Global) and value.args[1].name == _CLASS
+
+
+def local_part(value: Record, storages: Mapping[str, StorageRange]) -> LocalPart:
+    """What the process that wrote a record has of the tensor.
+
+    Raises:
+        NotReadableError: it is a sum that is not taken yet, split in an order that is not known, or damaged.
+    """
+    _, _, made_of, state = value.args
+    said = next((each for each in state if isinstance(each, dict)), {}) if isinstance(state, tuple) else state
+    local, spec = (said.get(_LOCAL), said.get(_SPEC)) if isinstance(said, dict) else (None, None)
+    mesh = spec.attribute("mesh") if isinstance(spec, Record) else None
+    placements = spec.attribute("placements") if isinstance(spec, Record) else None
+    coordinate = lengths_of(mesh.attribute("_coordinate_on_dim")) if isinstance(mesh, Record) else None
+    if not isinstance(made_of, tuple) or len(made_of) < 3 or not isinstance(local, Record):
+        raise NotReadableError("a distributed tensor that is damaged")
+    shape, dtype = lengths_of(made_of[2]), dtype_named(made_of[1])
+    if shape is None or dtype is None or coordinate is None or not isinstance(placements, tuple | list):
+        raise NotReadableError("a distributed tensor that does not say where its parts belong")
+    splits = _splits(placements, spec.attribute("shard_order") if isinstance(spec, Record) else None)
+    if len(placements) != len(coordinate) or any(axis >= len(shape) for axis, _ in splits):
+        raise NotReadableError("a distributed tensor whose placements do not fit it")
+    return LocalPart(shape, dtype, lazy_tensor(local, storages), coordinate, splits)
+
+
+def _splits(placements: Sequence[Any], order: Any) -> tuple[tuple[int, int], ...]:
+    """(axis, mesh axis) of each split in order: by default that of the mesh's axes."""
+    found = []
+    for mesh_axis, placement in enumerate(placements):
+        if not isinstance(placement, Record) or placement.name not in ("Shard", "Replicate"):
+            name = placement.name if isinstance(placement, Record) else type(placement).__name__
+            raise NotReadableError(f"placed as {name}, of which no file says how it is put together")
+        axis = placement.attribute("dim")
+        if placement.name == "Shard":
+            if type(axis) is not int or axis < 0:
+                raise NotReadableError("a split whose axis is not said")
+            found.append((axis, mesh_axis))
+    wanted = _ordered(order)
+    return tuple(sorted(found, key=lambda split: wanted.get(split, split[1])))
+
+
+def _ordered(order: Any) -> dict[tuple[int, int], int]:
+    """Which split of an axis comes first where the file says so (torch 2.9 and later)."""
+    entries = order if isinstance(order, tuple | list) else ()
+    return {
+        (each.args[0], mesh_axis): place
+        for each in entries
+        if isinstance(each, Record) and len(each.args) == 2 and isinstance(each.args[1], tuple)
+        for place, mesh_axis in enumerate(each.args[1])
+    }

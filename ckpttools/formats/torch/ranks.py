@@ -1,0 +1,180 @@
+"""Files of each process of a mesh, `model_world_size_8_rank_3.pt`: what verl and SkyRL save of a policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Metadata, Tree, dotted
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
+from ckpttools.formats.torch.pickled import Record
+from ckpttools.formats.torch.saved import SavedFile, left_out, saved_file
+from ckpttools.formats.torch.state import State, state_of
+from ckpttools.formats.torch.tensors import NotReadableError
+from ckpttools.formats.weight_files import config_beside
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+_RANK = re.compile(r"model_world_size_(?P<count>\d+)_rank_(?P<rank>\d+)\.pt", re.DOTALL)
+# Where verl keeps configuration and tokenizer.
+_BESIDE = "huggingface"
+_HINT = "copy the files of all processes of one save into one directory"
+
+
+@dataclass(frozen=True)
+class RanksFormat:
+    """The `torch-ranks` format, as `ckpttools.formats.base.Format` describes it."""
+
+    name: str = "torch-ranks"
+    looks_for: str = "files of processes of PyTorch that are missing or do not belong together"
+
+    def why_not(self, path: Place) -> str | None:
+        if not path.is_dir():
+            return "not a directory"
+        return None if _files(path) else "no model_world_size_N_rank_R.pt in it"
+
+    def open(self, path: Place, options: ReadOptions) -> Tree:
+        return _opened(path, options)
+
+    def companions(self, tree: Tree) -> Place:
+        folder = parse(tree.metadata.place)
+        beside = folder / _BESIDE
+        if beside.is_dir():
+            return beside
+        return folder / COMPANIONS if tree.metadata.config is None else folder
+
+    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
+        try:
+            self.open(path, options)
+        except CheckpointError as error:
+            yield error
+
+
+FORMAT = RanksFormat()
+
+
+@dataclass
+class _Gathered:
+    """What the processes have of one tensor, by rank."""
+
+    parts: dict[int, LocalPart] = field(default_factory=dict)
+
+    @property
+    def mesh(self) -> list[int]:
+        """Lengths of the mesh: as many as there are coordinates."""
+        coordinates = [each.coordinate for each in self.parts.values()]
+        return [1 + max(column) for column in zip(*coordinates, strict=True)]
+
+    def whole(self) -> LazyArray:
+        """Raises ValueError or NotReadableError where the parts do not make it up."""
+        kinds = {(each.shape, each.dtype, len(each.coordinate)) for each in self.parts.values()}
+        if len(kinds) > 1:
+            raise ValueError("processes do not agree on its shape, dtype or mesh")
+        ((shape, dtype, _),) = kinds
+        pieces = [Piece(each.box(self.mesh), each.array) for each in self.parts.values()]
+        return pieced(shape, dtype, pieces)
+
+
+def _files(folder: Place) -> dict[int, tuple[str, int]]:
+    """Rank -> name of its file, and how many ranks that says there are."""
+    matches = (_RANK.fullmatch(each.name) for each in folder.entries() if not each.is_dir)
+    return {int(match["rank"]): (match[0], int(match["count"])) for match in matches if match}
+
+
+def _opened(path: Place, options: ReadOptions) -> Tree:
+    files = dict(sorted(_files(path).items()))
+    counts = {count for _, count in files.values()}
+    if len(counts) > 1:
+        raise FormatError(
+            "files of several saves lie here",
+            place=path,
+            got=f"world sizes {', '.join(map(str, sorted(counts)))}",
+            wanted="the files of one",
+            hint="move the others away",
+        )
+    places = [path / name for name, _ in files.values()]
+    saved = at_once(path.store, lambda place: saved_file(place, options), places)
+    missing = sorted({*range(counts.pop())} - {*files})
+    return _tree(path, dict(zip(files, saved, strict=True)), missing)
+
+
+def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int]) -> Tree:
+    spread: dict[TreePath, _Gathered] = {}
+    whole = State()
+    wrong: list[str] = []
+    for rank, file in saved.items():
+        rest = {}
+        for name, value in _state_dict(file).items():
+            if is_distributed(value):
+                _gather(spread, name, value, rank, file, wrong)
+            else:
+                rest[name] = value
+        _merge(whole, state_of(rest, file.nbytes, file.tensor, str(file.place)), rank, wrong)
+    if len(saved) > 1 and not spread:
+        raise FormatError(
+            "no tensor in these files says where in the whole it belongs",
+            place=path,
+            wanted="distributed tensors (DTensor) of torch 2.2 or later",
+            hint="save a whole state dict, or with torch.distributed.checkpoint",
+        )
+    for at, each in spread.items():
+        try:
+            whole.leaves[at] = each.whole()
+        except (ValueError, NotReadableError) as error:
+            wrong.append(f"{dotted(at)}: {error}")
+    if wrong:
+        _refuse(path, len(saved), missing, wrong)
+    config = config_beside(path) or config_beside(path / _BESIDE)
+    notes, scalars = left_out(whole.others), frozenset(whole.scalars)
+    metadata = Metadata(FORMAT.name, config=config, scalars=scalars, place=str(path), notes=notes)
+    return Tree({at: leaf for at, leaf in whole.leaves.items() if at != ()}, metadata)
+
+
+def _state_dict(file: SavedFile) -> dict[Any, Any]:
+    if isinstance(file.value, dict):
+        return file.value
+    raise FormatError(
+        "the file holds no tensors by name",
+        place=file.place,
+        got=type(file.value).__name__,
+        hint="save model.state_dict() on each process",
+    )
+
+
+def _gather(
+    spread: dict[TreePath, _Gathered], name: Any, value: Record, rank: int, file: SavedFile, wrong: list[str]
+) -> None:
+    try:
+        part = local_part(value, file.storages)
+    except NotReadableError as error:
+        wrong.append(f"{name}, rank {rank}: {error}")
+        return
+    spread.setdefault((name,), _Gathered()).parts[rank] = part
+
+
+def _merge(whole: State, one: State, rank: int, wrong: list[str]) -> None:
+    """What is not spread over processes each has whole: that of the first is taken."""
+    for at, leaf in one.leaves.items():
+        known = whole.leaves.setdefault(at, leaf)
+        if isinstance(leaf, LazyArray) and isinstance(known, LazyArray) and leaf.shape != known.shape:
+            wrong.append(f"{dotted(at)}, rank {rank}: {list(leaf.shape)}, and {list(known.shape)} on others")
+    whole.scalars |= one.scalars
+    whole.others |= one.others
+
+
+def _refuse(path: Place, count: int, missing: Sequence[int], wrong: Sequence[str]) -> NoReturn:
+    lacking = f"; {len(missing)} others are missing, the first of rank {missing[0]}" if missing else ""
+    raise FormatError(
+        f"tensors cannot be put together from the files of {count} processes{lacking}:{listing(wrong)}",
+        place=path,
+        wanted="for each tensor parts that make it up",
+        hint=_HINT,
+    )

@@ -1,0 +1,81 @@
+"""One file of `torch.save`: the value in it, and where the bytes of its tensors lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.array.tree import dotted
+from ckpttools.core.budget import require_room
+from ckpttools.core.errors import FormatError
+from ckpttools.core.notes import Notes
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.torch import archive
+from ckpttools.formats.torch.names import is_of_training
+from ckpttools.formats.torch.pickled import Record, unpickled
+from ckpttools.formats.torch.tensors import StorageRange, lazy_tensor
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.place import Place
+
+# Of what a pickle says a Python object is made that takes about so many times its bytes.
+_OBJECTS = 12
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """What a file of `torch.save` holds.
+
+    Attributes:
+        place: the file.
+        value: with records for tensors.
+        storages: where the bytes of each storage lie, by name.
+        nbytes: of the pickle.
+    """
+
+    place: Place
+    value: Any
+    storages: Mapping[str, StorageRange]
+    nbytes: int
+
+    def tensor(self, record: Record) -> LazyArray:
+        """As `lazy_tensor`, of a record in this file."""
+        return lazy_tensor(record, self.storages)
+
+
+def saved_file(place: Place, options: ReadOptions) -> SavedFile:
+    """Opens a file of `torch.save`; reads its pickle and no tensor.
+
+    Raises:
+        FormatError: it is damaged, or has what no weights are made of.
+        StorageError: it cannot be read.
+    """
+    file = place.open()
+    try:
+        if file.read(0, min(len(archive.OLD_MAGIC), file.size)) == archive.OLD_MAGIC:
+            raise FormatError(
+                "the file is of torch.save before version 1.6, a row of pickles without an index",
+                place=place,
+                hint="where you trust who wrote it, load it with torch.load and save it again",
+            )
+        found = archive.opened(file, options.max_header_bytes)
+        require_room(len(found.storages), _OBJECTS * len(found.pickled), place)
+        names = list(found.storages)
+        spans = at_once(place.store, found.range_of, names)
+    finally:
+        file.close()
+    ranges = {name: StorageRange(file, *span) for name, span in zip(names, spans, strict=True)}
+    value = unpickled(found.pickled, is_of_training, f"{place}: {found.root}/data.pkl")
+    return SavedFile(place, value, ranges, len(found.pickled))
+
+
+def left_out(others: Mapping[TreePath, str]) -> Notes:
+    """What is said of objects that are neither arrays nor numbers nor texts: path -> what it is."""
+    if not others:
+        return Notes()
+    named = [f"{dotted(path)} ({kind})" for path, kind in list(others.items())[:_MOST_NAMED]]
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    return Notes(remarks=(f"left out, as they are neither arrays nor numbers: {', '.join(named)}{more}",))
