@@ -53,6 +53,7 @@ ONE_WINDOW = (
     "the hidden size is 64, of which bfloat16 has the square root, and the window 288, larger than an image: "
     "in layers with a window MaxText's images see all of themselves, transformers' what is within it"
 )
+POSITIONS = "MaxText rounds the positions of patches to bfloat16, and does not here"
 DEVIATIONS = {
     "deepseek4": Deviation(TIES, COMPRESSED, tokens=288),
     "deepseek4-flash": Deviation(
@@ -71,6 +72,8 @@ DEVIATIONS = {
         {"norm_topk_prob": True},
     ),
     "deepseek3.2": Deviation(TIES, {"index_n_heads": 16}),
+    "qwen3-vl": Deviation(POSITIONS, mends={"unrounded": {}}),
+    "qwen3-vl-moe": Deviation(POSITIONS, mends={"unrounded": {}}),
     "qwen3-next": Deviation(CHUNKED, limit=1e-3),
     "qwen3.5": Deviation(STEEP, limit=2e-3),
 }

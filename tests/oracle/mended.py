@@ -83,7 +83,18 @@ def _clipped(*, limit: float) -> contextlib.AbstractContextManager[Any]:
     )
 
 
+def _unrounded() -> contextlib.AbstractContextManager[Any]:
+    """Positions of patches in Qwen's towers as they are interpolated: MaxText rounds them to bfloat16."""
+    plain = embeddings.Qwen3OmniMoeVisionPosEmbedInterpolate.__init__
+
+    def begin(positions: Any, *args: Any, **options: Any) -> None:
+        plain(positions, *args, **{**options, "cast_as_fprop_dtype": False})
+
+    return mock.patch.object(embeddings.Qwen3OmniMoeVisionPosEmbedInterpolate, "__init__", begin)
+
+
 _MENDS: Mapping[str, Callable[..., contextlib.AbstractContextManager[Any]]] = {
     "stretched": _stretched,
     "clipped": _clipped,
+    "unrounded": _unrounded,
 }
