@@ -437,6 +437,7 @@ class TestAfterPublishing:
         assert not json.loads(ckpt("run", plan, "--status", "--json").stdout)["other"]
         run("run", plan, "--part", "1/2", "--publish")
         before = files_of(parse(destination))
+        assert "nothing to do" in run("run", plan, "--part", "0/2")
         (tmp_path / "plan.published").unlink()
         assert "is not what was there when the plan was made" in " ".join(
             refused(plan, "--part", "0/2").split()

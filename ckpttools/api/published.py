@@ -17,6 +17,7 @@ from typing import TypeAlias
 from ckpttools.core.errors import CheckpointError, DestinationExistsError
 from ckpttools.core.wording import option
 from ckpttools.plan.plan_file import PlanFile
+from ckpttools.stores.abilities import Forgets
 from ckpttools.stores.base import FileKind
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK
@@ -90,7 +91,8 @@ def is_new(file: PlanFile, destination: Place) -> bool:
     Raises:
         StorageError: the destination cannot be looked at.
     """
-    return destination.exists() and marks_of(destination) != file.header.replaced
+    now = marks_of(destination)
+    return now != file.header.replaced and destination.exists()
 
 
 def _new(file: PlanFile, destination: Place) -> DestinationExistsError:
@@ -125,6 +127,9 @@ def note_published(file: PlanFile, destination: Place) -> None:
 
 def marks_of(destination: Place, names: Mapping[str, object] | None = None) -> dict[str, list[object]]:
     """Size and version of files of a checkpoint, by name: of those named, or of a few near its top."""
+    if isinstance(destination.store, Forgets):
+        # Its files may have been others a moment ago.
+        destination.store.forget(destination.key)
     found: dict[str, list[object]] = {}
     for name in islice(_near_the_top(destination), _MOST_FILES) if names is None else names:
         status = (destination / name).status()
