@@ -48,6 +48,7 @@ def hf_to_maxtext(
     family: Where | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     tied: Literal["keep", "drop", "materialize"] | None = None,
+    quantized: Literal["dequantize", "keep"] = "dequantize",
     max_header_bytes: Size = "100MB",
     **common: Unpack[_Common],
 ) -> Prepared:
@@ -70,6 +71,8 @@ def hf_to_maxtext(
         family: name of the family whose rows are used, or a file that describes one.
         rope_layout: order of rotary pairs in MaxText's query and key.
         tied: what becomes of the output head: as the arrays are, without one, or made from the embedding.
+        quantized: what becomes of quantised weights: numbers of `dtype`, bfloat16 by default, or FP8 as it
+            is, with its scales beside it, as MaxText from 0.2.5 on keeps it; `dtype` then is of the others.
         max_header_bytes: longest safetensors header that is accepted.
         common: `ckpttools.api.arguments.Storing` and `ckpttools.api.prepared.Writing`.
 
@@ -88,6 +91,7 @@ def hf_to_maxtext(
         drop=patterns_of(drop),
         text_only=text_only,
         carry=carry,
+        quantized=quantized,
         read=read_options({"max_header_bytes": max_header_bytes}),
         dequantize_like=dequantize_like,
     )

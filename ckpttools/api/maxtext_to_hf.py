@@ -48,6 +48,7 @@ def maxtext_to_hf(
     family: Where | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     tied: Literal["keep", "drop", "materialize"] | None = None,
+    quantized: Literal["dequantize", "keep"] | None = None,
     max_shard_size: Size = "5GB",
     step: int | None = None,
     max_index_bytes: Size = "256MiB",
@@ -72,6 +73,8 @@ def maxtext_to_hf(
         padding_rows: what becomes of rows beyond the vocabulary, whatever they hold; None leaves out zeros
             and refuses others.
         family, rope_layout, tied: as of `ckpttools.hf_to_maxtext`.
+        quantized: what becomes of FP8 weights that have their scales beside them: "keep" writes them so,
+            "dequantize" makes numbers of them; None keeps them unless there is a dtype.
         max_shard_size: bytes of tensors in one file at most, unless a single one has more.
         step: the training step to open; None takes the latest finished one.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
@@ -89,6 +92,7 @@ def maxtext_to_hf(
         scan_axis=scan_axis,
         model=ModelOptions(text_of(family), rope_layout, tied),
         carry=carry,
+        quantized=quantized,
         padding_rows=padding_rows,
         read=read_options({"step": step, "max_index_bytes": max_index_bytes}),
     )

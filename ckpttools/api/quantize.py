@@ -81,7 +81,11 @@ def _planned(
     tree = opened(source, read)
     if named_as(tree.arrays) == "maxtext":
         return plan_to_huggingface(
-            tree, ToHuggingFace(like=like, read=read), resources, writer, change=change
+            tree,
+            ToHuggingFace(like=like, read=read, quantized="dequantize"),
+            resources,
+            writer,
+            change=change,
         )
     if like is not None:
         raise UsageError(

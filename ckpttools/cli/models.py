@@ -95,6 +95,14 @@ _mapping_options = together(
         "for the conversion back. By default it is left out and listed.",
     ),
     model_options,
+    click.option(
+        "--quantized",
+        type=click.Choice(("dequantize", "keep")),
+        default="dequantize",
+        show_default=True,
+        help="What to do with quantised weights: make numbers of --dtype of them, bfloat16 by default, or "
+        "keep FP8 with its scales, as MaxText's weight_dtype=float8_e4m3fn has it.",
+    ),
     patterns_option("--drop", "Leave out source arrays whose names match, such as '*.rotary_emb.*'."),
     max_header_option,
 )
@@ -173,6 +181,12 @@ _back_options = together(
         type=click.Choice(("keep", "drop")),
         help="What to do with rows beyond the vocabulary, whatever they hold: write them, with a matching "
         "vocab_size, or leave them out. By default rows of zeros are left out and any others are refused.",
+    ),
+    click.option(
+        "--quantized",
+        type=click.Choice(("dequantize", "keep")),
+        help="What to do with FP8 weights: make numbers of them, or write them with their scales. By default "
+        "they are kept, unless --dtype is given.",
     ),
     model_options,
     step_option,

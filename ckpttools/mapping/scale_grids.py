@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ckpttools.array.lazy import LazyArray
@@ -65,6 +65,7 @@ def scale_grids(
     block: Block | None,
     *,
     inverse: bool = False,
+    cut: Collection[str] = (),
     fits: Fits = lambda row, sizes, grid: "",
 ) -> ScaleGrids:
     """The scales of a table's quantised weights as expressions of those of the source's.
@@ -75,9 +76,10 @@ def scale_grids(
         scales: source key of a quantised weight -> its scales: a grid of blocks, or one for all.
         block: elements of a block on the last two axes of right arrays; None where a weight has one scale.
         inverse: left arrays are the source, not right ones.
+        cut: axes on which left arrays may be longer than the model says.
         fits: says what grids left arrays can have.
     """
-    sizes, flags = table.known_of(arrays, left=inverse)
+    sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
     known = {name for name, value in flags.items() if value}
     problems: dict[str, None] = {}
     found: list[_Scaled] = []
@@ -219,7 +221,7 @@ def _of_shape(key: str, scales: LazyArray, wanted: Shape, *, single: bool) -> La
         for _ in scales.shape:
             scales = take(scales, 0, 0)
     if scales.shape != wanted:
-        raise MappingError(f"{key} has other scales", got=list(scales.shape), wanted=list(wanted))
+        raise MappingError(f"other scales beside {key}", got=list(scales.shape), wanted=list(wanted))
     return scales
 
 

@@ -226,14 +226,16 @@ class Table:
         return replace(mapped, cut=lengths, surplus=surplus)
 
     def known_of(
-        self, arrays: Mapping[str, LazyArray], *, left: bool = False
+        self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
     ) -> tuple[Mapping[str, int], Mapping[str, bool]]:
         """Lengths of axes and flags of the model that has these arrays, as far as they are known.
 
         Args:
             arrays: key -> array.
             left: whether they are left ones.
+            cut: axes on which these may be longer, as of `to_right`.
         """
+        arrays = self._windowed(arrays, cut)[0] if left else arrays
         settled = self._settled(arrays, () if left else (*self.dropped, *self._left_out()), inverse=left)
         flags = {name: flag.value for name, flag in settled.flags.items() if flag.open_key is None}
         return lengths_of(settled.sizes), flags

@@ -7,17 +7,169 @@ which layers and experts are stacked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.region import Shape
+from ckpttools.core.text import array_count, plural
+from ckpttools.core.wording import option
 from ckpttools.mapping.blocks import Block
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.scale_grids import Fits
+from ckpttools.mapping.scale_grids import Fits, ScaleGrids, scale_grids
+from ckpttools.mapping.table import Table
+from ckpttools.quantized.config import FIELD, says_quantized, scheme
+from ckpttools.quantized.logical import not_readable, weights_in
+from ckpttools.quantized.schemes.base import Weight
+from ckpttools.quantized.stored_values import check_values
+from ckpttools.transforms.cast import cast
 
+Quantized = Literal["dequantize", "keep"]
+"""What becomes of quantised weights."""
+QUANTIZED: tuple[Quantized, ...] = ("dequantize", "keep")
 SCALE = "_scale"
 # The dtypes that MaxText knows as quantised.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
+# In which MaxText multiplies by scales; others become float32, which has all of their values.
+_SCALES = frozenset(("float32", "bfloat16"))
+# What its own configurations of FP8 models leave as it is.
+UNQUANTIZED = (
+    *("token_embedder", "logits_dense", "gate", "shared_expert_gate", "conv1d", "in_proj_ba", "A_log"),
+    *("dt_bias", "norm"),
+)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Quantised weights of a Hugging Face tree that stay as they are.
+
+    Attributes:
+        tree: without their scales.
+        scales: name of a weight -> its scales.
+        aside: name -> array of all that is not in `tree`.
+        block: elements of a block; None where each weight has one scale.
+    """
+
+    tree: Tree
+    scales: Mapping[str, LazyArray] = field(default_factory=dict)
+    aside: Mapping[str, LazyArray] = field(default_factory=dict)
+    block: Block | None = None
+
+
+def kept_weights(tree: Tree) -> Kept:
+    """The quantised weights of a tree, and the rest of it; of scales that are few the values are looked at.
+
+    Raises:
+        UsageError: no weight is quantised.
+        FormatError: weights are of another scheme than MaxText has, or not with their scales; lists all.
+    """
+    found = weights_in(tree)
+    config, place = tree.metadata.config, tree.metadata.place
+    if found.faults:
+        raise not_readable(found.faults, config, place)
+    weights = list(found.readable.values())
+    if not weights:
+        raise UsageError(
+            "no weight is quantised",
+            place=place or None,
+            got=option("quantized", "keep"),
+            hint=f"leave it out; or quantise the model first: ckpt quantize {place or 'SRC'} DST",
+        )
+    faults = [
+        f"{each.name}: {each.scheme}, which MaxText has no form of" for each in weights if not _is_kept(each)
+    ]
+    blocks = {_block(each) for each in weights if _is_kept(each)}
+    if len(blocks) > 1:
+        faults += [f"{each.name}: {each.scheme}" for each in weights if _block(each) != _block(weights[0])]
+    if faults:
+        raise refusal(faults, config, place)
+    check_values(tree, weights)
+    paths = {dotted(path): path for path in tree.arrays}
+    away = {name for each in weights for name in each.stored if name != each.codes}
+    scales = {each.name: _plain(tree.arrays[paths[each.scales[0].name]], each) for each in weights}
+    leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in away}
+    aside = {name: tree.arrays[paths[name]] for name in away}
+    return Kept(Tree(leaves, tree.metadata), scales, aside, blocks.pop())
+
+
+def _is_kept(weight: Weight) -> bool:
+    """Whether MaxText has a form of a weight: FP8 in square blocks, or with one scale."""
+    scale = weight.scales[0]
+    is_fp8 = weight.numbers in CODES and weight.packed == 1 and len(weight.scales) == 1
+    square = len(set(scale.block[-2:])) == 1 and set(scale.block[:-2]) <= {1}
+    return is_fp8 and not scale.divides and (square or scale.block == weight.shape)
+
+
+def _block(weight: Weight) -> Block | None:
+    """The block of a weight; None where it has one scale."""
+    block = weight.scales[0].block
+    return None if block == weight.shape and "tensor" in weight.scheme else (block[-2], block[-1])
+
+
+def _plain(scales: LazyArray, weight: Weight) -> LazyArray:
+    """Scales in a dtype that MaxText multiplies by."""
+    if scales.dtype.name in _SCALES:
+        return scales
+    if not scales.dtype.is_float:
+        raise FormatError(
+            "exponents that are stored as whole numbers have no form in MaxText",
+            place=weight.scales[0].name,
+            got=scales.dtype,
+            hint=f"leave out {option('quantized', 'keep')}: the weights are dequantised",
+        )
+    return cast(scales, DTYPES["float32"])
+
+
+def refusal(lines: Sequence[str], config: Mapping[str, Any] | None, place: str) -> FormatError:
+    """The error that lists quantised weights which cannot stay as they are."""
+    said = says_quantized(config)
+    return FormatError(
+        "these quantised weights cannot be converted as they are:" + listing(list(lines)),
+        place=place or None,
+        got=f"{scheme(said)} ({FIELD})" if said else None,
+        wanted="FP8 with one scale for each weight, or for each square block within the axes of kernels",
+        hint=f"dequantise them: {option('quantized', 'dequantize')}",
+    )
+
+
+@contextmanager
+def refusing(problems: Sequence[str], config: Mapping[str, Any] | None, place: str) -> Iterator[None]:
+    """Raises `refusal` where there are problems, once all is known that the table refuses."""
+    try:
+        yield
+    except ShapeError as error:
+        if problems:
+            raise refusal(problems, config, place) from error
+        raise
+    if problems:
+        raise refusal(problems, config, place)
+
+
+def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: Kept) -> ScaleGrids:
+    """The scales that go with MaxText's kernels, and the table without what their values would be changed by.
+
+    Args:
+        table: of the model.
+        arrays: what is mapped, by name.
+        kept: what of it is quantised.
+    """
+    if not kept.scales:
+        return ScaleGrids(table, {})
+    fits = fits_maxtext(kept.block[0] if kept.block else 1)
+    found = scale_grids(table, arrays, kept.scales, kept.block, fits=fits)
+    return replace(found, problems=(*found.problems, *_padded(table, found.scales)))
+
+
+def _padded(table: Table, scaled: Collection[str]) -> Iterator[str]:
+    for row in table.rows:
+        axes = [axis for axis in table.padded if (axis,) in row.left.groups]
+        if axes and str(row.left.key) in scaled:
+            yield f"{row.left.key}: padding {axes[0]} would need scales of its own"
 
 
 def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
@@ -48,30 +200,24 @@ def fits_maxtext(block: int) -> Fits:
             if there != wanted and not cut.isdisjoint(group):
                 axes = " ".join(group)
                 return (
-                    f"MaxText has {wanted} scales on {axes} {length} with weight_block_size={block}, "
-                    f"and blocks of {block} make {there}"
+                    f"MaxText has {plural(wanted, 'scale')} on {axes} {length} with "
+                    f"weight_block_size={block}, and blocks of {block} make {there}"
                 )
         return ""
 
     return why
 
 
-def block_of(arrays: Mapping[str, LazyArray], pairs: Mapping[str, str]) -> int | None:
-    """The size of blocks that scales show: the most neighbours with one scale; None for one scale each.
-
-    Args:
-        arrays, pairs: as of `scale_pairs`.
-    """
-    sizes = [
-        length // count
-        for name, scale in pairs.items()
-        if arrays[scale].ndim == arrays[name].ndim
-        for length, count in zip(arrays[name].shape, arrays[scale].shape, strict=True)
-        if count
-    ]
-    return max(sizes, default=None)
-
-
 def square(block: Block | None) -> int | None:
-    """The block size that MaxText is told; None for blocks that are not square."""
+    """The block size that MaxText is told; None for one scale each."""
     return block[0] if block and block[0] == block[1] else None
+
+
+def told_of_kept(count: Collection[str], block: Block | None) -> str:
+    """What to say of weights that stay quantised."""
+    size = f"{block[0]}" if block else "null"
+    return (
+        f"{array_count(count)} stay FP8, their scales beside them: MaxText dequantises them when it loads "
+        f"them, or keeps them with weight_dtype=float8_e4m3fn weight_block_size={size} "
+        f"unquantized_modules=[{','.join(UNQUANTIZED)}]"
+    )

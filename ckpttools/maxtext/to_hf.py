@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.dtypes import DType
+from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError, did_you_mean
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import in_natural_order
@@ -24,6 +24,7 @@ from ckpttools.maxtext import tying
 from ckpttools.maxtext.agreement import own_rows, same_family, same_values
 from ckpttools.maxtext.config.back import SETTINGS, config_of_settings
 from ckpttools.maxtext.family_layouts import family_as_stored
+from ckpttools.maxtext.from_native import SCALE_INV, hugging_face_grids, native_of, notes_of, with_scheme
 from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
 from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, rope_flags
 from ckpttools.maxtext.model_config import (
@@ -34,6 +35,7 @@ from ckpttools.maxtext.model_config import (
     true_config,
 )
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.native import QUANTIZED, Quantized, refusing
 from ckpttools.maxtext.parts import promising_less
 from ckpttools.maxtext.stacked_on import stored_scan_axis, told_scan_axis, with_scan_axis
 from ckpttools.maxtext.view import view_of
@@ -63,6 +65,8 @@ class ToHuggingFace:
         padding_rows: what becomes of rows beyond the vocabulary: "keep" writes them, with a vocabulary of so
             many, "drop" leaves them out, whatever they hold; None leaves out zeros and refuses others.
         read: options for opening the source.
+        quantized: what becomes of FP8 weights: "keep" writes them with their scales, "dequantize" makes
+            numbers of them; None keeps them unless there is a dtype.
         maxtext_config: settings of the run, as they are given to MaxText, of which `config.json` is made
             where none was carried along.
     """
@@ -77,8 +81,15 @@ class ToHuggingFace:
     padding_rows: str | None = None
     read: ReadOptions = field(default_factory=ReadOptions)
     maxtext_config: tuple[str, ...] = ()
+    quantized: Quantized | None = None
+
+    @property
+    def dequantizes(self) -> bool:
+        """Whether numbers are made of quantised weights."""
+        return self.quantized == "dequantize" or (self.quantized is None and self.dtype is not None)
 
     def __post_init__(self) -> None:
+        check_choice("way with quantised weights", self.quantized, QUANTIZED)
         check_choice("way with padding rows", self.padding_rows, WAYS)
         if self.carry and self.spelling == TEXT:
             raise UsageError(
@@ -117,7 +128,11 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     """
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = _parameters(tree, options.prefix)
-    refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
+    numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
+    native = native_of(arrays, files.config, tree.metadata.place, numbers)
+    arrays = dict(native.arrays)
+    plain = {key: array for key, array in arrays.items() if key not in native.scales}
+    refuse_quantized(plain, tree.metadata.config, tree.metadata.place)
     options = _on_its_axis(options, arrays, tree)
     files = _with_made_config(files, options, arrays)
     options = _as_it_was_made(options, files)
@@ -128,7 +143,11 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     wanted = {key: array for key, array in arrays.items() if key not in (unwanted | towers)}
     if options.padding_rows == "keep":
         bound = _with_all_rows(bound, wanted)
-    mapped = _mapped(bound, wanted, options, files)
+    grids = hugging_face_grids(bound.table, wanted, native, (_VOCAB,))
+    with refusing(grids.problems, files.config, tree.metadata.place):
+        whole = _mapped(replace(bound, table=grids.table), wanted, options, files)
+    codes = {key: array for key, array in whole.arrays.items() if key in grids.scales}
+    mapped = replace(whole, arrays={key: array for key, array in whole.arrays.items() if key not in codes})
     source.require_agreement(bound, wanted)
     refuse_unmappable(mapped.weights, tree.metadata.config, tree.metadata.place)
     main = _main_dtype(arrays, mapped)
@@ -137,10 +156,11 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     if options.model.tied == "materialize" and head and head.head not in made:
         made[head.head] = made[head.embedding]
     left_out = bound.table.left_out_of(files.weights)
-    carried = _carried(left_out, options, files)
+    carried = _carried(left_out, options, files, quantized=bool(codes))
     made.update(carried)
     if options.dtype is not None:
         made = {key: cast(array, options.dtype) for key, array in made.items()}
+    made |= codes | {key + SCALE_INV: scales for key, scales in grids.scales.items()}
     missing = (
         *unwanted,
         *sorted(towers),
@@ -150,9 +170,13 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     place = Metadata(place=tree.metadata.place)
     tied = None if head is None else head.head not in made
     config = _config(bound, options, files, made, tied)
+    if config is not None and codes:
+        said, changes = with_scheme(config.config, made, codes, native.block)
+        config = TrueConfig(said, (*config.changes, *changes))
     # Only of a model that is at hand it is known what it could give.
     lacking = bool(files.weights) and not left_out
-    notes = _notes(mapped, main, options, missing) + Notes(remarks=tuple(_remarks(config, made, lacking)))
+    notes = native.notes + _notes(mapped, main, options, missing) + notes_of(grids.values)
+    notes += Notes(remarks=tuple(_remarks(config, made, lacking)))
     has_text_model = any(each.name == TEXT for each in bound.family.spellings)
     surplus = dict(_surplus(bound.table, wanted, mapped))
     return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
@@ -245,7 +269,7 @@ def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> I
 
 
 def _carried(
-    left_out: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
+    left_out: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles, *, quantized: bool
 ) -> dict[str, LazyArray]:
     """The arrays that MaxText has no place for and that are written all the same.
 
@@ -255,7 +279,8 @@ def _carried(
     if options.spelling == TEXT:
         return {}
     carried = {**files.carried, **(left_out if options.carry else {})}
-    refuse_quantized(carried, files.config, files.place)
+    if not quantized:
+        refuse_quantized(carried, files.config, files.place)
     return carried
 
 

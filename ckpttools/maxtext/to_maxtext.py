@@ -22,7 +22,17 @@ from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS, SCAN_LAYERS
-from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
+from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, required, rope_flags
+from ckpttools.maxtext.native import (
+    QUANTIZED,
+    SCALE,
+    Kept,
+    Quantized,
+    kept_weights,
+    native_grids,
+    refusing,
+    told_of_kept,
+)
 from ckpttools.maxtext.parts import refuse_lost
 from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.maxtext.stacked_on import with_scan_axis
@@ -56,6 +66,7 @@ class ToMaxText:
         read: options for opening the source.
         dequantize_like: how products of quantised weights and their scales are rounded, as of
             `ckpttools.transforms.dequantize.Dequantize`.
+        quantized: what becomes of quantised weights: "dequantize", or "keep" for FP8 as MaxText keeps it.
     """
 
     scan: bool = True
@@ -71,12 +82,20 @@ class ToMaxText:
     leaves_out: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
     dequantize_like: Like = "float32"
+    quantized: Quantized = "dequantize"
 
     def __post_init__(self) -> None:
         if self.scan and self.scan_axis not in SCAN_AXES:
             wanted = " or ".join(map(str, SCAN_AXES))
             raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, wanted=wanted)
-        version_called(self.maxtext)
+        version = version_called(self.maxtext)
+        check_choice("way with quantised weights", self.quantized, QUANTIZED)
+        if self.quantized == "keep" and not version.has_fp8:
+            raise UsageError(
+                f"MaxText {self.maxtext} has no quantised weights",
+                got=option("quantized", "keep"),
+                hint=f"leave it out, or {option('maxtext', NEWEST)}",
+            )
         if self.exact and self.dtype is not None:
             raise UsageError(
                 f"{option('exact', True)} chooses dtypes so that nothing is lost, "
@@ -110,13 +129,14 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
         FormatError: weights are quantised in a way that is not read, or are not with their scales.
     """
-    plain = dequantized(tree, options.dtype, options.dequantize_like)
-    tree = plain.tree
+    kept, said = _unquantized(tree, options)
+    tree = kept.tree
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     family, table = _table(tree, arrays, options)
     config, place = tree.metadata.config, tree.metadata.place
-    # Of all arrays: those that are left out may be the scales of others.
-    refuse_quantized(arrays, config, place)
+    if not kept.scales:
+        # Of all arrays: those that are left out may be the scales of others.
+        refuse_quantized(arrays, config, place)
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
     if options.model.tied == "materialize" and head and head.head not in arrays:
@@ -124,7 +144,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     drop = options.drop
     if options.model.tied == "drop" and head and head.head in arrays:
         drop = (*drop, head.head)
-    mapped = table.to_left(arrays, drop, exact=options.exact)
+    grids = native_grids(table, arrays, kept)
+    with refusing(grids.problems, config, place):
+        mapped = grids.table.to_left(arrays, drop, exact=options.exact)
     if config is not None:
         own_rows(
             options.model.family,
@@ -132,14 +154,18 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
             place,
             lambda each: _bound(each, tree, arrays, options)[1].to_left(arrays, drop).arrays,
         )
-    refuse_unmappable(mapped.weights, config, place)
-    homeless = {key: array for key, array in table.left_out_of(arrays).items() if not _is_in(key, drop)}
+    refuse_unmappable(_without(mapped.weights, grids.scales), config, place)
+    homeless = table.left_out_of({**arrays, **kept.aside})
+    homeless = {key: array for key, array in homeless.items() if not _is_in(key, drop)}
     if not (options.carry or options.text_only or options.leaves_out):
         refuse_lost(family, homeless, place)
     carried = homeless if options.carry else {}
+    dtype = options.dtype
     made = {
-        key: cast(array, options.dtype) if options.dtype else array for key, array in mapped.arrays.items()
+        key: cast(array, dtype) if dtype and key not in grids.scales else array
+        for key, array in mapped.arrays.items()
     }
+    made |= {key + SCALE: scales for key, scales in grids.scales.items()}
     parameters: dict[TreePath, LazyArray] = {
         tuple(key.split(".")): array for key, array in sorted(made.items())
     }
@@ -149,9 +175,28 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     towers = [name for tower in family.towers for name in _arrays_of(family, tower, homeless)]
     way = _way_back(family, options)
     lost = () if carried else [key for key in homeless if key not in towers]
-    remarks = (*_stale(says_quantized(config)), *_lost(lost), *_without(towers, way))
-    notes = plain.notes + _notes(family, mapped, options, carried) + Notes(remarks=remarks)
+    stale = () if kept.scales else _stale(says_quantized(config))
+    remarks = (*stale, *_lost(lost), *_without_towers(towers, way))
+    values = replace(
+        mapped,
+        arrays=_without(mapped.arrays, grids.scales),
+        values=(*mapped.values, *grids.values),
+    )
+    notes = said + _notes(family, values, options, carried) + Notes(remarks=remarks)
     return MaxTextState(state, carried, spelling.name, notes)
+
+
+def _unquantized(tree: Tree, options: ToMaxText) -> tuple[Kept, Notes]:
+    """The tree without scales: weights dequantised, or as they are; and what to say of it."""
+    if options.quantized == "keep":
+        kept = kept_weights(tree)
+        return kept, Notes(remarks=(told_of_kept(kept.scales, kept.block),))
+    plain = dequantized(tree, options.dtype, options.dequantize_like)
+    return Kept(plain.tree), plain.notes
+
+
+def _without(arrays: Mapping[str, LazyArray], names: Collection[str]) -> dict[str, LazyArray]:
+    return {key: array for key, array in arrays.items() if key not in names}
 
 
 def _stale(said: Mapping[str, object] | None) -> Iterator[str]:
@@ -297,7 +342,7 @@ def _way_back(family: Family, options: ToMaxText) -> str:
     return f"are left out, also for the way back, {model}"
 
 
-def _without(towers: Collection[str], way: str) -> Iterator[str]:
+def _without_towers(towers: Collection[str], way: str) -> Iterator[str]:
     """What to say of towers that are left out."""
     if towers:
         yield f"as {option('text_only', True)} says, the towers {way}: {array_count(towers)}"

@@ -39,6 +39,7 @@ class Version:
             models with linear attention each position in it has one. Names of models begin with these.
         absent_models: names of models that it does not know.
         absent_settings: names of settings that it no longer has.
+        has_fp8: whether it has FP8 weights beside their scales.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Version:
     stacked_by_kind: tuple[str, ...] = ()
     absent_models: frozenset[str] = frozenset()
     absent_settings: frozenset[str] = frozenset()
+    has_fp8: bool = False
 
 
 NEWEST = "0.2.5"
@@ -65,6 +67,7 @@ VERSIONS: Mapping[str, Version] = {
             variables=(_BIAS_V3, _BIAS_V4, _TABLE_V4),
             stacked_by_kind=("qwen3-next",),
             absent_settings=frozenset({"pure_nnx"}),
+            has_fp8=True,
         ),
         Version(
             "e591f30",  # main on 22 August 2026

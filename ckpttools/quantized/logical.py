@@ -65,11 +65,11 @@ def weights_in(tree: Tree) -> Weights:
 
 
 def _weights_in(tree: Tree) -> Weights:
-    said = says_quantized(tree.metadata.config)
-    if not said:
-        return Weights({}, tuple(str(each) for each in quantized_in(tree).weights.values()))
+    config, found = tree.metadata.config, quantized_in(tree).weights
+    if not (found or says_quantized(config)):
+        return Weights({}, ())
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
-    return weights_of(arrays, quantized_in(tree).weights, tree.metadata.config)
+    return weights_of(arrays, found, config)
 
 
 def weights_of(

@@ -11,7 +11,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.quantized.config import FIELD, says_quantized
 from ckpttools.quantized.decoding import Like as Like
-from ckpttools.quantized.logical import Logical, logical
+from ckpttools.quantized.logical import Logical, logical, weights_in
 from ckpttools.quantized.stored_values import check_values
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.weights import READ_METHODS
@@ -66,11 +66,14 @@ def dequantized(tree: Tree, dtype: DType | None = None, like: Like = "float32") 
 
 
 def is_said_to_be_quantized(tree: Tree) -> bool:
-    """Whether a tree has quantised weights, and a configuration that says how."""
-    return bool(says_quantized(tree.metadata.config) and quantized_in(tree).weights)
+    """Whether a tree has quantised weights, and a configuration that says how, or MaxText's names."""
+    is_said = says_quantized(tree.metadata.config) or (
+        quantized_in(tree).weights and weights_in(tree).readable
+    )
+    return bool(is_said and quantized_in(tree).weights)
 
 
 def is_of_read_scheme(tree: Tree) -> bool:
     """Whether a tree has quantised weights, and its configuration names a method that is read."""
-    said = says_quantized(tree.metadata.config) or {}
-    return said.get("quant_method") in READ_METHODS and is_said_to_be_quantized(tree)
+    said = says_quantized(tree.metadata.config)
+    return (not said or said.get("quant_method") in READ_METHODS) and is_said_to_be_quantized(tree)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from ckpttools.quantized.schemes.base import Module, Scheme
 from ckpttools.quantized.schemes.fp4_experts import Fp4Experts
 from ckpttools.quantized.schemes.fp8 import Fp8
+from ckpttools.quantized.schemes.maxtext import MaxText
 from ckpttools.quantized.schemes.mxfp4 import Mxfp4
 from ckpttools.quantized.schemes.nvfp4 import Nvfp4
 from ckpttools.quantized.schemes.pack_quantized import PackQuantized
 
-SCHEMES: tuple[Scheme, ...] = (Fp8(), Fp4Experts(), Mxfp4(), PackQuantized(), Nvfp4())
+# MaxText's names say how, whatever the configuration says that was carried along.
+SCHEMES: tuple[Scheme, ...] = (MaxText(), Fp8(), Fp4Experts(), Mxfp4(), PackQuantized(), Nvfp4())
 
 
 def scheme_of(module: Module) -> Scheme | None:

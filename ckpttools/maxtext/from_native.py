@@ -1,0 +1,143 @@
+"""MaxText's FP8 weights on the way to Hugging Face: with their scales, or as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DType
+from ckpttools.core.notes import Note, Notes
+from ckpttools.mapping.blocks import Block
+from ckpttools.mapping.scale_grids import ScaleGrids, scale_grids
+from ckpttools.mapping.table import Table, ValueNote
+from ckpttools.maxtext.native import fits_maxtext, scale_pairs, square
+from ckpttools.quantized.config import FIELD, says_quantized, scheme
+from ckpttools.quantized.modules import left_modules
+from ckpttools.transforms.dequantize import dequantized
+
+SCALE_INV = "_scale_inv"
+
+
+@dataclass(frozen=True)
+class Native:
+    """A MaxText model's parameters, of which some may be quantised.
+
+    Attributes:
+        arrays: by dotted names, without scales.
+        scales: name of a quantised leaf -> its scales.
+        block: elements of a block; None where each leaf has one scale.
+        notes: what dequantising does to values.
+    """
+
+    arrays: Mapping[str, LazyArray]
+    scales: Mapping[str, LazyArray] = field(default_factory=dict)
+    block: Block | None = None
+    notes: Notes = field(default_factory=Notes)
+
+
+def native_of(
+    arrays: Mapping[str, LazyArray],
+    config: Mapping[str, Any] | None,
+    place: str,
+    dtype: DType | None = None,
+) -> Native:
+    """A model's parameters with quantised leaves and their scales told apart, or dequantised.
+
+    Args:
+        arrays: by dotted names.
+        config: the model's, which may say how large blocks are; else the grids of scales do.
+        place: for messages.
+        dtype: of the numbers that are made of quantised leaves; None to keep these.
+
+    Raises:
+        FormatError: scales do not fit, or are no numbers; lists all.
+    """
+    pairs = scale_pairs(arrays)
+    if not pairs:
+        return Native(arrays)
+    if dtype is not None:
+        tree = Tree({(name,): each for name, each in arrays.items()}).with_metadata(place=place)
+        made = dequantized(tree, dtype)
+        return Native({str(path[0]): each for path, each in made.tree.arrays.items()}, notes=made.notes)
+    scales = {name: arrays[scale] for name, scale in pairs.items()}
+    away = set(pairs.values())
+    plain = {name: each for name, each in arrays.items() if name not in away}
+    return Native(plain, scales, _block(plain, scales, config))
+
+
+def _block(
+    arrays: Mapping[str, LazyArray], scales: Mapping[str, LazyArray], config: Mapping[str, Any] | None
+) -> Block | None:
+    """The size of blocks: what the configuration says, else the most neighbours that share a scale."""
+    gridded = {name: each for name, each in scales.items() if each.ndim == arrays[name].ndim}
+    if not gridded:
+        return None
+    said = (says_quantized(config) or {}).get("weight_block_size")
+    if isinstance(said, list) and len(said) == len(set(said)) + 1 and isinstance(said[0], int):
+        return said[0], said[0]
+    sizes = (
+        length // max(1, count)
+        for name, each in gridded.items()
+        for length, count in zip(arrays[name].shape, each.shape, strict=True)
+    )
+    size = max(sizes)
+    return size, size
+
+
+def hugging_face_grids(
+    table: Table, arrays: Mapping[str, LazyArray], native: Native, cut: Collection[str] = ()
+) -> ScaleGrids:
+    """The scales of Hugging Face's weights, and the table without what their values would be changed by.
+
+    Args:
+        table: of the model.
+        arrays: what is mapped.
+        native: what of it is quantised.
+        cut: axes on which arrays may be longer than the model says.
+    """
+    scales = {name: each for name, each in native.scales.items() if name in arrays}
+    if not scales:
+        return ScaleGrids(table, {})
+    size = square(native.block)
+    block, fits = (None, 1) if size is None else (native.block, size)
+    return scale_grids(table, arrays, scales, block, inverse=True, cut=cut, fits=fits_maxtext(fits))
+
+
+def notes_of(values: Iterable[ValueNote]) -> Notes:
+    """What happens to scales."""
+    found = [(each.exact, Note(each.key, each.reason)) for each in values]
+    inexact = tuple(note for exact, note in found if not exact)
+    return Notes(inexact, tuple(note for exact, note in found if exact))
+
+
+def with_scheme(
+    config: Mapping[str, Any],
+    arrays: Mapping[str, LazyArray],
+    weights: Mapping[str, LazyArray],
+    block: Block | None,
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """A configuration that says how weights are quantised, and what of it was changed.
+
+    Args:
+        config: the model's.
+        arrays: all that is written beside it, by name.
+        weights: names of those that are quantised -> their scales.
+        block: elements of a block.
+    """
+    size = list(block) if block else None
+    said = says_quantized(config) or {}
+    if said.get("quant_method") == "fp8" and said.get("weight_block_size") == size:
+        return config, ()
+    scales = {name + SCALE_INV for name in weights}
+    others = {name: each for name, each in arrays.items() if name not in scales}
+    made = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": size,
+        "modules_to_not_convert": left_modules(others, weights),
+    }
+    return {**config, FIELD: made}, (f"{FIELD} says {scheme(made)}, as weights are",)

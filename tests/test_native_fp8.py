@@ -1,0 +1,242 @@
+"""FP8 weights in MaxText with their scales beside them, and back; refused where blocks do not allow it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import run, succeed
+from support.hf_models import write_llama
+
+import ckpttools
+from ckpttools.array.tree import dotted
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.formats.registry import open_tree
+from ckpttools.mapping.row import row
+from ckpttools.mapping.scale_grids import scale_grids
+from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.table import Table
+from ckpttools.maxtext.native import fits_maxtext
+from ckpttools.quantized.encoders.fp8 import Fp8Blocks
+from ckpttools.stores.registry import parse
+from ckpttools.testing.strategies import stored
+
+BLOCK = 16
+ROWS = (
+    "w: embed heads head_dim <-> x: (heads head_dim) embed",
+    "w: heads head_dim embed <-> x: embed (heads head_dim)",
+    "w: embed heads (pair half) <-> x: (heads half pair) embed",
+    "w_{part}: embed mlp <-> x: (part mlp) embed",
+    "w_{part}: embed mlp <-> x: (mlp part) embed",
+    "w: expert embed mlp <-> x.{expert}: mlp embed",
+    "w: embed layer mlp <-> x.{layer}: mlp embed",
+)
+
+
+def expanded(grid: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The scale of each element."""
+    for axis, length in enumerate(shape):
+        grid = np.repeat(grid, -(-length // grid.shape[axis]), axis).take(range(length), axis)
+    return grid
+
+
+@given(text=st.sampled_from(ROWS), block=st.sampled_from((1, 2, 3, 4, 8)), data=st.data())
+def test_each_element_keeps_its_scale_or_the_row_is_refused(text, block, data):
+    made = row(text)
+    lengths = {axis: data.draw(st.sampled_from((1, 2, 3, 4, 6, 8)), axis) for axis in made.left.axes}
+    table = Table((made,), {axis: Size(length, "the test") for axis, length in lengths.items()})
+    shape = made.right.shape(lengths)
+    scales, whole = {}, {}
+    for number, key in enumerate(made.right.keys(lengths)):
+        grid = np.arange(np.prod(counts := [-(-n // block) for n in shape]), dtype=np.float32).reshape(counts)
+        grid += 1000 * number
+        scales[key] = stored(grid, DTYPES["float32"])
+        of_each = np.repeat(np.repeat(grid, block, 0), block, 1)[: shape[0], : shape[1]]
+        whole[key] = stored(np.ascontiguousarray(of_each), DTYPES["float32"])
+    found = scale_grids(table, whole, scales, (block, block))
+    if found.problems:
+        assert not found.scales and found.problems[0].startswith(str(made.left.key))
+        return
+    wanted = table.to_left(whole).arrays
+    assert found.scales.keys() == wanted.keys()
+    for key, array in wanted.items():
+        assert (expanded(found.scales[key].read(), array.shape) == array.read()).all()
+    back = scale_grids(table, wanted, found.scales, (block, block), inverse=True)
+    assert not back.problems
+    assert all((back.scales[key].read() == each.read()).all() for key, each in scales.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths", "why"),
+    [
+        (ROWS[0], {"embed": 8, "heads": 4, "head_dim": 6}, "over the edges of axes"),
+        (ROWS[0], {"embed": 8, "heads": 4, "head_dim": 2}, "MaxText has 1 scale on heads 4"),
+        (ROWS[0], {"embed": 8, "heads": 8, "head_dim": 4}, "MaxText has 2 scales on heads 8"),
+        (ROWS[0], {"embed": 10, "heads": 2, "head_dim": 8}, "the last block is smaller"),
+        (ROWS[0], {"embed": 2, "heads": 2, "head_dim": 8}, "MaxText has 2 scales on embed 2"),
+        (ROWS[2], {"embed": 8, "heads": 2, "half": 2, "pair": 4}, "lie apart"),
+        (ROWS[4], {"embed": 8, "part": 2, "mlp": 8}, "arrays would share blocks"),
+        (ROWS[0], {"embed": 8, "heads": 2, "head_dim": 8}, ""),
+    ],
+)
+def test_why_rows_are_refused(text, lengths, why):
+    made = row(text)
+    table = Table((made,), {axis: Size(length, "the test") for axis, length in lengths.items()})
+    shape = made.right.shape(lengths)
+    array = stored(np.zeros(shape, np.uint8), DTYPES["float8_e4m3fn"])
+    grid = stored(np.ones([-(-n // 4) for n in shape], np.float32), DTYPES["float32"])
+    found = scale_grids(table, {"x": array}, {"x": grid}, (4, 4), fits=fits_maxtext(4))
+    assert (why in found.problems[0]) if why else not found.problems
+
+
+def quantised(
+    directory: Path, *, skipped: str = "nothing", block: int | None = BLOCK, **config: object
+) -> Path:
+    """A tiny Llama with FP8 weights; in blocks, or with one scale each."""
+    tensors = write_llama(directory, **config)
+    leaves = {}
+    for name, tensor in tensors.items():
+        if "_proj." in name and skipped not in name:
+            encoder = Fp8Blocks(block, block) if block else Fp8Blocks(1 << 20, 1 << 20)
+            scales = encoder.scales(tensor)
+            leaves[name] = encoder.codes(tensor, scales), "float8_e4m3fn"
+            leaves[f"{name}_scale_inv"] = scales.view("<f4").reshape(scales.shape if block else ()), "float32"
+        else:
+            leaves[name] = tensor, "bfloat16"
+    made = {
+        (name,): stored(each.view(DTYPES[dtype].numpy), DTYPES[dtype])
+        for name, (each, dtype) in leaves.items()
+    }
+    said = json.loads((directory / "config.json").read_bytes())
+    said["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "weight_block_size": [block, block] if block else None,
+        "modules_to_not_convert": ["lm_head", "model.embed_tokens"],
+    }
+    (directory / "model.safetensors").unlink()
+    tree = ckpttools.Tree(made)
+    ckpttools.convert(tree, directory.with_name("weights"), format="safetensors")
+    for file in directory.with_name("weights").glob("*.safetensors*"):
+        file.rename(directory / file.name)
+    (directory / "config.json").write_text(json.dumps(said))
+    return directory
+
+
+def arrays(place: Path) -> dict[str, bytes]:
+    return {dotted(path): array.read().tobytes() for path, array in open_tree(parse(place)).arrays.items()}
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("block", [BLOCK, None])
+def test_there_and_back(tmp_path, scan, block):
+    source = quantised(tmp_path / "hf", block=block)
+    receipt = ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=scan)
+    native = open_tree(parse(tmp_path / "native")).arrays
+    kernels = {dotted(path): each for path, each in native.items()}
+    query = f"params.params.decoder.layers{'' if scan else '_3'}.self_attention.query.kernel"
+    grid = {True: (4, 4, 4, 1), False: (4, 4, 1)}[scan] if block else (4,) * scan
+    assert kernels[query].dtype.name == "float8_e4m3fn" and kernels[f"{query}_scale"].shape == grid
+    # Times 1/4, the root of the length of a head: a power of two, of the scales alone.
+    assert receipt.arrays == len(native)
+    ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back")
+    assert arrays(tmp_path / "back") == arrays(source)
+    made, own = (json.loads((each / "config.json").read_bytes()) for each in (tmp_path / "back", source))
+    assert made == own
+
+
+def test_dequantised_on_the_way_or_later_is_the_same(tmp_path):
+    source = quantised(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    ckpttools.hf_to_maxtext(source, tmp_path / "plain", dtype="float32")
+    ckpttools.cast(tmp_path / "native", tmp_path / "cast", dtype="float32")
+    assert arrays(tmp_path / "cast") == arrays(tmp_path / "plain")
+    ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "a", dtype="bfloat16")
+    ckpttools.cast(source, tmp_path / "b", dtype="bfloat16")
+    assert arrays(tmp_path / "a") == arrays(tmp_path / "b")
+    assert "quantization_config" not in json.loads((tmp_path / "a" / "config.json").read_bytes())
+
+
+def test_scales_that_are_not_multiplied_by_a_power_of_two_are_told_of(tmp_path):
+    source = quantised(tmp_path / "hf", head_dim=32, num_attention_heads=2, num_key_value_heads=2)
+    inexact = ckpttools.hf_to_maxtext.plan(source, tmp_path / "native", quantized="keep").plan.notes.inexact
+    assert ["query" in each.subject and "its scales are" in each.text for each in inexact] == [True]
+
+
+def test_all_that_blocks_do_not_allow_is_listed(tmp_path):
+    source = quantised(tmp_path / "hf", head_dim=8, intermediate_size=120, skipped="layers.2.mlp.up")
+    with pytest.raises(FormatError, match="cannot be converted as they are") as caught:
+        ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    lines = [line for line in str(caught.value).splitlines() if "decoder.layers" in line]
+    said = {
+        each: next(line for line in lines if f".{each}." in line) for each in ("query", "out", "wo", "wi_1")
+    }
+    assert "MaxText has 4 scales on heads 4" in said["query"] and "the last block is smaller" in said["wo"]
+    assert "only some of its parts are quantised: 3 of 4" in said["wi_1"]
+    assert "dequantize" in (caught.value.hint or "") and not (tmp_path / "native").exists()
+    ckpttools.hf_to_maxtext(source, tmp_path / "plain")
+
+
+def test_single_layers_may_be_left_as_they_are(tmp_path):
+    source = quantised(tmp_path / "hf", skipped="layers.2.mlp.up")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=False)
+    ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back")
+    assert arrays(tmp_path / "back") == arrays(source)
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path):
+    write_llama(tmp_path / "plain")
+    with pytest.raises(UsageError, match="no weight is quantised"):
+        ckpttools.hf_to_maxtext(tmp_path / "plain", tmp_path / "native", quantized="keep")
+    source = quantised(tmp_path / "hf")
+    with pytest.raises(UsageError, match="has no quantised weights"):
+        ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", maxtext="e591f30")
+    with pytest.raises(UsageError, match="unknown way with quantised weights"):
+        ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="leave")
+
+
+def test_scales_go_where_their_kernels_go(tmp_path):
+    source = quantised(tmp_path / "hf")
+    for scan in (True, False):
+        ckpttools.hf_to_maxtext(source, tmp_path / f"scan-{scan}", quantized="keep", scan=scan)
+    ckpttools.unstack(tmp_path / "scan-True", tmp_path / "unstacked")
+    ckpttools.stack(tmp_path / "scan-False", tmp_path / "stacked")
+    assert arrays(tmp_path / "unstacked") == arrays(tmp_path / "scan-False")
+    assert arrays(tmp_path / "stacked") == arrays(tmp_path / "scan-True")
+    run("select", tmp_path / "stacked", tmp_path / "some", "--drop", "*self_attention*")
+    refused = run("select", tmp_path / "stacked", tmp_path / "none", "--drop", "*kernel_scale", code=3)
+    assert "without kernel_scale" in refused
+    assert "healthy" in succeed("doctor", tmp_path / "stacked").output
+
+
+def test_a_run_with_another_configuration_gets_one_that_says_how(tmp_path):
+    source = quantised(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    write_llama(tmp_path / "like")
+    ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back", like=tmp_path / "like")
+    said = json.loads((tmp_path / "back" / "config.json").read_bytes())["quantization_config"]
+    assert said["weight_block_size"] == [BLOCK, BLOCK]
+    assert said["modules_to_not_convert"] == ["lm_head", "model.embed_tokens"]
+    assert arrays(tmp_path / "back") == arrays(source)
+
+
+def test_bfloat16_scales_stay_bfloat16_and_exponents_become_float32(tmp_path):
+    for dtype, wanted in (("bfloat16", "bfloat16"), ("float8_e8m0fnu", "float32")):
+        place = tmp_path / dtype
+        source = quantised(place / "hf")
+        tree = open_tree(parse(source))
+        leaves = dict(tree.leaves)
+        for path, array in tree.arrays.items():
+            if dotted(path).endswith("_scale_inv"):
+                values = np.exp2(np.round(np.log2(array.read()))).astype(DTYPES[dtype].numpy)
+                leaves[path] = stored(values, DTYPES[dtype])
+        made = ckpttools.Tree(leaves, tree.metadata)
+        ckpttools.hf_to_maxtext(made, place / "native", quantized="keep")
+        found = open_tree(parse(place / "native")).arrays
+        assert {each.dtype.name for path, each in found.items() if path[-1] == "kernel_scale"} == {wanted}
+        ckpttools.cast(place / "native", place / "cast", dtype="float32")
+        ckpttools.hf_to_maxtext(made, place / "plain", dtype="float32")
+        assert arrays(place / "cast") == arrays(place / "plain")
