@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 
 import pytest
 import yaml
@@ -96,6 +97,80 @@ NAMED = {
     "llama3.1-8b": {**LLAMA_8B, "rope_scaling": LLAMA3_ROPE},
     "qwen3-8b": QWEN3_8B,
     "gpt-oss-20b": GPT_OSS_20B,
+}
+# Of the hub, too.
+SEEING = {
+    "gemma3-4b": {
+        "model_type": "gemma3",
+        "mm_tokens_per_image": 256,
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 34,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262144,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": 1024,
+            "tie_word_embeddings": True,
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 1152,
+            "image_size": 896,
+            "intermediate_size": 4304,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 27,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+    },
+    "qwen3-vl-4b": {
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "qwen3_vl_text",
+            "attention_bias": False,
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 5000000,
+            "rope_scaling": {
+                "mrope_interleaved": True,
+                "mrope_section": [24, 20, 20],
+                "rope_type": "default",
+            },
+            "tie_word_embeddings": True,
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl",
+            "deepstack_visual_indexes": [5, 11, 17],
+            "depth": 24,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 1024,
+            "in_channels": 3,
+            "intermediate_size": 4096,
+            "num_heads": 16,
+            "num_position_embeddings": 2304,
+            "out_hidden_size": 2560,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    },
 }
 TOWERS = {
     "gemma4-vision": {"vision_encoder_block": "gemma4", "rope_theta_for_vit": 100},
@@ -511,6 +586,23 @@ class TestTowers:
         found = given_to(GOLDEN_0_2_5 / case / "hf")
         wanted = {"use_multimodal": True, "hidden_size_for_vit": 24, "override_model_config": True}
         assert found.items() >= {**wanted, **TOWERS[case]}.items()
+
+    @pytest.mark.parametrize("name", ["gemma3-4b", "qwen3-vl-4b"])
+    def test_a_model_of_maxtexts_is_named_with_its_tower(self, tmp_path, name):
+        """And what its own file leaves open is said beside the name."""
+        config = deepcopy(SEEING[name])
+        found = ckpttools.maxtext_config(written(tmp_path / "m", config))
+        assert (found.model_name, found.is_named, found.unread) == (name, True, ())
+        scan = "true" if name == "gemma3-4b" else "false"
+        assert found.arguments() == (f"model_name={name}", f"scan_layers={scan}", "use_multimodal=true")
+        assert ckpttools.maxtext_config(tmp_path / "m", check=found.arguments()).contradictions == ()
+        config["vision_config"]["hidden_size"] *= 2
+        assert not ckpttools.maxtext_config(written(tmp_path / "m", config)).is_named
+
+    def test_a_run_without_them_contradicts(self, tmp_path):
+        place = written(tmp_path / "m", SEEING["gemma3-4b"])
+        (found,) = ckpttools.maxtext_config(place, check=["model_name=gemma3-4b"]).contradictions
+        assert (found.name, found.said, found.wanted) == ("use_multimodal", False, True)
 
     def test_llama_4(self):
         found = given_to(GOLDEN / "llama4-scout" / "hf")

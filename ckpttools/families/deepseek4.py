@@ -190,6 +190,8 @@ FAMILY = Family(
     model_name:                   "deepseek4-284b"
     decoder_block:                "deepseek4"
     attention_type:               "compressed"
+    # Flash attention needs use_tokamax_splash=true.
+    attention:                    "dot_product"
     use_indexer:                  true
     indexer_n_heads:              ix_heads
     indexer_head_dim:             ix_dim

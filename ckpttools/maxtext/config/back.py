@@ -14,8 +14,9 @@ from ckpttools.families.registry import families, family_called
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
+from ckpttools.maxtext.config.choices import Known
 from ckpttools.maxtext.config.given import Given, given
-from ckpttools.maxtext.config.inverting import Candidate, Known, candidates
+from ckpttools.maxtext.config.inverting import Candidate, candidates
 from ckpttools.maxtext.config.models import defaults
 from ckpttools.maxtext.config.report import Contradiction, word
 from ckpttools.maxtext.config.written import text_types

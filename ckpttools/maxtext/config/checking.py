@@ -24,12 +24,13 @@ def contradictions(given: Given, values: Values) -> Iterator[Contradiction]:
     """
     for name, setting in values.items():
         found = given.values.get(name)
-        if found is None or _agrees(name, found.value, setting.value):
+        if found is None or agrees(name, found.value, setting.value):
             continue
         yield Contradiction(name, found.value, found.source, setting.value, setting.source)
 
 
-def _agrees(name: str, said: Any, wanted: Any) -> bool:
+def agrees(name: str, said: Any, wanted: Any) -> bool:
+    """Whether a setting as a run has it does as well as one that a model has."""
     if name == MODEL_NAME:
         # Names that begin alike have the same code.
         return isinstance(said, str) and said.partition("-")[0] == str(wanted).partition("-")[0]

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from ckpttools.core.errors import UsageError
-from ckpttools.maxtext.config.models import defaults, models
+from ckpttools.maxtext.config.models import defaults, models, tower_defaults
 from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.config.telling import MODEL_NAME
 from ckpttools.maxtext.loading.command import Command, parsed
@@ -104,7 +104,9 @@ def _flat(layers: Sequence[Layer]) -> dict[str, Any]:
 
 def _defaults() -> Layer:
     scan = {name: DEFAULTS[name] for name in (_SCAN, _AXIS)}
-    return Layer("MaxText's default", {**defaults(), **scan, MODEL_NAME: DEFAULTS[MODEL_NAME]})
+    return Layer(
+        "MaxText's default", {**defaults(), **tower_defaults(), **scan, MODEL_NAME: DEFAULTS[MODEL_NAME]}
+    )
 
 
 def _known(name: object) -> Layer:

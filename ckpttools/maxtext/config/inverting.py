@@ -8,21 +8,22 @@ made must say, by the same rules, what was given.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from ckpttools.families.family import Family
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
-from ckpttools.mapping.setting_terms import Condition, Term
+from ckpttools.mapping.setting_terms import FLAG, Term
 from ckpttools.mapping.settings import Limit, Setting
-from ckpttools.maxtext.config.checking import same
+from ckpttools.maxtext.config.checking import agrees, same
+from ckpttools.maxtext.config.choices import Known, choices_of
 from ckpttools.maxtext.config.facts import CYCLE, LAYER_TYPES, ModelFacts, layer_types
 from ckpttools.maxtext.config.given import Given
 from ckpttools.maxtext.config.models import defaults
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
 from ckpttools.maxtext.config.telling import MODEL_NAME, idle
-from ckpttools.maxtext.config.written import MODEL_TYPE, text_types, written
+from ckpttools.maxtext.config.written import MODEL_TYPE, written
 
 # Rules stand on each other's results: a condition on a field, that on the length of an axis.
 _PASSES = 4
@@ -31,22 +32,6 @@ _OF_IMAGES = ("use_mrope", "mrope_section")
 # Beyond any number of layers.
 _LONGEST = 2000
 _SETTINGS = "MaxText's settings"
-_FLAG = "flag."
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the arrays of a checkpoint show.
-
-    Attributes:
-        lengths: of axes.
-        flags: yes and no.
-        has_arrays: whether there is a checkpoint at all.
-    """
-
-    lengths: Mapping[str, int] = field(default_factory=dict)
-    flags: Mapping[str, bool] = field(default_factory=dict)
-    has_arrays: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,66 +53,9 @@ class Candidate:
 
 def candidates(family: Family, given: Given, known: Known) -> Iterator[Candidate]:
     """The configurations by all choices, likely ones first."""
-    choices = _choices(family, given, known)
+    choices = choices_of(family, given, known)
     for values in product(*choices.values()):
         yield _Attempt(family, given, known, dict(zip(choices, values, strict=True))).made()
-
-
-def _choices(family: Family, given: Given, known: Known) -> dict[str, list[Any]]:
-    """Field -> its possible values, of those on which it depends which rules apply."""
-    found: dict[str, list[Any]] = {MODEL_TYPE: list(text_types(family))}
-    for name, rule in family.flags.items():
-        if any(each.startswith(f"{LAYER_TYPES}.") for each in rule.field):
-            found[f"{_FLAG}{name}"] = [known.flags[name]] if name in known.flags else [False, True]
-        flat = next((each for each in rule.field if "." not in each), None)
-        sizes = {each for names in family.sizes.values() for each in names}
-        if flat is None or rule.equals:
-            continue
-        # Set by a length that is there, a flag is assumed until the length is.
-        of = f"{_FLAG}{name}" if flat in sizes else f"config.{flat}"
-        found[of] = [known.flags[name]] if name in known.flags else [False, True]
-    rules = family.settings
-    every = [each for rule in rules.settings for each in rule.conditions]
-    every += [each for limit in rules.limits for each in limit.conditions]
-    for each in every:
-        _add(found, each)
-    for limit in rules.limits:
-        if limit.wanted.left.name in found or (limit.wanted.relation == "in" and not limit.conditions):
-            _add(found, limit.wanted)
-    for name in found.keys() - {MODEL_TYPE}:
-        found[name] += [value for value in _given_for(family, given, name) if value not in found[name]]
-    return {name: _in_order(values) for name, values in found.items() if values}
-
-
-def _add(found: dict[str, list[Any]], condition: Condition) -> None:
-    if condition.left.kind == "field":
-        values = found.setdefault(condition.left.name, [])
-        values += [value for value in _said(condition.right) if value not in values]
-
-
-def _in_order(values: list[Any]) -> list[Any]:
-    """Plain ones first, then by the rules; null last, since transformers fills up what is absent."""
-    # What is 0 where it may be null is off, which transformers calls null alone.
-    off = [each for each in values if each is not None and None in values and same(each, 0)]
-    kept = [each for each in values if each not in off]
-    return sorted(kept, key=lambda each: (each is None and not off, each != "default"))
-
-
-def _said(term: Term) -> list[Any]:
-    if term.kind == "formula":
-        return [term]
-    if term.kind != "value":
-        return []
-    return list(term.value) if isinstance(term.value, list) else [term.value]
-
-
-def _given_for(family: Family, given: Given, name: str) -> Iterator[Any]:
-    for rule in family.settings.settings:
-        if any(term.name == name and term.words is None for term in rule.terms):
-            found = given.value(rule.name)
-            # Below zero is MaxText's word for none.
-            if found is not None and not (isinstance(found, int) and found < 0):
-                yield found
 
 
 class _Attempt:
@@ -135,9 +63,9 @@ class _Attempt:
 
     def __init__(self, family: Family, given: Given, known: Known, choice: Mapping[str, Any]) -> None:
         self.family, self.given, self.known = family, given, known
-        self.choice = {name: each for name, each in choice.items() if not name.startswith(_FLAG)}
+        self.choice = {name: each for name, each in choice.items() if not name.startswith(FLAG)}
         self.assumed = {
-            name.removeprefix(_FLAG): each for name, each in choice.items() if name.startswith(_FLAG)
+            name.removeprefix(FLAG): each for name, each in choice.items() if name.startswith(FLAG)
         }
         self._forget()
 
@@ -274,7 +202,7 @@ class _Attempt:
             wanted = said.get(name, own.get(name))
             if name not in asked or (name == MODEL_NAME and not self._decides(said, asked[name].value)):
                 continue
-            if not same(self._as_in_rules(name, asked[name].value), wanted):
+            if not self._agrees(name, asked[name].value, wanted):
                 source = (
                     f"family {self.family.name}" if name in said else "MaxText's default, with this family"
                 )
@@ -286,6 +214,11 @@ class _Attempt:
             if not limit.holds(facts):
                 what = str(limit.wanted.left)
                 yield Contradiction(what, facts.field(what), _SETTINGS, str(limit.wanted), limit.reason)
+
+    def _agrees(self, name: str, said: Any, wanted: Any) -> bool:
+        if name == MODEL_NAME:
+            return same(self._as_in_rules(name, said), wanted)
+        return agrees(name, said, wanted)
 
     def _as_in_rules(self, name: str, said: Any) -> Any:
         """A setting; of models that have one code, the name that the rules know."""

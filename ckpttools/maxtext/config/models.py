@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from ckpttools.maxtext.config import towers
 from ckpttools.maxtext.loading.settings import SIZES
 from ckpttools.maxtext.loading.sizes import MODELS
 
@@ -215,17 +216,24 @@ def defaults() -> Mapping[str, Any]:
 
 
 @cache
+def tower_defaults() -> Mapping[str, Any]:
+    """Settings of towers, as `defaults`."""
+    return dict(_pairs(towers.DEFAULTS))
+
+
+@cache
 def models() -> Mapping[str, Mapping[str, Any]]:
     """Name of a model -> setting -> value, where that is not the default."""
     found: dict[str, dict[str, Any]] = {}
-    names: list[str] = []
-    for line in _MODELS.strip().splitlines():
-        if line.startswith(" "):
-            for name in names:
-                found[name].update(_pairs(line))
-        else:
-            names = line.split()
-            found.update({name: dict(MODELS[name]) for name in names})
+    for text in (_MODELS, towers.MODELS):
+        names: list[str] = []
+        for line in text.strip().splitlines():
+            if line.startswith(" "):
+                for name in names:
+                    found[name].update(_pairs(line))
+            else:
+                names = line.split()
+                found = {**{name: dict(MODELS[name]) for name in names}, **found}
     return found
 
 

@@ -12,7 +12,7 @@ from ckpttools.mapping.settings import Limit, Setting, SettingRules
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.known import known
-from ckpttools.maxtext.config.models import defaults, models
+from ckpttools.maxtext.config.models import defaults, models, tower_defaults
 from ckpttools.maxtext.config.reading import TOWERS, Reading
 from ckpttools.maxtext.config.report import Deviation, ModelSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS
@@ -151,7 +151,7 @@ def notes(family: Family, facts: ModelFacts) -> Iterator[str]:
 
 def fitting_model(values: Values) -> str | None:
     """The shortest name of a model of MaxText's that is this one; None where none is."""
-    own = defaults()
+    own = {**defaults(), **tower_defaults()}
     wanted = {name: each.value for name, each in values.items() if name != MODEL_NAME}
     fitting = [name for name, said in models().items() if _fits(wanted, {**own, **said}, own)]
     return min(fitting, key=lambda name: (len(name), name), default=None)
@@ -159,7 +159,8 @@ def fitting_model(values: Values) -> str | None:
 
 def _fits(wanted: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     names = {name for name, value in model.items() if value != own.get(name)} | wanted.keys()
-    names -= {*idle(wanted), *_BESIDE}
+    # Of towers, what the rules of the family speak of: which images are taken is not the model's.
+    names -= {*idle(wanted), *_BESIDE, *(tower_defaults().keys() - wanted.keys())}
     return all(wanted.get(name, own.get(name)) == model.get(name) for name in names)
 
 
