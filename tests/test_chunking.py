@@ -82,3 +82,8 @@ def test_every_layer_and_expert_of_a_large_stack_has_its_own_chunks(layers, expe
     if prod(shape) * 4 > SMALLEST:
         assert (chunk[0], chunk[2]) == (1, 1)
         assert chunk == (1, 512, 1, 300)
+
+
+def test_what_is_just_as_large_as_a_chunk_may_be_is_cut_no_further():
+    assert chunk_shape((3, LARGEST), 1, ()) == (1, LARGEST)
+    assert chunk_shape((3, LARGEST + 1), 1, ())[1] < LARGEST

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.command_line import run
@@ -19,7 +20,7 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.save import plan_save
 from ckpttools.array.tree import Tree
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import ConfigError, FormatError
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.write import ZarrWriter
@@ -150,3 +151,20 @@ def test_what_is_carried_along_says_the_same_whatever_is_made(tmp_path):
     made, wanted = (load_file(tmp_path / f"{name}-hf" / "model.safetensors") for name in ("cast", "maxtext"))
     assert all_described(made) == all_described(wanted)
     assert "quantization_config" not in json.loads((tmp_path / "cast-hf" / "config.json").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "next_step"),
+    [
+        (
+            "model.embed_tokens.weight",
+            ConfigError,
+            "no config.json is carried along in this Orbax checkpoint",
+        ),
+        ("encoder.weight", FormatError, "names are neither Hugging Face's nor MaxText's"),
+    ],
+)
+def test_orbax_without_a_configuration_says_what_it_lacks(tmp_path, name, error, next_step):
+    plan_save({name: np.ones((4, 2), np.float32)}, "orbax").run(tmp_path / "a")
+    with pytest.raises(error, match=next_step):
+        plan_to_maxtext(tmp_path / "a")

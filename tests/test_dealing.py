@@ -105,3 +105,13 @@ def test_the_engine_says_which_part(environment, count, part):
 def test_what_the_engine_leaves_open_is_refused(environment, count, says):
     with pytest.raises(UsageError, match=says):
         part_here(count, environment)
+
+
+def test_the_numbers_of_a_job_array_are_said():
+    for environment, numbers in (
+        (array(5, 0, 8, 4, count=3), "3 tasks, 0 to 8 by steps of 4, of which this is 5"),
+        (array(11, 3, 11, count=2), "2 tasks, 3 to 11, of which this is 11"),
+    ):
+        with pytest.raises(UsageError, match="some are left out") as error:
+            part_here(None, environment)
+        assert error.value.got == numbers

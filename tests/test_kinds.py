@@ -98,6 +98,7 @@ class TestKinds:
         assert view.kind == ("stacked-inference" if stacked else "unstacked-inference")
         (warning,) = view.contradictions
         assert f"scan_layers={str(not stacked).lower()}" in warning
+        assert warning.endswith(f"but layers are {'stacked' if stacked else 'not stacked'}")
 
     def test_layers_that_do_not_fit_together_are_said(self):
         leaves = {("decoder", "layers", name): array(2, n) for name, n in (("a", 3), ("b", 3), ("c", 4))}

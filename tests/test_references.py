@@ -35,7 +35,7 @@ from support.stored_trees import write
 from ckpttools import ToMaxText, plan_to_maxtext
 from ckpttools.api.conversion import Resources
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack, take, window
+from ckpttools.array.nodes import Constant, Stack, Stored, Take, elementwise, relayout, stack, take, window
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.cli.options import ANY_PATH
 from ckpttools.cli.storage import storage_options
@@ -336,6 +336,14 @@ def test_the_outer_axis_of_a_range_can_be_taken_and_cut(weights):
     assert (found.chunk, next(found.places())[1]) == ((3, 4), weights[0].offset + 24)
     found = chunks(window(weights[0], (2, 0), (3, 4)))
     assert (found.chunk, next(found.places())[1]) == ((3, 4), weights[0].offset + 16)
+
+
+def test_one_of_two_is_where_it_was(weights):
+    """A stack lists the blocks of its parts, also of one that is the second of two."""
+    pair = Stack((2, 6, 4), BF16, tuple(weights), 0)
+    taken = tuple(Take((6, 4), BF16, pair, 0, index) for index in (1, 0))
+    found = chunks(Stack((2, 6, 4), BF16, taken, 0))
+    assert [place[1] for place in found.places()] == [weights[1].offset, weights[0].offset]
 
 
 def test_large_ranges_become_even_chunks(weights):

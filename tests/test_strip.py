@@ -12,14 +12,15 @@ from hypothesis import given
 from support.command_line import ended, run
 from support.golden_data import described, golden_checkpoint, leaves_by_package
 from support.places import TRAINED
+from support.quantised_kinds import GPTQ, KINDS
 from support.scripts import answers
 from support.train_data import ALL, golden_leaves, layered
 from support.trees import lazy
 
 from ckpttools.array.nodes import Chunked, LazyArray
-from ckpttools.array.tree import Empty, Tree, spelled
+from ckpttools.array.tree import Empty, Metadata, Tree, spelled
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.errors import FormatError, MappingError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN, NNX, linen_state
 from ckpttools.maxtext.scan import ForceUnroll
@@ -221,3 +222,20 @@ def spelled_out(node: object) -> object:
 def test_loads(loaded, name):
     assert len(loaded[name]) >= 2
     assert {case: problem for case, problem in loaded[name].items() if problem} == {}
+
+
+def test_a_quantised_module_stays_whole():
+    """What belongs to a weight stays with it; to leave some of it out is refused."""
+    layer = ("params", "params", "decoder", "layers_0")
+    parts = {key: lazy(np.zeros(shape, dtype)) for key, (dtype, shape) in KINDS["gptq"][1].items()}
+    leaves = {(*layer, "mlp", "up", key): part for key, part in parts.items()}
+    norm = lazy(np.ones(16, np.float32))
+    for head in ((), ("opt_state", "0", "mu"), ("opt_state", "0", "nu")):
+        leaves[(*head, *layer[len(head) > 0 :], "norm", "scale")] = norm
+    tree = Tree(
+        {**leaves, ("step",): lazy(np.zeros((), np.int32))}, Metadata(config={"quantization_config": GPTQ})
+    )
+    kept = {path for path in leaves if path[0] == "params"}
+    assert {*tree.pipe(StripOptimizer()).arrays} == {*kept, ("step",)}
+    with pytest.raises(MappingError, match="each module whole"):
+        tree.pipe(StripOptimizer(drop=["*/scales"]))
