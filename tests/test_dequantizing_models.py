@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support import quantised_weights as made
 from support.command_line import run, succeed
-from support.places import GOLDEN
+from support.places import GOLDEN, ROOT
 
 import ckpttools
 from ckpttools.array.tree import dotted
@@ -295,3 +295,20 @@ class TestDoctor:
         found = self.findings(rewritten(fp8, tmp_path / "source", change))
         assert "error" in [each.level for each in found]
         assert any("in blocks of 24 x 40 has" in each.what for each in found)
+
+
+class TestPage:
+    """docs/quantized.md on tiny models."""
+
+    def test_every_command(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for family, name in (("deepseek3", "DeepSeek-V3"), ("gpt-oss", "gpt-oss")):
+            Pair(tmp_path / "made" / name, family).quantised.rename(tmp_path / name)
+        lines = (ROOT / "docs" / "quantized.md").read_text().splitlines()
+        commands = [line.removeprefix("$ ckpt ").split() for line in lines if line.startswith("$ ckpt ")]
+        assert len(commands) == 7
+        for words in commands:
+            assert succeed(*words).exit_code == 0
+        assert "quantization_config" not in json.loads(
+            (tmp_path / "gpt-oss-bf16" / "config.json").read_bytes()
+        )
