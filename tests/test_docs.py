@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -406,6 +407,20 @@ def test_a_plug_in_that_cannot_be_loaded_is_named_and_breaks_nothing(tmp_path):
     assert "llama" in done.stdout
     assert "my_family" in done.stderr
     assert "boom" in done.stderr
+
+
+def test_the_page_on_fp8_is_true(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 2, "head_dim": 128}
+    write_llama(tmp_path / "hf", num_hidden_layers=2, **sizes)
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
+    blocks = code_blocks(ROOT / "docs" / "fp8-maxtext.md", "console")
+    commands = [line.removeprefix("$ ckpt ") for line in "".join(blocks).splitlines()]
+    done = ckpt_session(*(shlex.split(each) for each in commands), path=tmp_path)
+    assert {words: each["output"] for words, each in zip(commands, done, strict=True) if each["code"]} == {}
+    # The query's scales are divided by what they were multiplied by: the root of 128.
+    differing = {each.name for each in ckpttools.diff(tmp_path / "fp8", tmp_path / "back").arrays}
+    assert all(name.endswith("q_proj.weight_scale_inv") for name in differing)
 
 
 def test_every_command_has_an_example():
