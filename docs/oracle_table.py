@@ -51,7 +51,7 @@ Differences that were found elsewhere, and whose they are:
   logits are 1e-5 apart.
 - DeepSeek V4: a model that transformers has just made has tables of experts that name the first one again and
   again. transformers adds its output as often, MaxText once (`RoutedMoE.reshape_and_update_weights` sets
-  weights, it does not add them), so logits are 5 apart. Tables name no expert twice here.
+  weights, it does not add them), so logits are 6 apart. Tables name no expert twice here.
 - DeepSeek V4 as released: its compressed layers have YaRN, of which MaxText's rotary embedding
   (`DeepSeekV4RotaryEmbedding`) knows nothing; `ckpt maxtext-config` says so. And transformers clips what goes
   into the shared expert's SwiGLU (`swiglu_limit`), as it does in the chosen ones; MaxText clips in the chosen
