@@ -36,6 +36,15 @@ OF_TOWERS = (
 )
 
 
+# Types that transformers has for text alone, where that is another.
+TEXT_TYPES = {
+    "kimi_k2": "deepseek_v3",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
+}
+
+
 def of_config(directory, config):
     (directory / "config.json").write_text(json.dumps(config))
     return ckpttools.maxtext_config(directory / "config.json")
@@ -53,10 +62,27 @@ class TestSettingsAlone:
         made = config_of_settings(told.arguments())
         found = of_config(tmp_path, made)
         # Towers need the code of a model of a name, where texts do not.
-        named = {} if found.model_name else {"model_name": told.model_name}
-        assert {**named, **values(found)} == {**named, **values(told)}
+        named = {"model_name": told.model_name}
+        named = {} if found.model_name and made["model_type"] != "deepseek_v3" else named
+        assert {**values(found), **named} == {**values(told), **named}
         # What MaxText cannot do otherwise is said as it does it.
         assert [each for each in found.deviations if "embedding" not in each.what] == []
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_what_is_made_is_of_the_same_type(self, case):
+        """transformers begins arrays anew that another type has besides."""
+        told = ckpttools.maxtext_config(CASES[case])
+        own = json.loads((CASES[case] / "config.json").read_text())
+        text = own.get("thinker_config", own).get("text_config", own)
+        made = config_of_settings(told.arguments())["model_type"]
+        assert made == TEXT_TYPES.get(text["model_type"], text["model_type"])
+
+    def test_a_v3_2_has_an_indexer(self):
+        told = ckpttools.maxtext_config(GOLDEN_0_2_5 / "deepseek3" / "hf").arguments()
+        without = [word for word in told if not word.startswith(("model_name", "override"))]
+        with pytest.raises(ConfigError) as caught:
+            config_of_settings(without)
+        assert "model_name" in str(caught.value.wanted)
 
     @pytest.mark.parametrize("case", CASES)
     def test_a_file_says_as_much(self, tmp_path, case):

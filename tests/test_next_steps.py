@@ -125,6 +125,11 @@ class TestTransformers:
         use = next_steps(tmp_path / 'a "b"').uses[0].removeprefix("AutoModelForCausalLM.from_pretrained")
         assert ast.literal_eval(use) == str(tmp_path / 'a "b"')
 
+    def test_code_of_its_own_must_be_trusted(self, tmp_path):
+        write_llama(tmp_path / "hf", auto_map={"AutoConfig": "configuration_mine.Mine"})
+        loaded, served = next_steps(tmp_path / "hf").uses
+        assert loaded.endswith(", trust_remote_code=True)") and served.endswith(" --trust-remote-code")
+
     def test_the_class_that_config_json_names(self, tmp_path):
         write_llama(tmp_path / "hf", architectures=["MineForConditionalGeneration"])
         assert next_steps(tmp_path / "hf").uses[0].startswith("MineForConditionalGeneration.from")

@@ -163,9 +163,14 @@ def _of_transformers(tree: Tree, place: Place) -> NextSteps | None:
     if where is None:
         return NextSteps((f"transformers reads disks and the hub: `ckpt copy {quote(str(place))} DIR`",))
     name, revision = where
-    wanted = f"{_quoted(name)}, revision={_quoted(revision)}" if revision else _quoted(name)
-    served = join(["vllm", "serve", name, *(["--revision", revision] if revision else [])])
-    return NextSteps((f"{kind}.from_pretrained({wanted})", served), tuple(_unfinished(place)))
+    said = [f"revision={_quoted(revision)}"] if revision else []
+    flags = ["--revision", revision] if revision else []
+    # A type that comes with code of its own.
+    if config.get("auto_map"):
+        said, flags = [*said, "trust_remote_code=True"], [*flags, "--trust-remote-code"]
+    served = join(["vllm", "serve", name, *flags])
+    loaded = f"{kind}.from_pretrained({', '.join([_quoted(name), *said])})"
+    return NextSteps((loaded, served), tuple(_unfinished(place)))
 
 
 def _quoted(text: str) -> str:

@@ -163,6 +163,7 @@ FAMILY = Family(
     note if flag.indexer -- trained further, MaxText trains the indexer alone, with a loss of 0, unless
         -- indexer_sparse_training=true is said, too
     must config.num_key_value_heads is heads -- MaxText's latent attention has keys for every head
+    must flag.indexer, if config.model_type is "deepseek_v32" -- a V3.2 has an indexer
     must config.model_type is "deepseek_v32", if flag.indexer -- MaxText has an indexer in V3.2 alone
     must config.model_type is not "deepseek_v2", if flag.score_correction
         -- MaxText corrects scores as V3 does

@@ -25,6 +25,9 @@ from ckpttools.maxtext.stacked_on import stored_scan_axis
 
 SETTINGS = "MaxText's settings"
 _BLOCK = "decoder_block"
+_TYPE = "model_type"
+# Types that come with code of their own -> what computes the same in transformers.
+_CALLED = {"kimi_k2": "deepseek_v3"}
 
 
 def config_of_settings(
@@ -57,13 +60,18 @@ def config_of_settings(
             hint=f"{option('like')} takes the config.json of the model it came from",
         )
     if arrays is None:
-        return dict(_only(found, said, [*candidates(found, said, Known())]).config)
+        return _loadable(_only(found, said, [*candidates(found, said, Known())]).config)
     _refuse_towers(found, () if text_alone else arrays)
     seen = _Arrays.of(found, arrays, scan_axis)
     every = [*candidates(found, said, seen.known())]
     # Settings alone may leave open what arrays decide; if none is right, the conversion says why.
     fitting = [each for each in every if _is_whole(each) and seen.are_of(each.config)]
-    return dict(_only(found, said, fitting or every).config)
+    return _loadable(_only(found, said, fitting or every).config)
+
+
+def _loadable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that transformers loads, of a type that it has."""
+    return {**config, _TYPE: _CALLED.get(config[_TYPE], config[_TYPE])}
 
 
 def _refuse_towers(family: Family, names: Iterable[str]) -> None:

@@ -147,7 +147,7 @@ class _Attempt:
         if limit.wanted.relation != "is" or not all(each.holds(facts) for each in limit.conditions):
             return
         # Of layers in which not all models of a type are alike, transformers cannot know.
-        if left.name.startswith(CYCLE) and limit.conditions:
+        if left.name.startswith(CYCLE) and any(each.left.kind == "flag" for each in limit.conditions):
             layers = self.lengths.get("layers") or self.lengths.get("layer", 0)
             self.fields[f"config.{LAYER_TYPES}"] = layer_types(int(left.name.removeprefix(CYCLE)), layers)
             return
@@ -200,7 +200,7 @@ class _Attempt:
         }
         for name in sorted((asked.keys() | said.keys()) - idle(said)):
             wanted = said.get(name, own.get(name))
-            if name not in asked or (name == MODEL_NAME and not self._decides(said, asked[name].value)):
+            if name not in asked or (name == MODEL_NAME and not self._is_of_code(asked[name].value)):
                 continue
             if not self._agrees(name, asked[name].value, wanted):
                 source = (
@@ -228,13 +228,19 @@ class _Attempt:
         alike = [each for each in known if each.partition("-")[0] == said.partition("-")[0]]
         return said if said in known or not alike else alike[0]
 
-    def _decides(self, told: Mapping[str, Any], said: Any) -> bool:
-        """Whether the code of a model of text looks at the name of one, and has this one."""
-        return MODEL_NAME in told and self._as_in_rules(MODEL_NAME, said) in self._names()
+    def _is_of_code(self, said: Any) -> bool:
+        """Whether the name of a model is one of those that the family's code looks at."""
+        return self._as_in_rules(MODEL_NAME, said) in self._names()
 
     def _names(self) -> list[str]:
+        """Those of which the text depends."""
         rules = (each for each in self.family.settings.settings if each.name == MODEL_NAME)
-        return [str(term.value) for rule in rules for term in rule.terms]
+        of_text = [each for each in rules if not self._is_for_towers(each)]
+        return [str(term.value) for rule in of_text for term in rule.terms]
+
+    def _is_for_towers(self, rule: Setting) -> bool:
+        flags = {each.left.name for each in rule.conditions if each.left.kind == "flag"}
+        return not flags.isdisjoint(self.family.towers)
 
 
 def _word(term: Term, said: Any) -> Any:
