@@ -15,6 +15,8 @@ from ckpttools.array import slabs
 from ckpttools.array.blockwise import BlockCodes as BlockCodes
 from ckpttools.array.blockwise import BlockScales as BlockScales
 from ckpttools.array.blockwise import block_codes as block_codes
+from ckpttools.array.concat import Concat as Concat
+from ckpttools.array.concat import concat as concat
 from ckpttools.array.dequantized import Dequantized as Dequantized
 from ckpttools.array.held import Held as Held
 from ckpttools.array.held import Holder as Holder
@@ -223,6 +225,8 @@ def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
         return take(elementwise(source.source, op), source.axis, source.index)
     if isinstance(source, Relayout):
         return relayout(elementwise(source.source, op), source.split, source.order, source.merge)
+    if isinstance(source, Concat):
+        return concat([elementwise(part, op) for part in source.parts], source.axis)
     if isinstance(source, Window):
         return window(elementwise(source.source, op), source.start, source.shape)
     return Elementwise(source.shape, op.result(source.dtype), source, op)
@@ -239,7 +243,7 @@ def inner(array: LazyArray) -> tuple[LazyArray, ...]:
             return (array.source,)
         case Dequantized():
             return (array.codes, *array.scales)
-        case Stack():
+        case Stack() | Concat():
             return array.parts
     return ()
 
@@ -256,7 +260,7 @@ def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyAr
     def again(array: LazyArray) -> LazyArray:
         if isinstance(array, Derived):
             return replace(array, source=of(array.source))
-        if isinstance(array, Stack):
+        if isinstance(array, Stack | Concat):
             return replace(array, parts=tuple(map(of, array.parts)))
         if isinstance(array, Dequantized):
             return replace(array, codes=of(array.codes), scales=tuple(map(of, array.scales)))

@@ -39,7 +39,10 @@ from ckpttools.stores.registry import Where, parse
 
 _MOST_TRIED, _MOST_NAMED = 100, 5
 # Modules of this package with a `FORMAT`, in the order in which they are tried.
-_BUILT_IN = ("orbax.format", "safetensors.format", "zarr.read", "torch.format", "torch.dcp", "torch.ranks")
+_BUILT_IN = (
+    *("orbax.format", "safetensors.format", "zarr.read"),
+    *("torch.format", "torch.dcp", "torch.ranks", "torch.zero"),
+)
 
 
 @cache

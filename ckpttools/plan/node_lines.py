@@ -17,6 +17,7 @@ from ckpttools.array.nodes import (
     BlockCodes,
     BlockScales,
     Chunked,
+    Concat,
     Constant,
     Decoded,
     Dequantized,
@@ -91,6 +92,8 @@ class NodeLines:
                 return ["constant", *kind, array.element.hex()]
             case Stack():
                 return ["stack", *kind, array.axis, [self.number(part) for part in array.parts]]
+            case Concat():
+                return ["concat", *kind, array.axis, [self.number(part) for part in array.parts]]
             case Take():
                 return ["take", self.number(array.source), array.axis, array.index]
             case Relayout():
@@ -181,6 +184,8 @@ class Nodes:
                 return Constant(shape, dtype, bytes.fromhex(element))
             case "stack", [axis, numbers]:
                 return Stack(shape, dtype, cast("tuple[LazyArray, ...]", _Parts(self, numbers)), axis)
+            case "concat", [axis, numbers]:
+                return Concat(shape, dtype, tuple(map(self.array, numbers)), axis)
             case "relayout", [source, split, order, merge]:
                 groups = tuple(map(tuple, split))
                 return Relayout(shape, dtype, self.array(source), groups, tuple(order), tuple(merge))

@@ -20,7 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Chunked, Constant, Stored, elementwise, relayout, stack, take
+from ckpttools.array.nodes import Chunked, Constant, Stored, concat, elementwise, relayout, stack, take
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Region, Shape, grid_cell, grid_indices
 from ckpttools.mapping.values import Cast
@@ -185,6 +185,7 @@ def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType
     if depth > 0 and len(shape) <= _MOST_AXES and prod(shape) <= _MOST_ELEMENTS:
         kinds += ["take", "relayout", "relayout"]
         kinds += ["stack"] if shape else []
+        kinds += ["concat"] if shape and shape[0] > 1 else []
         kinds += ["cast"] if values and dtype.name in ("float32", "float64") else []
     kind = draw(_one_of(tuple(kinds)))
     inner = partial(_array, draw, depth - 1, values)
@@ -202,6 +203,11 @@ def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType
         parts = [inner(part, dtype) for _ in range(shape[axis])]
         whole = stack([each.array for each in parts], axis)
         return Known(whole, np.stack([each.truth for each in parts], axis))
+    if kind == "concat":
+        cut = draw(st.integers(1, shape[0] - 1))
+        parts = [inner((length, *shape[1:]), dtype) for length in (cut, shape[0] - cut)]
+        joined = concat([each.array for each in parts], 0)
+        return Known(joined, np.concatenate([each.truth for each in parts]))
     if kind == "cast":
         source = inner(shape, DTYPES["bfloat16"])
         with np.errstate(invalid="ignore"):

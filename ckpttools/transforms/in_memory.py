@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost
-from ckpttools.array.nodes import Elementwise, Padded, Relayout, Stack, Take, Window
+from ckpttools.array.nodes import Concat, Elementwise, Padded, Relayout, Stack, Take, Window
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
 from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.region import Region
@@ -114,6 +114,9 @@ def value_of(array: LazyArray) -> Any:
         case Stack():
             parts = [value_of(part) for part in array.parts]
             return parts[0].__array_namespace__().stack(parts, axis=array.axis)
+        case Concat():
+            parts = [value_of(part) for part in array.parts]
+            return parts[0].__array_namespace__().concat(parts, axis=array.axis)
         case Take():
             return value_of(array.source)[(*[slice(None)] * array.axis, array.index)]
         case Window():

@@ -161,10 +161,22 @@ def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stri
     held = storage.nbytes // dtype.itemsize
     if last >= held:
         raise NotReadableError(f"its last element is number {last:,} of a storage of {held:,}")
+    if _is_contiguous(shape, stride):
+        return Stored(shape, dtype, storage.file, storage.start + offset * dtype.itemsize)
     axes = sorted((axis for axis, length in enumerate(shape) if length > 1), key=lambda axis: -stride[axis])
     box = _box(offset, [(shape[axis], stride[axis]) for axis in axes], held)
     stored = Stored(box.full, dtype, storage.file, storage.start + box.begin * dtype.itemsize)
     return _in_order(window(stored, box.start, box.shape), axes, shape)
+
+
+def _is_contiguous(shape: Shape, stride: Shape) -> bool:
+    """Whether elements lie in C order; strides of axes of length one mean nothing."""
+    step = 1
+    for length, wanted in zip(reversed(shape), reversed(stride), strict=True):
+        if length > 1 and wanted != step:
+            return False
+        step *= length
+    return True
 
 
 @dataclass(frozen=True, slots=True)

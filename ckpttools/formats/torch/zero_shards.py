@@ -1,0 +1,123 @@
+"""Parameters in DeepSpeed's flat vectors: which elements of which process's vectors each is.
+
+ZeRO keeps the float32 weights of a group of parameters in one vector, cut over the processes. With stages 1
+and 2 the vector of a group is cut once; with stage 3 each parameter by itself, padded to equal parts.
+Layout: DeepSpeed 0.19, `deepspeed/utils/zero_to_fp32.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant, Stored, concat, relayout
+from ckpttools.core.region import Shape, ceil_div
+
+Shapes = Mapping[str, Shape]
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Stored vectors one after the other as one: any stretch of it is read from the files it lies in."""
+
+    parts: tuple[Stored, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    def stretch(self, start: int, count: int) -> Iterator[Stored]:
+        """The `count` elements from `start` on, in as many pieces as there are files."""
+        ends = accumulate(part.size for part in self.parts)
+        for part, end in zip(self.parts, ends, strict=True):
+            a, b = max(start, end - part.size), min(start + count, end)
+            if b > a:
+                at = part.offset + (a - (end - part.size)) * part.dtype.itemsize
+                yield replace(part, shape=(b - a,), offset=at)
+
+
+def shaped(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
+    """The array of a shape whose elements are those of these pieces in order."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return replace(first, shape=shape)
+    return relayout(concat(pieces, 0), [shape], range(len(shape)), [1] * len(shape))
+
+
+def of_groups(
+    groups: Sequence[Vector], shapes: Sequence[Shapes], world: int, gaps: Sequence[Sequence[int]] | None
+) -> dict[str, LazyArray]:
+    """Parameters of stages 1 and 2: one after the other in the vector of their group.
+
+    Args:
+        groups: the whole vector of each group.
+        shapes: of the parameters of each group in order.
+        world: number of processes.
+        gaps: of each group what lies behind each parameter, where that is said.
+
+    Raises:
+        ValueError: a vector does not have as many elements as its parameters; says so.
+    """
+    if len(groups) != len(shapes) or (gaps is not None and [*map(len, gaps)] != [*map(len, shapes)]):
+        raise ValueError(f"{len(groups)} vectors for {len(shapes)} groups of parameters")
+    found: dict[str, LazyArray] = {}
+    for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
+        behind = gaps[number] if gaps is not None else [0] * len(named)
+        at = 0
+        for (name, shape), gap in zip(named.items(), behind, strict=True):
+            found[name] = _taken(vector, at, shape, name)
+            at += prod(shape) + gap
+        # Vectors are padded to twice the number of processes.
+        if ceil_div(at, 2 * world) != ceil_div(vector.size, 2 * world):
+            raise ValueError(f"group {number} has {vector.size:,} elements, and its parameters {at:,}")
+    return found
+
+
+def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, LazyArray]:
+    """Parameters of stage 3: equal parts of each on all processes, the last padded.
+
+    Args:
+        ranks: the whole vector of each process.
+        shapes: of the parameters of each group in order.
+
+    Raises:
+        ValueError: as `of_groups`.
+    """
+    world, at = len(ranks), 0
+    found: dict[str, LazyArray] = {}
+    for named in shapes:
+        for name, shape in named.items():
+            found[name] = _gathered(ranks, at, shape, name)
+            at += ceil_div(prod(shape), world)
+    wrong = [number for number, vector in enumerate(ranks) if vector.size != at]
+    if wrong:
+        raise ValueError(
+            f"rank {wrong[0]} has {ranks[wrong[0]].size:,} elements, and its parts of the parameters {at:,}"
+        )
+    return found
+
+
+def _taken(vector: Vector, at: int, shape: Shape, name: str) -> LazyArray:
+    count = prod(shape)
+    if at + count > vector.size:
+        raise ValueError(f"{name} ends at element {at + count:,} of a vector of {vector.size:,}")
+    if not count:
+        return Constant(shape, vector.parts[0].dtype, bytes(vector.parts[0].dtype.itemsize))
+    return shaped([*vector.stretch(at, count)], shape)
+
+
+def _gathered(ranks: Sequence[Vector], at: int, shape: Shape, name: str) -> LazyArray:
+    count = prod(shape)
+    part = ceil_div(count, len(ranks))
+    if not count:
+        return Constant(shape, ranks[0].parts[0].dtype, bytes(ranks[0].parts[0].dtype.itemsize))
+    pieces: list[Stored] = []
+    for rank, vector in enumerate(ranks):
+        own = min(part, max(0, count - rank * part))
+        if at + own > vector.size:
+            raise ValueError(f"{name} ends at element {at + own:,} of rank {rank}'s {vector.size:,}")
+        pieces += vector.stretch(at, own)
+    return shaped(pieces, shape)

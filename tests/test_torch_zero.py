@@ -1,0 +1,148 @@
+"""ZeRO checkpoints of DeepSpeed: weights from the flat vectors of all processes, to the bit."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, run
+from support.torch_files import save, whole
+
+from ckpttools.array.tree import dotted
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Region
+from ckpttools.formats.registry import open_tree
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/torch/zero"
+
+
+@pytest.mark.parametrize("stage", (1, 2, 3))
+def test_weights_are_what_deepspeeds_own_script_makes_of_them(stage):
+    """`zero_to_fp32.py` of DeepSpeed 0.19.8 on the same files; stage 2 with gaps behind parameters."""
+    theirs = open_tree(FIXTURES / f"stage{stage}.safetensors").arrays
+    ours = open_tree(FIXTURES / f"stage{stage}").arrays
+    assert ours.keys() == theirs.keys()
+    for path, array in theirs.items():
+        assert (ours[path].shape, ours[path].dtype) == (array.shape, array.dtype), path
+        assert ours[path].read().tobytes() == array.read().tobytes(), path
+
+
+def test_commands(tmp_path):
+    source = FIXTURES / "stage3"
+    run("convert", "to-safetensors", source, tmp_path / "out")
+    run("verify", tmp_path / "out", "--against", source)
+    assert "deepspeed-zero" in ckpt("inspect", "tree", source / "global_step7").output
+    assert "healthy" in ckpt("doctor", source).output
+
+
+# ---- checkpoints of any stage and number of processes, as DeepSpeed lays them out
+
+
+def padded(vector, length):
+    return np.concatenate([vector, np.zeros(length - vector.size, vector.dtype)])
+
+
+def write_zero(root, stage, groups, world, cut_at=0):
+    """Writes `groups`, dictionaries of arrays, as `world` processes would have; returns the directory."""
+    shapes = [{name: array.shape for name, array in group.items()} for group in groups]
+    model = {"module": {}, "buffer_names": [], "param_shapes": shapes, "shared_params": {}}
+    vectors = [np.concatenate([each.reshape(-1) for each in group.values()]) for group in groups]
+    root.mkdir(parents=True, exist_ok=True)
+    for rank in range(world):
+        state = {"zero_stage": stage, "partition_count": world}
+        if stage < 3:
+            state["single_partition_of_fp32_groups"] = [
+                whole(part_of_group(vector, rank, world)) for vector in vectors
+            ]
+        else:
+            every = [each for group in groups for each in group.values()]
+            flat = np.concatenate([part_of_each(each, rank, world) for each in every])
+            at = min(cut_at, flat.size - 1)
+            parts = [flat[:at].copy(), flat[at:].copy()] if at else [flat]
+            state["fp32_flat_groups"] = [whole(part) for part in parts]
+            save(root / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model)
+        save(root / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt", {"optimizer_state_dict": state})
+    if stage < 3:
+        save(root / "mp_rank_00_model_states.pt", model)
+    return root
+
+
+def part_of_group(vector, rank, world):
+    """The vector is padded to twice the number of processes, and what of that is padding is not saved."""
+    part = math.ceil(vector.size / (2 * world)) * 2
+    return vector[rank * part : (rank + 1) * part].copy()
+
+
+def part_of_each(array, rank, world):
+    part = math.ceil(array.size / world)
+    return padded(array.reshape(-1), part * world)[rank * part : (rank + 1) * part]
+
+
+@st.composite
+def models(draw):
+    sizes = st.lists(st.integers(1, 5), min_size=1, max_size=3)
+    groups = draw(st.lists(st.lists(sizes, min_size=1, max_size=4), min_size=1, max_size=2))
+    count = iter(range(1, 10**6))
+
+    def made(shape):
+        return np.array([next(count) for _ in range(math.prod(shape))], "f4").reshape(shape)
+
+    return [
+        {f"g{number}.p{place}": made(shape) for place, shape in enumerate(group)}
+        for number, group in enumerate(groups)
+    ]
+
+
+@settings(max_examples=40)
+@given(models(), st.sampled_from((1, 2, 3)), st.integers(1, 7), st.integers(0, 40), st.data())
+def test_any_model_on_any_number_of_processes(tmp_path_factory, groups, stage, world, cut_at, data):
+    """A parameter may lie in the vectors of several processes, and with stage 3 in two vectors of one."""
+    root = write_zero(tmp_path_factory.mktemp("zero") / "t", stage, groups, world, cut_at)
+    tree = open_tree(root)
+    truths = {name: array for group in groups for name, array in group.items()}
+    assert {dotted(path) for path in tree.arrays} == truths.keys()
+    for path, array in tree.arrays.items():
+        truth = truths[dotted(path)]
+        assert np.array_equal(array.read(), truth)
+        start = tuple(data.draw(st.integers(0, n - 1)) for n in truth.shape)
+        region = Region(start, tuple(min(a + 2, n) for a, n in zip(start, truth.shape, strict=True)))
+        assert np.array_equal(array.read(region), truth[region.slices])
+
+
+MODEL = [{"a": np.arange(60, dtype="f4").reshape(3, 20), "b": np.arange(7, dtype="f4")}]
+
+
+@pytest.mark.parametrize("stage", (2, 3))
+def test_missing_files_are_named(tmp_path, stage):
+    root = write_zero(tmp_path / "t", stage, MODEL, 3)
+    (root / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    told = run("hash", root, code=3)
+    assert "3 processes saved, and files of 2 are here" in told and "rank 1 is missing" in told
+    shutil.rmtree(root)
+    root = write_zero(tmp_path / "t", stage, MODEL, 3)
+    name = "mp_rank_00_model_states.pt" if stage == 2 else "zero_pp_rank_2_mp_rank_00_model_states.pt"
+    (root / name).unlink()
+    assert name in run("hash", root, code=3)
+
+
+@pytest.mark.parametrize("stage", (1, 3))
+def test_files_of_another_run_do_not_add_up(tmp_path, stage):
+    root = write_zero(tmp_path / "t", stage, MODEL, 2)
+    other = write_zero(tmp_path / "o", stage, [{"a": np.ones(4, "f4")}], 2)
+    shutil.copy(other / "zero_pp_rank_1_mp_rank_00_optim_states.pt", root)
+    assert "do not add up" in run("hash", root, code=3)
+
+
+def test_what_is_not_known_is_refused(tmp_path):
+    root = write_zero(tmp_path / "t", 1, MODEL, 1)
+    save(root / "zero_pp_rank_0_mp_rank_01_optim_states.pt", {"optimizer_state_dict": {}})
+    assert "tensor or pipeline parallelism" in run("hash", root, code=3)
+    (root / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
+    save(root / "zero_pp_rank_0_mp_rank_00_optim_states.pt", {"optimizer_state_dict": {"zero_stage": 4}})
+    assert "stage of ZeRO is not known" in run("hash", root, code=3)
+    (tmp_path / "t/latest").write_text("../x")
+    with pytest.raises(FormatError):
+        open_tree(root)
