@@ -75,6 +75,8 @@ class ForVersion:
         try:
             stacked = restack(single).tree
         except (FormatError, ShapeError, UsageError) as error:
+            if option("cycle") not in (error.hint or ""):
+                raise
             # How to stack is not for the user to say here, but of which family the model is.
             hint = f"say {option('family', 'NAME')}, of which `ckpt families` lists all"
             raise error.at(hint=hint) from error
