@@ -160,6 +160,13 @@ def test_dequantised_on_the_way_or_later_is_the_same(tmp_path):
     assert "quantization_config" not in json.loads((tmp_path / "a" / "config.json").read_bytes())
 
 
+def test_what_maxtext_is_told_of_it(tmp_path):
+    source = quantised(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    notes = ckpttools.maxtext_config(tmp_path / "native").notes
+    assert any("7 arrays stay FP8" in each and f"weight_block_size={BLOCK} " in each for each in notes)
+
+
 def test_scales_that_are_not_multiplied_by_a_power_of_two_are_told_of(tmp_path):
     source = quantised(tmp_path / "hf", head_dim=32, num_attention_heads=2, num_key_value_heads=2)
     inexact = ckpttools.hf_to_maxtext.plan(source, tmp_path / "native", quantized="keep").plan.notes.inexact

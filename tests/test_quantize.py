@@ -177,6 +177,8 @@ def test_fused_experts_are_quantised_where_they_are_as_linear_layers_are():
         "model.layers.0.mlp.shared_expert_gate.weight": False,
         "model.layers.0.linear_attn.in_proj_a.weight": False,
         "model.layers.0.self_attn.q_norm.weight": False,
+        "model.layers.0.router.proj.weight": False,
+        "transformer.h.0.attn.c_attn.weight": False,
         "model.embed_tokens.weight": False,
         "lm_head.weight": False,
         "model.visual.blocks.0.attn.proj.weight": False,

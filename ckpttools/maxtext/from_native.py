@@ -65,13 +65,22 @@ def native_of(
     scales = {name: arrays[scale] for name, scale in pairs.items()}
     away = set(pairs.values())
     plain = {name: each for name, each in arrays.items() if name not in away}
-    return Native(plain, scales, _block(plain, scales, config))
+    return Native(plain, scales, block_of(plain, scales, config))
 
 
-def _block(
+def block_of(
     arrays: Mapping[str, LazyArray], scales: Mapping[str, LazyArray], config: Mapping[str, Any] | None
 ) -> Block | None:
-    """The size of blocks: what the configuration says, else the most neighbours that share a scale."""
+    """The size of blocks: what the configuration says, else the most neighbours that share a scale.
+
+    Args:
+        arrays: by dotted names.
+        scales: name of a quantised leaf -> its scales.
+        config: the model's.
+
+    Returns:
+        None where each leaf has one scale.
+    """
     gridded = {name: each for name, each in scales.items() if each.ndim == arrays[name].ndim}
     if not gridded:
         return None

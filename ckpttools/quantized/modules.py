@@ -16,10 +16,13 @@ WEIGHT = "weight"
 _LEFT = frozenset(
     (
         *("lm_head", "score", "wte", "wpe", "eh_proj"),
+        # Of GPT-2, whose matrices lie the other way round.
+        *("c_attn", "c_proj", "c_fc"),
         *("gate", "router", "shared_expert_gate", "weights_proj"),
         *("in_proj_a", "in_proj_b", "in_proj_ba", "conv1d"),
     )
 )
+_ROUTER = "router"
 _LEFT_WORDS = frozenset(("embed", "embedding", "embeddings", "norm", "layernorm"))
 _TOWERS = (
     "visual",
@@ -43,6 +46,7 @@ def is_linear(name: str, array: Described) -> bool:
     keys = module.split(".")
     return (
         keys[-1] not in _LEFT
+        and _ROUTER not in keys
         and _LEFT_WORDS.isdisjoint(words_of(keys[-1]))
         and not any(each.startswith(_TOWERS) for each in keys)
     )

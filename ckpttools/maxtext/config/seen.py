@@ -13,10 +13,12 @@ from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.report import ModelSetting
+from ckpttools.maxtext.from_native import block_of
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.native import scale_pairs, told_of_kept
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.stores.registry import parse
 
@@ -120,6 +122,9 @@ def _notes(
     head = tying.left_head(family)
     if rule is not None and head is not None and not rule.read(config, "").value and head not in names:
         yield "no output head is stored, though config.json promises one: the embedding is taken in its place"
+    pairs = {name: view.named[scale] for name, scale in scale_pairs(view.named).items()}
+    if pairs:
+        yield told_of_kept(pairs, block_of(view.named, pairs, config))
     towers = absent_towers(config, names)
     if towers:
         yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"
