@@ -32,6 +32,7 @@ CHECKPOINTS = {
     "to-zarr3": "convert to-zarr3 SRC OUT",
     "remap": "remap SRC OUT --map RULES",
     "reshard": "reshard SRC OUT --mesh fsdp=1",
+    "quantize": "quantize SRC OUT",
     "select": "select SRC OUT --keep params",
     "stack": "stack SRC OUT",
     "unstack": "unstack SRC OUT",

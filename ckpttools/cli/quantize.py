@@ -55,8 +55,8 @@ def quantize(**options: Any) -> None:
 
     \b
     Example:
-      ckpt quantize ~/run/checkpoints ~/tuned-fp8 --like ~/models/Qwen3-8B
-      ckpt quantize ~/models/Qwen3-8B ~/models/Qwen3-8B-FP8 --exclude '*.down_proj.weight'
+      ckpt quantize ~/run/checkpoints ~/tuned-fp8 --like ~/Qwen3-8B
+      ckpt quantize ~/Qwen3-8B ~/Qwen3-8B-FP8 --exclude '*.down_proj.weight'
     """
     from ckpttools.api.quantize import quantize
 

@@ -87,7 +87,10 @@ def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any]) -> Fi
         why = "their numbers mean nothing by themselves: conversions to MaxText multiply them by their scales"
         do = f"`ckpt cast {quote(str(folder))} DST --dtype bfloat16` makes a model of plain numbers of it"
         return Finding(INFO, str(folder), what, why, do)
-    why = "their numbers mean nothing by themselves, and conversions to MaxText refuse weights of this scheme"
+    why = (
+        "their numbers mean nothing by themselves: conversions to MaxText refuse weights of this scheme, "
+        "and casts leave them and their scales as they are"
+    )
     return Finding(INFO, str(folder), what, why, remedy(said))
 
 
