@@ -329,7 +329,6 @@ class TestDefinition:
                 "p",
                 "{p:q,k}, but [constants] says 3",
             ),
-            ({"rows": (X, row("c: p <-> {p:q,q}:"))}, "label", "p", "has a word twice"),
             (
                 {"layers": (Layers("l.{k}", "d_{k}", "d_{k}", ("k",), (X,)),)},
                 "axis",

@@ -141,9 +141,6 @@ class Definition:
                 yield FamilyFinding("label", axis, f"{' and '.join(map(str, fields))} have different lengths")
             elif axis in constants and constants[axis] not in counts:
                 yield FamilyFinding("label", axis, f"{fields[0]}, but [constants] says {constants[axis]}")
-            for field in fields:
-                if len(set(field.labels)) < len(field.labels):
-                    yield FamilyFinding("label", axis, f"{field} has a word twice")
 
     def _flags(self) -> Iterator[FamilyFinding]:
         rules = self.family.flags

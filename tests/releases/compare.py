@@ -29,7 +29,15 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 from releases.cases import Case, cases  # noqa: E402
 
 _MEASURED = {"seconds", "peak_bytes", "bytes_per_second", "modified", "date", "made", "created"}
-_RULES = '[rules]\n"params/params/decoder/*" = "model/*"\n'
+_RULES = """[[rules]]
+from = "params/{...}"
+to = "model/{...}"
+optional = true
+[[rules]]
+from = "{...}.weight"
+to = "{...}.w"
+optional = true
+"""
 _ANYTHING = re.compile(r"'[^']*'|\S*/\S*|\d[\d,.]*")
 
 
