@@ -1,11 +1,14 @@
 """Orbax restores a checkpoint that was resharded for a mesh, and the same as MaxText's converter writes it.
 
     python benchmarks/resharded.py [--directory DIR] [--layers N] [--vocab N] [--rounds N] [--mesh MESH]
+                                   [--processes N] [--api v0|v1]
 
 MaxText 0.2.5 writes through Orbax, zarr3 in OCDBT with zstd: arrays over 16 simulated devices, on their first
 axis or else on their second one, or whole where it is told of one device. Each restore is a process of its
 own with a target on a mesh of eight simulated devices, in alternation; what is measured begins when JAX is
 there and ends when all shards are: wall and CPU seconds, and the peak above what the arrays themselves take.
+With --processes the eight devices are those of so many processes of one job, as of hosts: wall seconds are of
+the slowest, CPU seconds of all together.
 The arrays are those of Llama 3.2 1B, of noise (2.47 GB with all layers); files are in the page cache.
 """
 
@@ -15,11 +18,13 @@ import argparse
 import hashlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +67,9 @@ def write(directory: Path, layout: str) -> None:
         manager.save(0, args=ocp.args.Composite(items=ocp.args.PyTreeSave(tree)))
 
 
-def restore(directory: Path, layout: str, mesh: str) -> dict[str, Any]:
+def restore(directory: Path, layout: str, mesh: str, api: str) -> dict[str, Any]:
     """One restore in this process: seconds, bytes, and a digest of the values."""
     import jax
-    import orbax.checkpoint as ocp
 
     import ckpttools
     from ckpttools.run.memory import current_bytes, peak_bytes
@@ -78,17 +82,33 @@ def restore(directory: Path, layout: str, mesh: str) -> dict[str, Any]:
             for each in request.arrays
         ]
     )
-    how = ocp.args.PyTreeRestore(like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
-    jax.block_until_ready(jax.device_put([1.0] * 8, jax.devices()))
+    here = jax.local_devices()
+    jax.block_until_ready(jax.device_put([1.0] * len(here), here))
     Path("/proc/self/clear_refs").write_text("5")
     before, wall, cpu = current_bytes() or 0, time.monotonic(), time.process_time()
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        loaded = jax.block_until_ready(reader.restore(source, how))
+    loaded = jax.block_until_ready(APIS[api](source, like))
     taken = {"wall": time.monotonic() - wall, "cpu": time.process_time() - cpu}
     arrays = jax.tree.leaves(loaded)
     parts = {s.data.unsafe_buffer_pointer(): s.data.nbytes for a in arrays for s in a.addressable_shards}
     above = (peak_bytes() or 0) - before - sum(parts.values())
     return {**taken, "above": above, "result": sum(parts.values()), "digest": digest(arrays)}
+
+
+def by_v0(source: Path, like: Any) -> Any:
+    import orbax.checkpoint as ocp
+
+    how = ocp.args.PyTreeRestore(like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(source, how)
+
+
+def by_v1(source: Path, like: Any) -> Any:
+    from orbax.checkpoint import v1
+
+    return v1.load_pytree(source.parent, like, checkpointable_name="items")
+
+
+APIS = {"v0": by_v0, "v1": by_v1}
 
 
 def digest(arrays: list[Any]) -> str:
@@ -100,6 +120,28 @@ def digest(arrays: list[Any]) -> str:
         for shard in array.addressable_shards:
             found.update(np.ascontiguousarray(np.asarray(shard.data)).view(np.uint8).data)
     return found.hexdigest()
+
+
+def in_processes(count: int, *words: str | Path) -> dict[str, Any]:
+    """One restore by so many processes with eight devices together."""
+    if count == 1:
+        found: dict[str, Any] = json.loads(in_a_process(8, *words).splitlines()[-1])
+        return found
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    with ThreadPoolExecutor(count) as pool:
+        jobs = [
+            pool.submit(in_a_process, 8 // count, *words, "--job", f"{place},{number},{count}")
+            for number in range(count)
+        ]
+        said = [json.loads(job.result().splitlines()[-1]) for job in jobs]
+    return {
+        "wall": max(each["wall"] for each in said),
+        "above": max(each["above"] for each in said),
+        **{what: sum(each[what] for each in said) for what in ("cpu", "result")},
+        "digest": " ".join(each["digest"] for each in said),
+    }
 
 
 def in_a_process(devices: int, *words: str | Path) -> str:
@@ -116,13 +158,13 @@ def in_a_process(devices: int, *words: str | Path) -> str:
     return done.stdout
 
 
-def compare(directory: Path, rounds: int, mesh: str) -> bool:
+def compare(directory: Path, rounds: int, mesh: str, processes: int, api: str) -> bool:
     """Prints all, and says whether the resharded one is restored as fast as it must be."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in LAYOUTS}
     for _ in range(rounds):
         for name, each in found.items():
-            said = in_a_process(8, "--restore", name, "--directory", directory, "--mesh", mesh)
-            each.append(json.loads(said.splitlines()[-1]))
+            words = ("--restore", name, "--directory", directory, "--mesh", mesh, "--api", api)
+            each.append(in_processes(processes, *words))
     digests = {run["digest"] for each in found.values() for run in each}
     if len(digests) != 1:
         raise SystemExit("the layouts give different values")
@@ -158,6 +200,15 @@ def make(directory: Path, layers: int, vocab: int, mesh: str) -> None:
     ckpttools.reshard(directory / "devices", directory / "compressed", mesh=mesh, compression="zstd")
 
 
+def join(job: str | None) -> None:
+    """Makes this process one of a job: where they meet, which it is, and how many there are."""
+    if job is not None:
+        import jax
+
+        place, number, count = job.split(",")
+        jax.distributed.initialize(place, int(count), int(number))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--directory", type=Path, help="a place with room for the model, six times")
@@ -165,6 +216,9 @@ def main() -> int:
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mesh", default="fsdp=2,tensor=4")
+    parser.add_argument("--processes", type=int, choices=(1, 2, 4, 8), default=1)
+    parser.add_argument("--api", choices=APIS, default="v0")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--write", help=argparse.SUPPRESS)
     parser.add_argument("--restore", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -172,12 +226,17 @@ def main() -> int:
         write(asked.directory, asked.write)
         return 0
     if asked.restore:
-        print(json.dumps(restore(asked.directory, asked.restore, asked.mesh)))
+        join(asked.job)
+        print(json.dumps(restore(asked.directory, asked.restore, asked.mesh, asked.api)))
         return 0
     with tempfile.TemporaryDirectory(dir=asked.directory) as name:
         make(Path(name), asked.layers, asked.vocab, asked.mesh)
-        print(f"Llama 3.2 1B shapes, {asked.layers} layers, restored by Orbax onto {asked.mesh}", flush=True)
-        return 0 if compare(Path(name), asked.rounds, asked.mesh) else 1
+        print(
+            f"Llama 3.2 1B shapes, {asked.layers} layers, restored by Orbax ({asked.api}) onto {asked.mesh}, "
+            f"{asked.processes} processes",
+            flush=True,
+        )
+        return 0 if compare(Path(name), asked.rounds, asked.mesh, asked.processes, asked.api) else 1
 
 
 if __name__ == "__main__":
