@@ -104,13 +104,13 @@ def test_images_are_among_tokens(case):
     tokens = np.array(prompt.tokens)
     (places,) = np.nonzero(tokens == prompt.placeholder)
     assert (np.diff(places) == 1).all() and 0 < places[0] < places[-1] < len(tokens) - 1
-    assert prompt.positions.shape[-1] == len(tokens)
+    assert prompt.positions.shape[1] == len(tokens)
     pixels = prompt.torch["pixel_values"]
     assert sorted(pixels.ravel()) == sorted(prompt.pixels.ravel())
 
 
 def test_positions_of_a_picture_are_its_rows_and_columns():
-    (time, row, column) = images.prompt(cases.configuration("qwen3-vl")).positions[0]
+    time, row, column = images.prompt(cases.configuration("qwen3-vl")).positions[0].T
     grid = slice(12, 28)
     assert (time[grid] == 12).all()
     assert row[grid].tolist() == [12 + k // 4 for k in range(16)]

@@ -20,7 +20,7 @@ class Prompt:
         placeholder: the token that stands for a part of the image.
         torch: what transformers takes beside tokens: name of the argument -> array.
         pixels: what MaxText's tower takes, float32.
-        positions: (1, tokens) or, of three coordinates, (1, 3, tokens).
+        positions: (1, tokens) or, of three coordinates, (1, tokens, 3).
     """
 
     tokens: list[int]
@@ -77,7 +77,7 @@ def _of_three(across: int) -> np.ndarray:
     image = _BEFORE + np.stack([np.zeros_like(rows), rows, columns])
     before, after = np.arange(_BEFORE), _BEFORE + across + np.arange(_AFTER)
     parts = [np.tile(before, (3, 1)), image, np.tile(after, (3, 1))]
-    return np.concatenate(parts, axis=1)[None]
+    return np.concatenate(parts, axis=1).T[None]
 
 
 _PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], Prompt]] = {
