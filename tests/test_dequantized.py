@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from support import quantised_weights as made
 from support.quantised_weights import Made
 
+from ckpttools.array.nodes import Dequantized, Stored, inner, relayout, take
+from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Region
 from ckpttools.quantized.logical import logical, weights_in
 from ckpttools.testing.strategies import regions
 
@@ -82,3 +85,44 @@ def test_what_is_left_is_the_model_as_it_was(weight):
     assert descriptor.scheme == weight.scheme
     assert descriptor.logical_shape == weight.product.shape
     assert weights_in(done.tree).readable == {}
+
+
+@settings(max_examples=80)
+@given(weights(), st.data())
+def test_rearranged_numbers_are_the_rearranged_product(weight, data):
+    """Axes split, reordered, merged and taken: below the product where that can be, and above."""
+    array, truth = logical_array(weight), weight.bfloat16
+    for _ in range(data.draw(st.integers(1, 2))):
+        split = [data.draw(st.sampled_from(factors(length))) for length in array.shape]
+        atoms = [length for group in split for length in group]
+        order = data.draw(st.permutations(range(len(atoms))))
+        merge = data.draw(st.sampled_from(([1] * len(atoms), [len(atoms) - 1, 1], [1, len(atoms) - 1])))
+        array = relayout(array, split, order, merge)
+        truth = truth.reshape(atoms).transpose(order).reshape(array.shape)
+    assert array.shape == truth.shape
+    index = data.draw(st.integers(0, array.shape[0] - 1))
+    taken = take(array, 0, index)
+    region = data.draw(regions(taken.shape))
+    assert (bits(taken.read(region)) == bits(truth[index][region.slices])).all()
+    scratch = Scratch(array.scratch_bytes)
+    out = np.empty(array.shape, array.dtype.carrier)
+    array.read_into(Region.whole(array.shape), out, scratch)
+    assert (out == bits(truth)).all()
+
+
+def factors(length: int) -> list[tuple[int, ...]]:
+    pairs = [(each, length // each) for each in range(1, length + 1) if length % each == 0]
+    return [(length,), *pairs]
+
+
+def test_rows_that_take_turns_are_decoded_once():
+    """gpt-oss has rows of two projections in turn: only those of one are decoded, and moved once."""
+    weight = made.mxfp4(np.random.default_rng(0), 2, 8, 1)
+    array = logical_array(weight)
+    gate = take(relayout(array, [(2,), (32,), (4, 2)], (3, 0, 1, 2), (1, 1, 1, 1)), 0, 1)
+    (moved,) = inner(gate)
+    (decoded,) = inner(moved)
+    assert isinstance(decoded, Dequantized)
+    assert decoded.shape == (2, 4, 2, 32)
+    assert all(isinstance(each, Stored) for each in inner(decoded))
+    assert (bits(gate.read()) == bits(weight.bfloat16[:, :, 1::2])).all()

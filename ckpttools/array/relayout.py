@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
 from ckpttools.array import slabs
+from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
+from ckpttools.array.refinement import Permutation, composed
+from ckpttools.array.stored import Stored
 from ckpttools.array.views import subview
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, split_to
@@ -169,7 +172,76 @@ def relayout(
     shape = tuple(prod(atoms[next(rest)] for _ in range(count)) for count in merge)
     if shape == source.shape and _keeps_order(atoms, order):
         return source
-    return Relayout(shape, source.dtype, source, tuple(split), tuple(order), tuple(merge))
+    asked = Permutation(tuple(split), tuple(order), tuple(merge))
+    if isinstance(source, Relayout):
+        # Elements are moved once.
+        one = composed(Permutation(source.split, source.order, source.merge), asked)
+        if one is not None:
+            return relayout(source.source, *one)
+    if isinstance(source, Dequantized):
+        source, finer = _split_below(source, asked.split)
+        asked = asked._replace(split=finer)
+    return Relayout(shape, source.dtype, source, *asked)
+
+
+def _split_below(array: Dequantized, split: Sequence[Shape]) -> tuple[Dequantized, tuple[Shape, ...]]:
+    """Codes and scales with axes split as numbers are to be, so that of rows that take turns only those are
+    decoded that are wanted; and how the axes that it has then are still to be split.
+
+    An axis along which a scale is for several numbers, but not for all, stays whole; so does the last.
+    """
+    groups = [
+        group if len(group) > 1 and axis < array.ndim - 1 and _is_free(array, axis) else (length,)
+        for axis, (group, length) in enumerate(zip(split, array.shape, strict=True))
+    ]
+    if all(len(group) == 1 for group in groups):
+        return array, tuple(split)
+    blocks = [
+        tuple(length for group, cell in zip(groups, block, strict=True) for length in _cells(group, cell))
+        for block in array.blocks
+    ]
+    made = replace(
+        array,
+        shape=tuple(length for group in groups for length in group),
+        codes=_with_axes_split(array.codes, [*groups[:-1], array.codes.shape[-1:]]),
+        scales=tuple(
+            _with_axes_split(each, [_of_scales(*three) for three in zip(groups, each.shape, strict=True)])
+            for each in array.scales
+        ),
+        blocks=tuple(blocks),
+    )
+    finer: list[Shape] = []
+    for group, asked in zip(groups, split, strict=True):
+        finer += [(length,) for length in group] if len(group) > 1 else [asked]
+    return made, tuple(finer)
+
+
+def _is_free(array: Dequantized, axis: int) -> bool:
+    """Whether each number along an axis has a scale of its own, or all have the same."""
+    both = zip(array.scales, array.blocks, strict=True)
+    return all(block[axis] == 1 or scale.shape[axis] == 1 for scale, block in both)
+
+
+def _cells(group: Shape, cell: int) -> Shape:
+    """The lengths of a block along the parts of an axis."""
+    if len(group) == 1:
+        return (cell,)
+    return (1,) * len(group) if cell == 1 else group
+
+
+def _of_scales(group: Shape, length: int) -> Shape:
+    """How an axis of scales is split."""
+    if len(group) == 1:
+        return (length,)
+    return (1,) * len(group) if length == 1 else group
+
+
+def _with_axes_split(array: LazyArray, groups: Sequence[Shape]) -> LazyArray:
+    """The same elements in the same order."""
+    shape = tuple(length for group in groups for length in group)
+    if isinstance(array, Stored):
+        return replace(array, shape=shape)
+    return Relayout(shape, array.dtype, array, tuple(groups), tuple(range(len(shape))), (1,) * len(shape))
 
 
 def _keeps_order(atoms: Sequence[int], order: Sequence[int]) -> bool:

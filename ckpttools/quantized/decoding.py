@@ -199,6 +199,9 @@ class _Rows:
         import numpy as np
 
         lead = self.piece.region.shape[:-1]
+        long = [axis for axis, length in enumerate(lead) if length > 1]
+        if len(long) < 2:
+            return self._of_rows_along(long[0] if long else 0, top, height)
         factors = self.factors.reshape(-1, self.factors.shape[-1])
         index = np.unravel_index(np.arange(top, top + height), lead)
         cells = [
@@ -207,6 +210,17 @@ class _Rows:
         ]
         at = np.ravel_multi_index(cells, self.factors.shape[:-1])
         return factors[at[:1]] if (at == at[0]).all() else factors[at]
+
+    def _of_rows_along(self, axis: int, top: int, height: int) -> np.ndarray:
+        """The same where all rows follow each other on one axis."""
+        import numpy as np
+
+        factors = self.factors.reshape(-1, self.factors.shape[-1])
+        length, start = self.piece.blocks[0][axis], self.within[axis] + top
+        some = factors[start // length : ceil_div(start + height, length)]
+        if len(some) == 1 or length == 1:
+            return some
+        return np.repeat(some, length, 0)[start % length : start % length + height]
 
 
 def store(numbers: np.ndarray, dtype: DType, out: np.ndarray) -> None:
