@@ -552,6 +552,14 @@ class TestClosedList:
         found = [each.what for each in ckpttools.maxtext_config(tmp_path / "m").deviations]
         assert [each for each in found if what in each], found
 
+    def test_what_transformers_takes_where_nothing_is_said(self, tmp_path):
+        config = json.loads((GOLDEN / "qwen3-moe" / "hf" / "config.json").read_text())
+        (said,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
+        del config["norm_topk_prob"]
+        (found,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
+        assert said.what == "norm_topk_prob is false"
+        assert found.what == "nothing says norm_topk_prob, which means false to transformers"
+
     def test_yarn_by_the_usual_factor_is_none(self, tmp_path):
         config = json.loads((GOLDEN / "gpt-oss" / "hf" / "config.json").read_text())
         rope = config["rope_parameters"]

@@ -1,6 +1,6 @@
 """Whether a `config.json` made of MaxText's settings is its model's in transformers.
 
-Of each case, the settings that `ckpt maxtext-config` tells are made a configuration again. transformers builds
+Of each case, the settings that `ckpt maxtext-config` tells are made a configuration again. transformers makes
 a tiny model of the original's text and one of what was made, which takes the weights of the first, all and no
 other, and compares logits. Exits with 1 where they differ, but for what MaxText computes otherwise.
 """

@@ -128,13 +128,15 @@ def _whole(value: Any) -> Any:
 def deviations(family: Family, facts: ModelFacts) -> Iterator[Deviation]:
     """What MaxText computes otherwise."""
     reading = Reading(family, facts)
-    for limit in rules_of(family).limits:
-        if not limit.holds(facts):
-            yield _deviation(limit, reading)
+    broken = (each for each in rules_of(family).limits if not each.holds(facts))
+    yield from dict.fromkeys(_deviation(each, reading) for each in broken)
 
 
 def _deviation(limit: Limit, reading: Reading) -> Deviation:
     called = reading.called(limit.wanted.left)
+    if limit.wanted.left.kind == "field" and reading.facts.place_of(limit.wanted.left.name) is None:
+        value = json.dumps(limit.wanted.left.of(reading.facts))
+        return Deviation(f"nothing says {called}, which means {value} to transformers", limit.reason)
     said = nested(reading.facts.config, called)
     value = limit.wanted.left.of(reading.facts) if said is None else said
     return Deviation(f"{called} is {json.dumps(_whole(value))}", limit.reason)
