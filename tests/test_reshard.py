@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import prod
 
 import numpy as np
@@ -21,6 +21,7 @@ from ckpttools.array.tree import spelled
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.zarr.given_chunks import parse_chunks
+from ckpttools.inspect.advice import advice
 from ckpttools.sharding.grids import mesh_chunk
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
@@ -91,6 +92,19 @@ class TestReshard:
             assert dry[name] == json.loads(json.dumps(asdict(loading)))
             assert f"in {loading.reads:,} reads, over-read {loading.over_read:.2f}" in said, said
         assert "before a device of fsdp=4,tensor=2, rules maxtext, needs" in said
+
+    @pytest.mark.parametrize(
+        ("mesh", "how", "words"),
+        [
+            (MESH, {"rules": "maxtext"}, "--mesh fsdp=4,tensor=2 --rules maxtext"),
+            ("4x2", {"spec": "axis-1"}, "--mesh 4x2 --rules RULES"),
+        ],
+    )
+    def test_advice_about_a_mesh_is_to_reshard(self, mesh, how, words):
+        report = ckpttools.chunks(MAXTEXT, mesh=mesh, **how)
+        large = tuple(replace(each, piece_nbytes=1 << 23) for each in report.arrays)
+        said = {each.subject: each.command for each in advice(replace(report, arrays=large))}
+        assert said["over-read"] == f"ckpt reshard SRC DST {words}"
 
     def test_many_processes_share_the_work(self, resharded, tmp_path):
         words = ("reshard", MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
