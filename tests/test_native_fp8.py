@@ -1,6 +1,7 @@
 """FP8 weights in MaxText with their scales beside them, and back; refused where blocks do not allow it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import run, succeed
 from support.hf_models import write_llama
+from support.places import GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.array.tree import dotted
@@ -158,6 +160,34 @@ def test_dequantised_on_the_way_or_later_is_the_same(tmp_path):
     ckpttools.cast(source, tmp_path / "b", dtype="bfloat16")
     assert arrays(tmp_path / "a") == arrays(tmp_path / "b")
     assert "quantization_config" not in json.loads((tmp_path / "a" / "config.json").read_bytes())
+
+
+def test_a_dtype_is_of_what_is_not_quantised(tmp_path):
+    source = quantised(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", dtype="float32")
+    found = {path[-1]: each.dtype.name for path, each in open_tree(parse(tmp_path / "native")).arrays.items()}
+    assert found["kernel"] == "float8_e4m3fn"
+    assert found["kernel_scale"] == found["scale"] == found["embedding"] == "float32"
+    ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back", quantized="keep", dtype="bfloat16")
+    assert arrays(tmp_path / "back") == arrays(source)
+
+
+def test_what_is_carried_keeps_its_scales(tmp_path):
+    model = shutil.copytree(GOLDEN_0_2_5 / "qwen3.5-fp8" / "hf", tmp_path / "hf")
+    tree = open_tree(parse(model))
+    names = {dotted(path): each for path, each in tree.arrays.items()}
+    module = "model.language_model.layers.0.mlp.shared_expert.up_proj"
+    more = {f"mtp.layers.0.up_proj{end}": names[module + end] for end in (".weight", ".weight_scale_inv")}
+    made = ckpttools.Tree({(name,): each for name, each in {**names, **more}.items()}, tree.metadata)
+    options = {"quantized": "keep", "carry": True, "text_only": True}
+    ckpttools.hf_to_maxtext(made, tmp_path / "native", **options)
+    for dtype in (None, "bfloat16"):
+        place = tmp_path / f"back-{dtype}"
+        ckpttools.maxtext_to_hf(tmp_path / "native", place, quantized="keep", dtype=dtype)
+        back = arrays(place)
+        assert {name: back[name] for name in more} == {
+            name: each.read().tobytes() for name, each in more.items()
+        }
 
 
 def test_what_maxtext_is_told_of_it(tmp_path):

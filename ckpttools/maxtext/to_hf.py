@@ -40,7 +40,7 @@ from ckpttools.maxtext.parts import promising_less
 from ckpttools.maxtext.stacked_on import stored_scan_axis, told_scan_axis, with_scan_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.maxtext.vocabulary import WAYS, Surplus
-from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
+from ckpttools.quantized.weights import quantized, refuse_quantized, refuse_unmappable
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.cast import cast, cast_notes
 
@@ -159,7 +159,8 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     carried = _carried(left_out, options, files, quantized=bool(codes))
     made.update(carried)
     if options.dtype is not None:
-        made = {key: cast(array, options.dtype) for key, array in made.items()}
+        spared = _quantized_names(carried, files)
+        made = {key: array if key in spared else cast(array, options.dtype) for key, array in made.items()}
     made |= codes | {key + SCALE_INV: scales for key, scales in grids.scales.items()}
     missing = (
         *unwanted,
@@ -282,6 +283,12 @@ def _carried(
     if not quantized:
         refuse_quantized(carried, files.config, files.place)
     return carried
+
+
+def _quantized_names(carried: Mapping[str, LazyArray], files: ModelFiles) -> set[str]:
+    """The quantised weights among what is carried, and all that belongs to them: no cast may touch them."""
+    found = quantized(carried, files.config).values()
+    return {name for each in found for name in (each.name, *each.sides)}
 
 
 def _config(
