@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from serving import serve
 
 # Models of which transformers has no class of their own: the one whose computation is theirs.
@@ -52,9 +53,23 @@ def make(directory: str, seed: int) -> int:
         summed = tensor[0].numel() if tensor.ndim > 3 else tensor.shape[-1]
         tensor.copy_(noise * summed**-0.5 if tensor.ndim > 1 else tensor + 0.1 * noise)
     model.save_pretrained(directory)
+    _publish(Path(directory), config.model_type)
     # As it was said: transformers writes it with what it has filled in.
     (Path(directory) / "config.json").write_bytes(raw)
     return sum(tensor.numel() for tensor in model.parameters())
+
+
+# Names that transformers writes, and those of published files, which it reads as well.
+_PUBLISHED = {"kimi_k25": ("language_model.model.blocks.", "language_model.model.layers.")}
+
+
+def _publish(directory: Path, model_type: str) -> None:
+    """Gives tensors the names that published files have."""
+    if model_type not in _PUBLISHED:
+        return
+    for file in directory.glob("*.safetensors"):
+        named = {name.replace(*_PUBLISHED[model_type]): each for name, each in load_file(file).items()}
+        save_file(named, file, metadata={"format": "pt"})
 
 
 def _experts(table: torch.Tensor, experts: int, drawn: torch.Generator) -> torch.Tensor:
