@@ -165,9 +165,10 @@ def test_dequantised_on_the_way_or_later_is_the_same(tmp_path):
 def test_a_dtype_is_of_what_is_not_quantised(tmp_path):
     source = quantised(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", dtype="float32")
-    found = {path[-1]: each.dtype.name for path, each in open_tree(parse(tmp_path / "native")).arrays.items()}
-    assert found["kernel"] == "float8_e4m3fn"
-    assert found["kernel_scale"] == found["scale"] == found["embedding"] == "float32"
+    leaves = open_tree(parse(tmp_path / "native")).arrays
+    found = {"/".join(map(str, path[-2:])): each.dtype.name for path, each in leaves.items()}
+    assert found["query/kernel"] == "float8_e4m3fn" and found["query/kernel_scale"] == "float32"
+    assert found["decoder_norm/scale"] == found["token_embedder/embedding"] == "float32"
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back", quantized="keep", dtype="bfloat16")
     assert arrays(tmp_path / "back") == arrays(source)
 

@@ -24,6 +24,7 @@ from ckpttools.stores.abilities import Forgets
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.web.hub_name import HubName
+from ckpttools.transforms.dequantize import is_said_to_be_quantized
 
 _LOAD_STATE = "load_full_state_path"
 _CHECKPOINTS = "checkpoints"
@@ -73,10 +74,11 @@ def next_steps(where: Where) -> NextSteps | None:
 
 
 def _is_whole(tree: Tree) -> bool:
-    """Whether all names of a model are there, in dtypes in which one computes."""
-    dtype = _main_dtype(view_of(tree).named)
+    """Whether all names of a model are there, in dtypes in which one computes, or with scales beside them."""
+    is_computed = _main_dtype(view_of(tree).named) in _COMPUTED
     guesses = guess_families(tree, families().values())
-    return dtype in _COMPUTED and any(each.matched == each.wanted for each in guesses)
+    whole = any(each.matched == each.wanted for each in guesses)
+    return whole and (is_computed or is_said_to_be_quantized(tree))
 
 
 def _main_dtype(arrays: Mapping[str, LazyArray]) -> str:

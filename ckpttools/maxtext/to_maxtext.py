@@ -31,7 +31,6 @@ from ckpttools.maxtext.native import (
     kept_weights,
     native_grids,
     refusing,
-    told_of_kept,
 )
 from ckpttools.maxtext.parts import refuse_lost
 from ckpttools.maxtext.recognition import families_with_names_of
@@ -190,7 +189,8 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[Kept, Notes]:
     """The tree without scales: weights dequantised, or as they are; and what to say of it."""
     if options.quantized == "keep":
         kept = kept_weights(tree)
-        return kept, Notes(remarks=(told_of_kept(kept.scales, kept.block),))
+        said = f"{array_count(kept.scales)} stay FP8 with their scales beside them, as MaxText from 0.2.5 on has them"
+        return kept, Notes(remarks=(said,))
     plain = dequantized(tree, options.dtype, options.dequantize_like)
     return Kept(plain.tree), plain.notes
 
