@@ -180,7 +180,7 @@ class TestRefused:
                 arrays[f"model.layers.{layer}.mlp.up_proj.weight_scale_inv"][0, 1] = value
 
         source = rewritten(fp8, tmp_path / "source", change)
-        with pytest.raises(FormatError, match="no finite number") as error:
+        with pytest.raises(FormatError, match="no finite") as error:
             ckpttools.cast(source, tmp_path / "out", dtype="bfloat16")
         assert "up_proj" in str(error.value)
         assert not (tmp_path / "out").exists()
