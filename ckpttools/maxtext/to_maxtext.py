@@ -189,7 +189,8 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[Kept, Notes]:
     """The tree without scales: weights dequantised, or as they are; and what to say of it."""
     if options.quantized == "keep":
         kept = kept_weights(tree)
-        said = f"{array_count(kept.scales)} stay FP8 with their scales beside them, as MaxText from 0.2.5 on has them"
+        count = array_count(kept.scales)
+        said = f"{count} stay FP8 with their scales beside them, as MaxText from 0.2.5 on has them"
         return kept, Notes(remarks=(said,))
     plain = dequantized(tree, options.dtype, options.dequantize_like)
     return Kept(plain.tree), plain.notes
