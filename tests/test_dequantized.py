@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import quantised_weights as made
@@ -155,3 +156,25 @@ def test_ragged_blocks_of_deepseek():
     exact = weight.arrays[weight.name].astype(np.float64)
     exact *= np.repeat(np.repeat(weight.arrays[f"{weight.name}_scale_inv"], 128, 0), 128, 1)[:576]
     assert np.abs(array.read().astype(np.float64) - exact).max() <= np.abs(exact).max() * 2**-8
+
+
+def test_regions_that_begin_within_a_block():
+    weight = made.fp8_blocks(np.random.default_rng(0), (23, 31), (5, 7))
+    array = logical_array(weight)
+    for row in range(11):
+        for column in (0, 3, 8):
+            part = (slice(row, row + 9), slice(column, column + 20))
+            assert (bits(array[part]) == bits(weight.bfloat16[part])).all()
+
+
+@pytest.mark.parametrize("byte", [253, 254, 255])
+def test_exponents_beyond_the_range_are_refused_when_they_are_read(byte):
+    """The scales of groups are many: they are looked at with their codes."""
+    weight = made.mxfp4(np.random.default_rng(0), 2, 8, 2)
+    name = next(name for name in weight.arrays if name.endswith("_scales"))
+    weight.arrays[name][1, 3, 1] = byte
+    array = logical_array(weight)
+    assert (bits(array[0]) == bits(weight.bfloat16[0])).all()
+    with pytest.raises(FormatError, match="no finite numbers") as error:
+        array.read()
+    assert error.value.place == f"{weight.name}_blocks"
