@@ -30,7 +30,7 @@ torch=$directory/torch
 [ -x "$torch/bin/python" ] || "$python" -m venv "$torch"
 if ! "$torch/bin/python" -c 'import torch' 2>/dev/null; then
   # Without CUDA, where such a build is offered: 200 MB in place of several GB.
-  "$torch/bin/python" -m pip install --quiet "${TORCH:-torch==2.13.0+cpu}" ||
+  "$torch/bin/python" -m pip install --quiet "${TORCH:-torch==2.13.0+cpu}" 2>/dev/null ||
     "$torch/bin/python" -m pip install --quiet torch==2.13.0
 fi
 "$torch/bin/python" -m pip install --quiet -r "$here/requirements-torch.txt"
