@@ -60,16 +60,24 @@ def make(directory: str, seed: int) -> int:
 
 
 # Names that transformers writes, and those of published files, which it reads as well.
-_PUBLISHED = {"kimi_k25": ("language_model.model.blocks.", "language_model.model.layers.")}
+_PUBLISHED = {
+    "kimi_k25": {
+        "language_model.model.blocks.": "language_model.model.layers.",
+        "model.mm_projector.": "mm_projector.",
+    }
+}
 
 
 def _publish(directory: Path, model_type: str) -> None:
     """Gives tensors the names that published files have."""
-    if model_type not in _PUBLISHED:
-        return
-    for file in directory.glob("*.safetensors"):
-        named = {name.replace(*_PUBLISHED[model_type]): each for name, each in load_file(file).items()}
-        save_file(named, file, metadata={"format": "pt"})
+    for file in directory.glob("*.safetensors") if model_type in _PUBLISHED else ():
+        tensors = load_file(file)
+        for theirs, published in _PUBLISHED[model_type].items():
+            names = {
+                name: published + name.removeprefix(theirs) for name in tensors if name.startswith(theirs)
+            }
+            tensors = {names.get(name, name): each for name, each in tensors.items()}
+        save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _experts(table: torch.Tensor, experts: int, drawn: torch.Generator) -> torch.Tensor:

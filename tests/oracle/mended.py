@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 with contextlib.redirect_stdout(sys.stderr):
     from maxtext.layers import embeddings, linears, nnx_decoders
+    from maxtext.models import qwen3
     from maxtext.multimodal import processor
 
 
@@ -93,8 +95,20 @@ def _unrounded() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(embeddings.Qwen3OmniMoeVisionPosEmbedInterpolate, "__init__", begin)
 
 
+def _smooth() -> contextlib.AbstractContextManager[Any]:
+    """GELU itself in the patch mergers of Qwen's towers: MaxText has its approximation by tanh there, too."""
+    plain, exact = qwen3.Qwen3OmniMoeVisionPatchMerger.__call__, partial(jax.nn.gelu, approximate=False)
+
+    def merged(merger: Any, *args: Any, **options: Any) -> Any:
+        with mock.patch.object(jax.nn, "gelu", exact):
+            return plain(merger, *args, **options)
+
+    return mock.patch.object(qwen3.Qwen3OmniMoeVisionPatchMerger, "__call__", merged)
+
+
 _MENDS: Mapping[str, Callable[..., contextlib.AbstractContextManager[Any]]] = {
     "stretched": _stretched,
     "clipped": _clipped,
     "unrounded": _unrounded,
+    "smooth": _smooth,
 }
