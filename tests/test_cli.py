@@ -302,6 +302,7 @@ class TestDryRun:
             "bytes_dead": 0,
             "links": {},
             "remarks": [],
+            "gain": None,
         }
 
     def test_dropped_arrays_are_counted_and_named(self, llama: Path, tmp_path: Path):
@@ -422,10 +423,14 @@ class TestErrors:
 class TestListings:
     def test_formats(self):
         assert succeed("formats").stdout.splitlines() == [
-            "format       written",
-            "orbax        yes",
-            "safetensors  yes",
-            "zarr3        yes",
+            "format             written",
+            "deepspeed-zero     no",
+            "orbax              yes",
+            "safetensors        yes",
+            "torch              no",
+            "torch-distributed  no",
+            "torch-ranks        no",
+            "zarr3              yes",
         ]
 
     def test_formats_as_json(self):
