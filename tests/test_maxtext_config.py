@@ -335,7 +335,7 @@ class TestDeviations:
         ("field", "value"), [("sliding_window", 4096), ("rope_scaling", {"type": "dynamic"})]
     )
     def test_what_mistral_cannot(self, tmp_path, field, value):
-        config = {**LLAMA_8B, "model_type": "mistral", field: value}
+        config = {**LLAMA_8B, "model_type": "mistral", "sliding_window": None, field: value}
         (found,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
         assert "MaxText" in found.reason
 
@@ -559,6 +559,40 @@ class TestClosedList:
         (found,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
         assert said.what == "norm_topk_prob is false"
         assert found.what == "nothing says norm_topk_prob, which means false to transformers"
+
+    def test_null_is_not_silence(self, tmp_path):
+        """Gemma 2 without a cap says so; where it says nothing, transformers caps."""
+        config = json.loads((GOLDEN / "gemma2" / "hf" / "config.json").read_text())
+        config["final_logit_softcapping"] = None
+        assert given_to(written(tmp_path / "m", config))["final_logits_soft_cap"] == 0
+        del config["final_logit_softcapping"]
+        assert given_to(written(tmp_path / "m", config))["final_logits_soft_cap"] == 30
+
+    def test_a_rope_that_is_stated_has_only_its_theta_from_transformers(self, tmp_path):
+        config = json.loads((GOLDEN / "gpt-oss" / "hf" / "config.json").read_text())
+        rope = config["rope_parameters"]
+        del rope["truncate"], rope["rope_theta"]
+        found = given_to(written(tmp_path / "m", config))
+        assert (found["rope_truncate"], found["rope_max_timescale"]) == (True, 150000)
+        del config["rope_parameters"]
+        found = given_to(written(tmp_path / "m", config))
+        assert (found["rope_truncate"], found["rope_type"], found["rope_factor"]) == (False, "yarn", 32)
+
+    def test_what_gemma_3_is_published_with(self, tmp_path):
+        """No heads, no epsilon, no activation, no vocabulary, no base of the rotary embedding."""
+        rope = {"factor": 8.0, "rope_type": "linear"}
+        text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+        text |= {"num_hidden_layers": 34, "rope_scaling": rope, "sliding_window": 1024}
+        config = {"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": text}
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+        report = ckpttools.maxtext_config(tmp_path / "m")
+        own, found = models()["gemma3-4b"], {each.name: each for each in report.settings}
+        assert [name for name in own if name in found and found[name].value != own[name]] == ["vocab_size"]
+        assert found["rope_max_timescale"].value == 1000000
+        assert {found[name].source for name in ("rope_max_timescale", "base_num_kv_heads", "head_dim")} == {
+            f"transformers, as {tmp_path / 'm' / 'config.json'} does not say"
+        }
 
     def test_yarn_by_the_usual_factor_is_none(self, tmp_path):
         config = json.loads((GOLDEN / "gpt-oss" / "hf" / "config.json").read_text())

@@ -53,8 +53,6 @@ FAMILY = Family(
     decoder_block:  "qwen3_moe"
     use_qk_norm:    true
     norm_topk_prob: true
-    must config.norm_topk_prob else false is true, if config.model_type is "qwen3_moe"
-        -- MaxText's weights of the chosen experts always sum up to 1
     """
         + EXPERT_SETTINGS
         + EXPERTS_EVERYWHERE

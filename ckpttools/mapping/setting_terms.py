@@ -38,14 +38,12 @@ class Term:
         value: of kind "value".
         name: of the field or flag, or the formula.
         words: value of the field as JSON -> what stands for it; None for the value itself.
-        default: what a field that is not there means.
     """
 
     kind: Literal["value", "field", "flag", "formula"]
     value: Any = None
     name: str = ""
     words: Mapping[str, Any] | None = None
-    default: Any = None
 
     def of(self, facts: Facts) -> Any:
         """The value for one model; None where nothing is known.
@@ -60,9 +58,7 @@ class Term:
         if self.kind == "formula":
             return _length(self.name, facts.lengths)
         found = facts.field(self.name)
-        if found is None:
-            return self.default
-        if self.words is None:
+        if self.words is None or found is None:
             return found
         if isinstance(found, list):
             return [self._word(each) for each in found]
@@ -76,7 +72,6 @@ class Term:
         if self.kind == "value":
             return json.dumps(self.value)
         words = "" if self.words is None else f" as {json.dumps(self.words)}"
-        words += "" if self.default is None else f" else {json.dumps(self.default)}"
         return f"{FLAG if self.kind == 'flag' else ''}{self.name}{words}"
 
 

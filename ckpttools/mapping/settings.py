@@ -4,8 +4,7 @@ base_emb_dim:   embed                                 the length of an axis, or 
 head_dim:       head_dim | embed // heads             the first that is known
 rope_type:      "yarn", if rope.type is "yarn"        JSON; lines of one name stand in order
 mlp_activation: config.hidden_act as {"silu": "silu"} a field of the configuration, in other words; of a
-                                                      list each item; `else false` is what it means that
-                                                      it is not there
+                                                      list each item
 must rope.factor is 8, if rope.type is "llama3" -- it is 8 in the code
 idle qk_head_dim, ep_size -- they say nothing that other fields do not
 note if flag.indexer -- what there is to know of such a model
@@ -253,10 +252,8 @@ def _term(text: str, line: str) -> Term:
     if text.startswith(FLAG):
         return Term("flag", name=text.removeprefix(FLAG))
     if "." in text and text.split(".")[0] in FIELDS:
-        text, _, default = text.partition(" else ")
         name, _, words = text.partition(" as ")
-        said = _json(default, line) if default else None
-        return Term("field", None, name.strip(), _json(words, line) if words else None, said)
+        return Term("field", name=name.strip(), words=_json(words, line) if words else None)
     try:
         return Term("value", json.loads(text))
     except ValueError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttools.mapping.sizes import nested
+from ckpttools.maxtext.config.silent import THETA
 
 _USUAL = "rope.usual_attention_factor"
 _SCALES = ("mscale", "mscale_all_dim")
@@ -43,11 +44,15 @@ class ModelFacts:
         config: the parsed `config.json`.
         lengths: of axes.
         flags: yes and no.
+        silent: field -> what transformers takes where the configuration says nothing, not even null.
+        has_arrays: whether lengths are those of arrays.
     """
 
     config: Mapping[str, Any]
     lengths: Mapping[str, int] = field(default_factory=dict)
     flags: Mapping[str, bool] = field(default_factory=dict)
+    silent: Mapping[str, Any] = field(default_factory=dict)
+    has_arrays: bool = False
 
     def field(self, name: str) -> Any:
         """`config.NAME`, of the text model if it has it, or `rope.NAME`; None where there is none.
@@ -89,10 +94,15 @@ class ModelFacts:
             return self._rope(name.removeprefix(_ROPE))
         name = name.removeprefix(_CONFIG)
         found = ((prefix + name, nested(part, name)) for prefix, part in self.parts())
-        where, said = next((each for each in found if each[1] is not None), (None, None))
+        where, said = next((each for each in found if each[1] is not None), (None, self._silent(name)))
         if name in _BY_LAYER and isinstance(said, list):
             return where, said[: self.field("num_hidden_layers")]
         return where, said
+
+    def _silent(self, name: str) -> Any:
+        """What transformers takes for a field of which nothing is said; None where that is not known."""
+        is_stated = any(_states(part, name) for _, part in self.parts())
+        return None if is_stated else self.silent.get(name)
 
     def _cycles(self, every: int) -> tuple[str | None, bool | None]:
         lists = [(*self._found(_CONFIG + name), entry) for name, entry in _KINDS.items()]
@@ -112,14 +122,21 @@ class ModelFacts:
         plain = name.removeprefix("local_")
         if plain == "type":
             key = next((each for each in _TYPES if rope.get(each)), None)
-            said = rope[key] if key else "default"
+            said = rope[key] if key else self._silent_rope(name, where)
             plain_type = _PLAIN_TYPES.get(said, said) if isinstance(said, str) else said
             return (f"{where}.{key}" if key else None), plain_type
         keys = ("rope_theta",) if plain == "theta" else (plain,)
         older = _OLDER.get(name, () if is_local else (name,))
         found: list[tuple[str | None, Any]] = [(f"{where}.{key}", rope.get(key)) for key in keys]
         found += [self._found(_CONFIG + each) for each in older]
-        return next((each for each in found if each[1] is not None), (None, None))
+        taken = None, self._silent_rope(name, where)
+        return next((each for each in found if each[1] is not None), taken)
+
+    def _silent_rope(self, name: str, where: str) -> Any:
+        """As `_silent`, of a rotary embedding that is stated at a place, or nowhere."""
+        known = name == THETA.removeprefix(_ROPE) or not where
+        usual = "default" if name in ("type", "local_type") else None
+        return self.silent.get(_ROPE + name, usual) if known else usual
 
     def _attention_factor(self) -> tuple[str | None, bool | None]:
         """As transformers works it out."""
@@ -153,6 +170,13 @@ class ModelFacts:
 def layer_types(every: int, layers: int) -> list[str]:
     """The kinds of layers of which every N-th attends to everything, and the others have a window."""
     return [_GLOBAL if k % every == every - 1 else _LOCAL for k in range(layers)]
+
+
+def _states(part: Mapping[str, Any], name: str) -> bool:
+    """Whether a part has a field, dots for nested ones, be it null."""
+    first, _, rest = name.partition(".")
+    inner = part.get(first)
+    return first in part and (not rest or (isinstance(inner, Mapping) and _states(inner, rest)))
 
 
 def _yarn(factor: float, scale: float) -> float:

@@ -212,13 +212,13 @@ qwen3.5-397b-a17b
 @cache
 def defaults() -> Mapping[str, Any]:
     """Name of a setting -> its value in MaxText's own configuration."""
-    return {**dict(_pairs(_DEFAULTS)), **SIZES}
+    return {**dict(pairs(_DEFAULTS)), **SIZES}
 
 
 @cache
 def tower_defaults() -> Mapping[str, Any]:
     """Settings of towers, as `defaults`."""
-    return dict(_pairs(towers.DEFAULTS))
+    return dict(pairs(towers.DEFAULTS))
 
 
 @cache
@@ -230,14 +230,15 @@ def models() -> Mapping[str, Mapping[str, Any]]:
         for line in text.strip().splitlines():
             if line.startswith(" "):
                 for name in names:
-                    found[name].update(_pairs(line))
+                    found[name].update(pairs(line))
             else:
                 names = line.split()
                 found = {**{name: dict(MODELS[name]) for name in names}, **found}
     return found
 
 
-def _pairs(text: str) -> Iterator[tuple[str, Any]]:
+def pairs(text: str) -> Iterator[tuple[str, Any]]:
+    """The words `NAME=JSON` of a text, taken apart."""
     for word in text.split():
         name, _, value = word.partition("=")
         yield name, json.loads(value)

@@ -107,7 +107,10 @@ class Reading:
             term.kind == "formula" and axes_in(term.name) <= self.family.constants.keys()
         ):
             return "family"
-        return f"{place}: {', '.join(there)}" if (there := self._there(term)) else "the arrays"
+        if there := self._there(term):
+            return f"{place}: {', '.join(there)}"
+        from_arrays = term.kind != "field" and self.facts.has_arrays
+        return "the arrays" if from_arrays else f"transformers, as {place} does not say"
 
     def unread(self) -> Iterator[str]:
         """The fields that may change what the model computes, and of which MaxText is told nothing."""

@@ -13,6 +13,8 @@ from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.report import ModelSetting
+from ckpttools.maxtext.config.silent import completed, taken
+from ckpttools.maxtext.config.written import MODEL_TYPE
 from ckpttools.maxtext.from_native import block_of
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
@@ -53,9 +55,25 @@ def seen_in_config(config: Mapping[str, Any], place: str, family: str | None) ->
         CheckpointError: the user's file describes no family.
     """
     found = family_for(config, ModelOptions(family=family), place)
-    table = found.table(config, place)
+    facts = _facts(config)
+    # Sizes that nothing says are those of transformers, too.
+    where, text = next(iter(facts.parts()))
+    whole = _with(config, where, completed(text, facts.silent))
+    table = found.table(whole, place)
     flags = {name: flag.value for name, flag in table.flags.items()}
-    return SeenModel(found, ModelFacts(config, lengths_of(table.sizes), flags), place)
+    return SeenModel(found, replace(facts, lengths=lengths_of(table.sizes), flags=flags), place)
+
+
+def _facts(config: Mapping[str, Any]) -> ModelFacts:
+    """What a configuration says, and what transformers takes where it is silent."""
+    plain = ModelFacts(config)
+    return replace(plain, silent=taken(plain.field(MODEL_TYPE)))
+
+
+def _with(config: Mapping[str, Any], where: str, part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration with another part in a place, dots for nested ones and at the end."""
+    first, _, rest = where.partition(".")
+    return part if not first else {**config, first: _with(config[first], rest, part)}
 
 
 def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
@@ -77,7 +95,7 @@ def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
     found = family_for(config, ModelOptions(family=family), tree.metadata.place)
     table = found.table(config, CONFIG, spelling=found.spelling_of(arrays))
     lengths, flags = table.known_of(arrays)
-    return SeenModel(found, ModelFacts(config, lengths, flags), CONFIG)
+    return SeenModel(found, replace(_facts(config), lengths=lengths, flags=flags, has_arrays=True), CONFIG)
 
 
 def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | None) -> SeenModel:
@@ -94,7 +112,7 @@ def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | 
     rows = {_VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
     there = found.towers_in(arrays)
     towers = {each: each in there for each in found.towers}
-    facts = ModelFacts(config, {**lengths, **rows}, {**seen, **towers})
+    facts = replace(_facts(config), lengths={**lengths, **rows}, flags={**seen, **towers}, has_arrays=True)
     model = SeenModel(found, facts, CONFIG, tuple(_stored(tree, view)))
     return replace(model, notes=tuple(_notes(view, config, arrays, found)))
 
