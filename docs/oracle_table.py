@@ -26,6 +26,8 @@ CPU.
 - *images*: with its tower, both ways of loading hold the same bits, and logits of tokens with an image among
   them are the same, too. The image is noise; the token that stands for its parts is that of the model, as
   MaxText knows those of released vocabularies alone.
+- *quantised*: `ckpt quantize` makes FP8 in blocks of the model, of gpt-oss MXFP4, and `ckpt convert
+  hf-to-maxtext` converts that; transformers computes with what `ckpt cast` makes of it.
 - *back*: four steps of MaxText's own training, then `ckpt strip-optimizer`, `unstack` and `convert
   maxtext-to-hf`: the largest difference between MaxText with what was trained and transformers with
   what came back.
@@ -67,7 +69,14 @@ make oracle FAMILY=llama,qwen3     # some: a name, or how several begin
 It needs a Python 3.12 (`PYTHON=`). `ORACLE_MAXTEXT` and `ORACLE_TORCH` name environments that are there
 already, as `tests/oracle/setup.sh` makes them; `make test` then runs one model of it, too.
 """
-COLUMNS = {"loads": "load", "logits": "logits", "images": "images", "back": "export", "resumes": "resume"}
+COLUMNS = {
+    "loads": "load",
+    "logits": "logits",
+    "images": "images",
+    "quantised": "quantized",
+    "back": "export",
+    "resumes": "resume",
+}
 NOT_RUN = "not run"
 TEXT_ALONE = "text alone: MaxText scans no layers that take what the tower's inner blocks see"
 

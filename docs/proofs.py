@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from oracle.cases import configurations
 from oracle.results import PASSED, Row, read
 
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
+from ckpttools.quantized.config import says_quantized
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 # MaxText's version -> where the models lie that its own converter made.
@@ -39,9 +41,9 @@ Of every family, models of random sizes come back to the bit in all forms. Model
 blocks the layers look into are scanned as their text alone. *Left out* is what MaxText has no place for, or
 no row takes: `--carry` keeps it.
 
-Weights of [quantised](transforms.md#quantised-weights) sources become the numbers that they stand for before
-any row sees them, whatever the family. That is proved by products made one by one; of no family a quantised
-source was converted by MaxText, or run, to compare with.
+Weights of [quantised sources](quantized.md) become the numbers that they stand for before any row sees them,
+whatever the family, which is proved by products made one by one. *Quantised* says where MaxText then computes
+as transformers does with these numbers, and which FP8 checkpoints are those of MaxText's own converter.
 """
 
 
@@ -50,7 +52,7 @@ def proofs() -> str:
 
 
 def _table(version: str) -> Iterator[str]:
-    head = ("family", *LAYERS.values(), *(f"back, {form}" for form in LAYERS.values()), "towers")
+    head = ("family", *LAYERS.values(), *(f"back, {form}" for form in LAYERS.values()), "towers", "quantised")
     lines = [_line(family, version) for family in families().values()]
     yield f"### MaxText {version}"
     yield ""
@@ -73,7 +75,7 @@ def _rows(lines: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 def _line(family: Family, version: str) -> tuple[str, ...]:
     ways = [_cell(family, version, form, step) for step in ("logits", "export") for form in LAYERS]
-    return (family.name, *ways, _towers(family, version))
+    return (family.name, *ways, _towers(family, version), _quantised(family, version))
 
 
 def _cell(family: Family, version: str, form: str, step: str) -> str:
@@ -97,6 +99,17 @@ def _towers(family: Family, version: str) -> str:
         for tower in family.towers
     ]
     return _joined([*golden, _ran(family, version, list(LAYERS), "images", "images")])
+
+
+def _quantised(family: Family, version: str) -> str:
+    made = [each for each in _cases(version) if _of(each) is family and says_quantized(_read(each))]
+    golden = _said("golden", [each.parents[1].name for each in made])
+    return _joined([golden, _ran(family, version, list(LAYERS), "quantized", "logits")])
+
+
+def _read(config: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(config.read_bytes())
+    return found
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -89,6 +89,14 @@ TEXT_WHERE_SCANNED = frozenset({"qwen3-omni", "qwen3-vl", "qwen3-vl-moe"})
 NEVER_SCANNED = frozenset({"gemma4-e2b"})
 
 
+# Families that are published in few bits -> how `ckpt quantize` calls that.
+QUANTIZED = {
+    **dict.fromkeys(("deepseek3", "deepseek3.2", "kimi-k2", "llama3.1"), "fp8-block128"),
+    **dict.fromkeys(("qwen3", "qwen3-moe", "qwen3-next"), "fp8-block128"),
+    "gpt-oss": "mxfp4",
+}
+
+
 def configurations() -> dict[str, Path]:
     """Case -> its config.json; of two of one name, that of the newer MaxText."""
     golden = {each.parents[1].name: each for each in sorted(FIXTURES.glob("golden*/*/hf/config.json"))}
@@ -104,7 +112,8 @@ def forms(case: str) -> tuple[str, ...]:
 def steps_of(case: str, layers: str) -> tuple[str, ...]:
     """Those that one form of a model has."""
     seen = prompt(configuration(case)) is not None and not (layers == SCANNED and case in TEXT_WHERE_SCANNED)
-    return ("convert", "load", "logits", *(("images",) if seen else ()), "train", "export", "resume")
+    some = (("images",) if seen else ()) + (("quantized",) if case in QUANTIZED else ())
+    return ("convert", "load", "logits", *some, "train", "export", "resume")
 
 
 def named(words: Sequence[str]) -> list[str]:

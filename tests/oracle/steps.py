@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from oracle import images, settings
-from oracle.cases import DEVIATIONS, NONE, TEXT_WHERE_SCANNED
+from oracle.cases import DEVIATIONS, NONE, QUANTIZED, TEXT_WHERE_SCANNED
 from oracle.commands import ckpt
 from oracle.worker import StepError, Worker
 
@@ -133,6 +133,16 @@ def _kept(bench: Bench, name: str, array: np.ndarray) -> Path:
     return file
 
 
+def quantise(bench: Bench) -> str:
+    """Converted from weights of few bits: what transformers computes with the numbers that these mean."""
+    small, meant, item = (bench.directory / name for name in ("quantized", "meant", "from-quantized"))
+    ckpt("quantize", bench.model, small, "--scheme", QUANTIZED[bench.family])
+    ckpt("cast", small, meant, "--dtype", "float32")
+    form = "--scan" if bench.scanned else "--no-scan"
+    ckpt("convert", "hf-to-maxtext", small, item, form, "--dtype", "float32")
+    return compared(bench, meant, item)
+
+
 def kl(one: np.ndarray, other: np.ndarray) -> float:
     """The largest divergence of the distributions of a position, in nats."""
     logs = [each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (one, other)]
@@ -190,6 +200,7 @@ ALL: dict[str, Callable[[Bench], str]] = {
     "load": load,
     "logits": compare,
     "images": see,
+    "quantized": quantise,
     "train": train,
     "export": export,
     "resume": resume,
