@@ -14,6 +14,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.quantized.config import says_quantized
 
 MADE = [
     (version, file)
@@ -34,6 +35,7 @@ def test_every_tensor_comes_back(version: str, leaves: Path):
         text_only="vision_encoder" not in leaves.read_text(),
         exact=True,
         leaves_out=True,
+        quantized="keep" if says_quantized(source.metadata.config) else "dequantize",
     )
     made = to_maxtext(source, options)
     files = ModelFiles(source.metadata.config, spelling=spelling.name)
