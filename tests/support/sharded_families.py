@@ -23,7 +23,7 @@ from support.places import GOLDEN, GOLDEN_0_2_5
 Model = tuple[Directory, bool]
 EXPERTS = "fsdp=2,expert=4"
 # Its value heads take turns, 512 bytes each: a read is longer than what lies between two that are wanted.
-SHORT_RUNS = ("qwen3.5",)
+SHORT_RUNS = ("qwen3.5", "qwen3.5-fp8")
 
 
 def golden_models() -> Iterator[Model]:
