@@ -18,7 +18,7 @@ import ckpttools
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, MappingError, ShapeError
 from ckpttools.families.deepseek4 import RESAVED
@@ -26,10 +26,12 @@ from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.whole_numbers import Whole
+from ckpttools.maxtext.casting import SparingTables
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_hf import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.transforms.cast import CastMap
 
 GOLDEN = GOLDEN_0_2_5 / "deepseek4"
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
@@ -125,6 +127,25 @@ class TestTable:
         with pytest.raises(MappingError, match="not whole, or too large") as caught:
             back(changed(open_tree(runs[False]), ("tid2eid",), 2.5), tmp_path / "hf")
         assert "ffn.gate.tid2eid" in caught.value.place
+
+    def test_of_a_dtype_that_rounds_is_refused(self, runs, tmp_path):
+        """256 in bfloat16 may have been 257."""
+        tree = changed(open_tree(runs[False]), ("tid2eid",), 256)
+        path = next(path for path in tree.arrays if path[-1] == "tid2eid")
+        cast_down = CastMap({spelled(path): "bfloat16"})(tree).tree
+        with pytest.raises(MappingError, match="may have been another one") as caught:
+            back(cast_down, tmp_path / "hf")
+        assert "256" in str(caught.value.wanted)
+
+    def test_a_cast_leaves_it(self, runs):
+        tree = changed(open_tree(runs[False]), ("tid2eid",), 257)
+        path = next(path for path in tree.arrays if path[-1] == "tid2eid")
+        made = SparingTables(CastMap({}, "bfloat16"))(tree)
+        assert {each.dtype.name for at, each in made.tree.arrays.items() if at != path} >= {"bfloat16"}
+        assert made.tree.arrays[path].dtype.name == "float32"
+        assert "numbers of experts" in " ".join(made.notes.remarks)
+        named = SparingTables(CastMap({spelled(path): "float64"}, "bfloat16"))(tree).tree
+        assert named.arrays[path].dtype.name == "float64"
 
     @given(st.lists(st.integers(-(2**33), 2**33), min_size=1))
     def test_numbers_come_back_or_are_refused(self, numbers):

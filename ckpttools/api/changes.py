@@ -14,6 +14,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.options import Option
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import writer_options
+from ckpttools.maxtext.casting import SparingTables
 from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.moving import ForVersion
 from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
@@ -23,7 +24,7 @@ from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.base import Transform
-from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.dequantize import Like
 from ckpttools.transforms.functions import Mapper, mapped_by
 from ckpttools.transforms.registry import options_of, transform_named, transforms
@@ -142,7 +143,7 @@ def cast(
     if dtype is None and not dtype_map:
         hint = f"give {option('dtype', 'DTYPE')} or {option('dtype_map')} PATTERN=DTYPE"
         raise UsageError("there is nothing to cast to", hint=hint)
-    casts = CastMap(dict(dtype_map or {}), dtype_of(dtype), force, dequantize_like)
+    casts = SparingTables(CastMap(dict(dtype_map or {}), dtype_of(dtype), force, dequantize_like))
     return write_changed([casts], source, destination, common)
 
 
@@ -281,4 +282,4 @@ def transform(
 
 
 def _casts(dtype: DType | str | None) -> list[Transform]:
-    return [] if dtype is None else [CastTo(dtype)]
+    return [] if dtype is None else [SparingTables(CastMap({}, dtype))]

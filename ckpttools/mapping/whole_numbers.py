@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpttools.core.dtypes import DTYPES, DType
@@ -29,7 +30,8 @@ class Whole:
 class Recoded:
     """The same whole number in the dtype `to`; numbers that it does not have are refused.
 
-    What comes as floating-point numbers is taken, too, as MaxText trains with its tables in float32.
+    What comes as floating-point numbers is taken, too, as MaxText trains with its tables in float32; but not
+    numbers so large that a neighbour may have been rounded to them, from 256 on in bfloat16.
 
     Attributes:
         to, origin: names of dtypes.
@@ -50,9 +52,9 @@ class Recoded:
         return self
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
-        blockwise(source, target, dtype, DTYPES[self.to], self._recoded)
+        blockwise(source, target, dtype, DTYPES[self.to], partial(self._recoded, dtype))
 
-    def _recoded(self, block: np.ndarray) -> np.ndarray:
+    def _recoded(self, dtype: DType, block: np.ndarray) -> np.ndarray:
         import numpy as np
 
         with np.errstate(invalid="ignore"):
@@ -66,6 +68,14 @@ class Recoded:
                 got=block[odd][0],
                 wanted=f"numbers of {self.to}",
                 hint="check that the checkpoint is whole: ckpt verify SRC",
+            )
+        if dtype.is_float and (rounded := np.abs(made) >= 1 << dtype.digits).any():
+            raise MappingError(
+                f"{dtype} does not hold all whole numbers of this size: this may have been another one",
+                place=self.name or None,
+                got=made[rounded][0],
+                wanted=f"numbers under {1 << dtype.digits}, or a wider dtype",
+                hint="take the checkpoint as it was before it was cast",
             )
         return made
 
