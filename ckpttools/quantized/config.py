@@ -21,6 +21,7 @@ _EXEMPT = (
 # Each takes time for each module; what is not read exempts nothing.
 _MOST_PATTERNS = 256
 _DTYPES, _PART = ("dtype", "torch_dtype"), "_config"
+_EXPERTS = "expert_dtype"
 
 
 def says_quantized(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -28,8 +29,11 @@ def says_quantized(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None
     config = config or {}
     text = config.get("text_config")
     places = [config, text] if isinstance(text, Mapping) else [config]
-    found = (place.get(field) for place in places for field in _FIELDS)
-    return next((each for each in found if isinstance(each, Mapping) and each), None)
+    found = ((place.get(field), place) for place in places for field in _FIELDS)
+    said, place = next((each for each in found if isinstance(each[0], Mapping) and each[0]), (None, config))
+    # DeepSeek V4 says beside it what V4.1 says in it.
+    beside = place.get(_EXPERTS, config.get(_EXPERTS))
+    return {_EXPERTS: beside, **said} if said and isinstance(beside, str) else said
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def stated_dtypes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 def without_quantization(config: dict[str, Any]) -> bool:
     """Takes out of a configuration what it says of that, in place; whether it said something."""
-    found = [config.pop(field) for field in _FIELDS if field in config]
+    found = [config.pop(field) for field in (*_FIELDS, _EXPERTS) if field in config]
     text = config.get("text_config")
     return (isinstance(text, dict) and without_quantization(text)) or bool(found)
 

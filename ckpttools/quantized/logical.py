@@ -20,6 +20,7 @@ from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, sc
 from ckpttools.quantized.decoding import Decode, Like
 from ckpttools.quantized.scales import Described, last_key
 from ckpttools.quantized.schemes.base import Module, UnreadableError, Weight
+from ckpttools.quantized.schemes.groups import online_rotations
 from ckpttools.quantized.schemes.registry import scheme_of
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.weights import READ_METHODS, Quantized, is_scale, remedy
@@ -101,6 +102,7 @@ def weights_of(
     alone = (name for name in arrays if name not in known_names and is_scale(name) and not exempt.has(name))
     faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in alone]
     faults += _clashes(readable.values(), arrays, used)
+    faults += [rotated] if readable and (rotated := online_rotations(said)) else []
     return Weights(readable, tuple(faults))
 
 

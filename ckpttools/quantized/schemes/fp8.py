@@ -10,6 +10,8 @@ from ckpttools.quantized.schemes.groups import weight_groups
 
 _METHODS = ("fp8", "compressed-tensors", "modelopt", "fbgemm_fp8")
 _FIELD, _DEFAULT_BLOCK = "weight_block_size", (128, 128)
+# Its fused experts are multiplied from the left, and so have a scale for each column.
+_FUSED_METHOD = "fbgemm_fp8"
 _EXPONENTS = DTYPES["float8_e8m0fnu"]
 Block = tuple[int, int]
 
@@ -57,6 +59,8 @@ def _scale(module: Module, name: str) -> tuple[Scale, str]:
     """The scales, and in words what each of them is for."""
     shape, given, dtype = module.shape, module.arrays[name].shape, dtype_of_scales(module, name)
     block = _block(module)
+    if module.method == _FUSED_METHOD and len(shape) == 3:
+        return _of_columns(module, name), "per column"
     is_of_rows = given in ((*shape[:-1], 1), shape[:-1])
     is_of_experts = len(shape) > 2 and given in (shape[:1], (shape[0], 1, 1))
     if block is None and module.method == "fp8" and _FIELD not in module.said:
@@ -68,6 +72,23 @@ def _scale(module: Module, name: str) -> tuple[Scale, str]:
     if is_of_experts and prod(given) > 1:
         return Scale(name, dtype, (shape[0], 1, 1), (1, *shape[1:])), "per expert"
     return whole(module, name, shape), "per tensor"
+
+
+def _of_columns(module: Module, name: str) -> Scale:
+    """Of Llama 4's experts (expert, in, out).
+
+    They are (expert, 1, out) of `gate_up_proj` and (expert, out, 1) of `down_proj`: in memory the same.
+
+    Raises:
+        UnreadableError: they are of neither shape.
+    """
+    (experts, inside, out), array = module.shape, module.arrays[name]
+    if array.shape not in ((experts, 1, out), (experts, out, 1)):
+        raise UnreadableError(
+            f"{name}: {list(array.shape)} scales, where {module.name} of {list(module.shape)} has one for "
+            f"each expert and column: {[experts, 1, out]} or {[experts, out, 1]}"
+        )
+    return Scale(name, array.dtype, (experts, 1, out), (1, inside, 1))
 
 
 def _block(module: Module) -> Block | None:

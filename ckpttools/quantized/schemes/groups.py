@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.quantized.schemes.base import Module, UnreadableError
+
+# Orders in which the columns of a group are not neighbours: `weight_g_idx` says which they are.
+_REORDERED = ("group", "dynamic")
 
 
 def weight_groups(module: Module) -> list[Mapping[str, Any]]:
@@ -29,7 +32,8 @@ def group_size(module: Module, shape: Shape, count: int, *, bits: int) -> int:
     Raises:
         UnreadableError: the configuration says nothing of groups that fits, or two things.
     """
-    said = [each for each in weight_groups(module) if each.get("num_bits") == bits]
+    groups = weight_groups(module)
+    said = [each for each in groups if each.get("num_bits") == bits and each.get("type", "int") == "int"]
     sizes = {size if isinstance(size, int) and size > 0 else shape[-1] for size in _sizes(said)}
     fitting = sorted(size for size in sizes if ceil_div(shape[-1], size) == count)
     if len(fitting) != 1:
@@ -47,7 +51,39 @@ def _sizes(groups: list[Mapping[str, Any]]) -> list[object]:
 
 def refuse_asymmetric(module: Module) -> None:
     """Raises UnreadableError where numbers are shifted, or their columns reordered, before scaling."""
-    odd = [key for key in ("weight_zero_point", "weight_g_idx") if key in module.by_key]
-    if odd or any(each.get("symmetric") is False for each in weight_groups(module)):
-        what = ", ".join(odd) or "a configuration that says symmetric: false"
+    odd: list[str] = [key for key in ("weight_zero_point", "weight_g_idx") if key in module.by_key]
+    odd += [] if odd else [f"a configuration that says {each}" for each in _said_of_order(module)]
+    if odd:
+        what = ", ".join(odd)
         raise UnreadableError(f"{module.name}: with {what}; only symmetric groups in order are read")
+
+
+def _said_of_order(module: Module) -> Iterator[str]:
+    """What the configuration says of groups that are shifted, or whose columns are not neighbours."""
+    groups = weight_groups(module)
+    if any(each.get("symmetric") is False for each in groups):
+        yield "symmetric: false"
+    yield from {f"actorder: {each['actorder']}" for each in groups if each.get("actorder") in _REORDERED}
+
+
+def online_rotations(said: Mapping[str, Any]) -> str:
+    """A line where activations are rotated at run time, against what weights were; empty where none are.
+
+    Those of queries and cached keys undo each other, and those of weights alone are in them for good.
+    """
+    found = [place for place in _locations(said.get("transform_config")) if place in ("input", "output")]
+    return (
+        f"transform_config: activations are rotated at run time ({', '.join(dict.fromkeys(found))}), "
+        "without which the weights mean something else"
+        if found
+        else ""
+    )
+
+
+def _locations(said: object) -> Iterator[object]:
+    """Where transforms are applied, as compressed-tensors says it."""
+    schemes = said.get("config_groups") if isinstance(said, Mapping) else None
+    for scheme in schemes.values() if isinstance(schemes, Mapping) else ():
+        applied = scheme.get("apply") if isinstance(scheme, Mapping) else None
+        for each in applied if isinstance(applied, list) else ():
+            yield each.get("location") if isinstance(each, Mapping) else None

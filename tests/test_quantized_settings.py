@@ -1,0 +1,75 @@
+"""What configurations of published models say besides the method: beside it, of orders, of rotations."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support import quantised_weights as made
+
+from ckpttools.core.errors import FormatError
+from ckpttools.quantized.logical import logical, weights_in
+
+
+def numbers(tree, name):
+    array = next(leaf for path, leaf in logical(tree).tree.arrays.items() if path == (name,))
+    return array.read().view(ml_dtypes.bfloat16)
+
+
+def test_deepseek_v4_says_beside_it_that_experts_are_fp4():
+    weight = made.fp4_experts(np.random.default_rng(0), 6, 2)
+    said = {**weight.config}
+    experts = said.pop("expert_dtype")
+    tree = made.tree_of(weight.arrays, {"expert_dtype": experts, "quantization_config": said})
+    assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
+    assert not logical(tree).tree.metadata.config
+
+
+@pytest.mark.parametrize("key", ["gate_up_proj", "down_proj"])
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 4, 6)])
+def test_fused_experts_of_llama_4_have_a_scale_for_each_column(key, shape):
+    rng, name = np.random.default_rng(0), f"m.experts.{key}"
+    codes = rng.normal(0, 50, shape).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.uniform(0.01, 1, (shape[0], 1, shape[2])).astype(np.float32)
+    stored = scales if key == "gate_up_proj" else scales.transpose(0, 2, 1).copy()
+    config = {"quantization_config": {"quant_method": "fbgemm_fp8"}}
+    tree = made.tree_of({name: codes, f"{name}_scale": stored}, config)
+    wanted = (codes.astype(np.float32) * scales).astype(ml_dtypes.bfloat16)
+    assert np.array_equal(numbers(tree, name), wanted)
+
+
+def test_fused_experts_with_scales_of_rows_are_refused():
+    codes = np.ones((2, 4, 6), ml_dtypes.float8_e4m3fn)
+    arrays = {"m.experts.down_proj": codes, "m.experts.down_proj_scale": np.ones((2, 4, 1), np.float32)}
+    tree = made.tree_of(arrays, {"quantization_config": {"quant_method": "fbgemm_fp8"}})
+    assert "2, 1, 6" in weights_in(tree).faults[0]
+
+
+def int4(**weights: str | bool):
+    weight = made.int4(np.random.default_rng(0), 4, 8, 32)
+    group = next(iter(weight.config["config_groups"].values()))
+    group = {"weights": {**group["weights"], **weights}}
+    return weight, {**weight.config, "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize("odd", [{"actorder": "group"}, {"type": "float"}, {"symmetric": False}])
+def test_groups_of_other_numbers_or_of_columns_apart_are_refused(odd):
+    weight, config = int4(**odd)
+    with pytest.raises(FormatError):
+        logical(made.tree_of(weight.arrays, {"quantization_config": config}))
+
+
+@pytest.mark.parametrize(
+    ("places", "is_read"),
+    [
+        (["weight_input", "weight_output"], True),
+        (["q_attn", "k_cache"], True),
+        (["input", "weight_input"], False),
+    ],
+)
+def test_weights_of_activations_that_are_rotated_at_run_time_are_refused(places, is_read):
+    weight, config = int4(actorder="weight")
+    apply = [{"targets": ["Linear"], "location": place} for place in places]
+    config["transform_config"] = {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}
+    tree = made.tree_of(weight.arrays, {"quantization_config": config})
+    assert bool(weights_in(tree).faults) is not is_read
+    if is_read:
+        assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
