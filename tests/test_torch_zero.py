@@ -38,6 +38,28 @@ def test_commands(tmp_path):
     assert "healthy" in ckpt("doctor", source).output
 
 
+def test_files_of_two_saves(tmp_path):
+    """With and without bf16_: of fp16 training that went on in bfloat16."""
+    part = tmp_path / "c"
+    shutil.copytree(FIXTURES / "stage1", part)
+    file = part / "global_step7/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    shutil.copy(file, file.with_name(file.name.removeprefix("bf16_")))
+    assert "files of two saves lie here" in run("hash", part, code=3)
+
+
+def test_a_number_of_processes_that_nobody_has(tmp_path):
+    """It is asked for each of them: a file may say any number, and a name too."""
+    step = write_zero(tmp_path / "z", 1, [{"a": np.ones(3, "f4")}], 1)
+    state = {"zero_stage": 1, "partition_count": 1 << 60}
+    save(step / "zero_pp_rank_0_mp_rank_00_optim_states.pt", {"optimizer_state_dict": state})
+    with pytest.raises(FormatError, match="how many processes"):
+        open_tree(step)
+    (tmp_path / "r").mkdir()
+    save(tmp_path / "r/model_world_size_999999999999_rank_0.pt", {"a": whole(np.ones(3, "f4"))})
+    with pytest.raises(FormatError, match="count no processes"):
+        open_tree(tmp_path / "r")
+
+
 # ---- checkpoints of any stage and number of processes, as DeepSpeed lays them out
 
 

@@ -13,7 +13,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option
+from ckpttools.core.wording import option, quoted
 from ckpttools.families.family import Family
 from ckpttools.formats.base import ReadOptions
 from ckpttools.mapping.table import Mapped, Table
@@ -42,6 +42,7 @@ from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
 from ckpttools.transforms.cast import cast, cast_notes
 from ckpttools.transforms.dequantize import dequantized
+from ckpttools.transforms.unwrapped import beside_the_weights, unwrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,20 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
         FormatError: weights are quantised in a way that is not read, or are not with their scales.
     """
+    plain = unwrapped(tree, options.drop)
+    try:
+        return _to_maxtext(plain.tree, options, plain.notes)
+    except CoverageError as error:
+        others = beside_the_weights(plain.tree)
+        if not others:
+            raise
+        leave = " ".join(quoted("drop", each) for each in others)
+        raise error.at(hint=f"there is more than a model in it: {leave} leaves it out") from error
+
+
+def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     kept, said = _unquantized(tree, options)
+    said = noted + said
     tree = kept.tree
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     family, table = _table(tree, arrays, options)
@@ -138,7 +152,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         refuse_quantized(arrays, config, place)
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
-    if options.model.tied == "materialize" and head and head.head not in arrays:
+    if options.model.tied == "materialize" and head and head.head not in arrays and head.embedding in arrays:
         arrays[head.head] = arrays[head.embedding]
     drop = options.drop
     if options.model.tied == "drop" and head and head.head in arrays:

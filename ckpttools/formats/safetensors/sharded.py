@@ -23,6 +23,8 @@ from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
 
 ENTRY, _VERSION, _OFFSETS = "DCP_SHARDING_INFO", "DCP_VERSION", "saved_offsets"
+# A rank beyond this is no process's: names of files are anyone's to choose.
+_MOST_RANKS = 100_000
 _RANK = re.compile(r"shard-(\d+)-.*", re.DOTALL)
 
 
@@ -102,7 +104,10 @@ def _check_ranks(path: Place, files: list[ShardFile]) -> None:
             hint=f"name their directory: {path.parent}",
         )
     ranks = {rank for file in files if (rank := _rank(file.name)) is not None}
-    missing = sorted({*range(1, max(ranks, default=0) + 1)} - ranks)
+    last = max(ranks, default=0)
+    if last > _MOST_RANKS:
+        raise FormatError("a file says that it is of a process beyond any", place=path, got=f"shard-{last}-…")
+    missing = sorted({*range(1, last + 1)} - ranks)
     if missing:
         names = [f"shard-{rank:05d}-…" for rank in missing]
         raise FormatError(

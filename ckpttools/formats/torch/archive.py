@@ -19,6 +19,8 @@ MAGIC = b"PK\x03\x04"
 # Of `torch.save` before 1.6: protocol 2 and the number 0x1950a86a20f9469cfc6c.
 OLD_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 _PICKLE, _BYTE_ORDER = "data.pkl", "byteorder"
+# A directory of 64 MiB is of half a million members; read it takes five times that. The order is one word.
+_MOST_DIRECTORY, _MOST_ORDER = 64 << 20, 64
 _LOCAL = struct.Struct("<4s5H3I2H")
 # What zipfile raises for archives that are cut, encrypted, of another kind, or made to mislead it.
 _FAULTS = (struct.error, EOFError, LookupError, OverflowError, RuntimeError, ValueError)
@@ -73,7 +75,9 @@ def opened(file: File, most: int) -> Archive:
         FormatError: no such archive, a compressed or damaged one, or one of another byte order.
     """
     try:
-        with zipfile.ZipFile(_Positioned(file)) as archive:
+        positioned = _Positioned(file, _MOST_DIRECTORY)
+        with zipfile.ZipFile(positioned) as archive:
+            positioned.most = most
             return _archive(file, archive, most)
     except (zipfile.BadZipFile, *_FAULTS) as error:
         raise _damaged(file.path, str(error)) from error
@@ -84,6 +88,7 @@ def _archive(file: File, archive: zipfile.ZipFile, most: int) -> Archive:
     names = {each.filename: each for each in entries}
     if len(names) < len(entries):
         raise _damaged(file.path, "two members of one name")
+    _refuse_script(file, names)
     _refuse_compressed(file, entries)
     found = [name for name in names if name.rpartition("/")[2] == _PICKLE and name.count("/") <= 1]
     if len(found) != 1:
@@ -100,6 +105,8 @@ def _archive(file: File, archive: zipfile.ZipFile, most: int) -> Archive:
             hint=_HINT,
         )
     order = names.get(below + _BYTE_ORDER)
+    if order is not None and order.file_size > _MOST_ORDER:
+        raise _damaged(file.path, f"a {order.filename} of {order.file_size:,} bytes")
     if order is not None and archive.read(order).strip() != b"little":
         raise FormatError(
             "the tensors of this file are in big-endian order",
@@ -109,6 +116,15 @@ def _archive(file: File, archive: zipfile.ZipFile, most: int) -> Archive:
     data = f"{below}data/"
     storages = {name.removeprefix(data): each for name, each in names.items() if name.startswith(data)}
     return Archive(file, root, archive.read(found[0]), storages)
+
+
+def _refuse_script(file: File, names: Iterable[str]) -> None:
+    if any(name.partition("/")[2] == "constants.pkl" for name in names):
+        raise FormatError(
+            "the file is a program of TorchScript (torch.jit.save), not weights",
+            place=file.path,
+            hint="where you trust who wrote it: torch.save(torch.jit.load(FILE).state_dict(), OTHER)",
+        )
 
 
 def _refuse_compressed(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
@@ -129,8 +145,8 @@ def _damaged(place: str, what: str) -> FormatError:
 class _Positioned(io.RawIOBase):
     """A file that is read by position as the one with a cursor that `zipfile` wants."""
 
-    def __init__(self, file: File) -> None:
-        self._file, self._at = file, 0
+    def __init__(self, file: File, most: int) -> None:
+        self._file, self._at, self.most = file, 0, most
 
     def seekable(self) -> bool:
         return True
@@ -151,6 +167,8 @@ class _Positioned(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._file.size - self._at)
         length = left if size is None or size < 0 else min(size, left)
+        if length > self.most:
+            raise ValueError(f"a directory or pickle of {length:,} bytes")
         found = self._file.read(self._at, length)
         self._at += length
         return found

@@ -159,7 +159,10 @@ def _listed(path: Place, options: ReadOptions) -> _Listing:
         )
     listed = _Listing()
     for name, each in state.items():
-        _list(listed, str(name), each)
+        if type(name) is not str:
+            listed.faults.append(f"a {type(name).__name__} as a name")
+            continue
+        _list(listed, name, each)
     for index, info in where.items():
         _locate(listed, index, info)
     plan = said.attribute("planner_data")
@@ -179,7 +182,7 @@ def _list(listed: _Listing, name: str, said: Any) -> None:
     shape = lengths_of(said.attribute("size")) if isinstance(said, Record) else None
     chunks = said.attribute("chunks") if isinstance(said, Record) else None
     boxes = [_box(each) for each in chunks] if isinstance(chunks, list) else []
-    known = [box for box in boxes if box is not None]
+    known = [box for box in boxes if box is not None and shape is not None and box.rank == len(shape)]
     if dtype is None or shape is None or len(known) < len(boxes):
         listed.faults.append(f"{name}: of a kind or dtype that is not known")
     else:
@@ -201,8 +204,10 @@ def _locate(listed: _Listing, index: Any, info: Any) -> None:
         return
     name, offset = index.attribute("fqn"), lengths_of(index.attribute("offset"))
     file, at, nbytes = (info.attribute(each) for each in ("relative_path", "offset", "length"))
-    if info.attribute("transform_descriptors"):
-        listed.faults.append(f"{name}: stored under a code: {info.attribute('transform_descriptors')}")
+    if type(name) is not str:
+        listed.faults.append(f"an entry of what is called by a {type(name).__name__}")
+    elif info.attribute("transform_descriptors"):
+        listed.faults.append(f"{name}: stored under a code (transform_descriptors), which is not read")
     elif type(file) is str and type(at) is int and type(nbytes) is int and at >= 0 and nbytes >= 0:
         listed.entries[name, offset] = _Saved(file, at, nbytes)
     else:

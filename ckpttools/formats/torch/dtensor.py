@@ -111,6 +111,6 @@ def _ordered(order: Any) -> dict[tuple[int, int], int]:
     return {
         (each.args[0], mesh_axis): place
         for each in entries
-        if isinstance(each, Record) and len(each.args) == 2 and isinstance(each.args[1], tuple)
-        for place, mesh_axis in enumerate(each.args[1])
+        if isinstance(each, Record) and len(each.args) == 2 and type(each.args[0]) is int
+        for place, mesh_axis in enumerate(lengths_of(each.args[1]) or ())
     }

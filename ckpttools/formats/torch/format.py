@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ckpttools.array.tree import Leaf, Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, listing
 from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.saved import left_out, saved_file
@@ -52,6 +52,8 @@ class TorchFormat:
         named = weight_map(index) if index is not None else None
         names = files_of_index(found.folder, index, named) if index is not None and named else found.files
         files = [_opened(found.folder / name, options) for name in names]
+        for file in files:
+            _check_names(file)
         check_once([(dotted(at), str(file.place)) for file in files for at in file.state.leaves])
         if index is not None and named is not None:
             there = {dotted(at): file.place.name for file in files for at in file.state.leaves}
@@ -104,6 +106,19 @@ def _files_below(path: Place) -> Sequence[Place]:
 def _opened(place: Place, options: ReadOptions) -> _StateFile:
     saved = saved_file(place, options)
     return _StateFile(place, state_of(saved.value, saved.nbytes, saved.tensor, str(place)))
+
+
+def _check_names(file: _StateFile) -> None:
+    """Keys that are joined by dots may come to the same name: `{"a": {"b": …}, "a.b": …}`."""
+    known: set[str] = set()
+    twice = [name for at in file.state.leaves if (name := dotted(at)) in known or known.add(name)]
+    if twice:
+        raise FormatError(
+            f"two values of the file have the same name:{listing(twice)}",
+            place=file.place,
+            wanted="names that differ where keys are joined by dots",
+            hint="where you trust who wrote it, save the weights alone: torch.save(model.state_dict(), FILE)",
+        )
 
 
 def _tree(path: Place, folder: Place, files: Sequence[_StateFile]) -> Tree:

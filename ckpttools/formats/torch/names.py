@@ -26,6 +26,7 @@ _ALLOWED = (
     "torch.Size",
     "torch.device",
     "torch.layout",
+    "torch.per_*_affine*",
     "torch.serialization._get_layout",
     "torch._utils._rebuild_*",
     "torch._tensor._rebuild_*",

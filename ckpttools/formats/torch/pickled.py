@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.formats.torch.pickle_limits import COSTS, PER_ITEM, Limits, TooMuchError
 
 # What `pickletools` calls these instructions; those of protocols 0 and 1, and EXT, nobody writes any more.
 _PROTO, _FRAME, _STOP, _MARK = 0x80, 0x95, 0x2E, 0x28
@@ -71,6 +72,21 @@ class DamagedPickleError(Exception):
     """The bytes are no pickle, are cut, or do what no pickle of data does."""
 
 
+def described(value: Any) -> str:
+    """What a value is, in a few words: what it holds may be endless."""
+    if isinstance(value, Record):
+        return str(value.made_by)
+    if isinstance(value, Persistent):
+        return "a storage without a tensor"
+    return str(value) if isinstance(value, Global) else type(value).__name__
+
+
+_FAULTS = (
+    *(DamagedPickleError, TooMuchError, struct.error),
+    *(LookupError, TypeError, ValueError, OverflowError),
+)
+
+
 def unpickled(data: bytes, allowed: Callable[[Global], bool], place: str) -> Any:
     """The values in a pickle: dictionaries, lists, tuples, numbers, texts, and records for all others.
 
@@ -88,7 +104,7 @@ def unpickled(data: bytes, allowed: Callable[[Global], bool], place: str) -> Any
     machine = _Machine(data)
     try:
         value = machine.run()
-    except (DamagedPickleError, LookupError, struct.error, TypeError, ValueError, OverflowError) as error:
+    except _FAULTS as error:
         raise FormatError(
             "the pickle is damaged, or is none",
             place=place,
@@ -120,13 +136,14 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
         self.globals: dict[tuple[str, str], Global] = {}
-        self.copied = 0
+        self.limits = Limits.of(len(data))
 
     def run(self) -> Any:
-        data, instructions = self.data, _INSTRUCTIONS
+        data, instructions, take = self.data, _INSTRUCTIONS, self.limits.take
         while True:
             code = data[self.at]
             self.at += 1
+            take(COSTS[code])
             if code == _STOP:
                 break
             known = instructions.get(code)
@@ -171,24 +188,20 @@ class _Machine:
             raise DamagedPickleError("nothing between here and the mark")
         return self.stack[-1]
 
-    def copy(self, count: int) -> None:
-        """Takes note of items that are copied: a small pickle may ask for the same again and again."""
-        self.copied += count
-        if self.copied > len(self.data):
-            raise DamagedPickleError("more copies than it has bytes")
-
     def named(self, module: object, name: object) -> Global:
         if not (isinstance(module, str) and isinstance(name, str)):
             raise DamagedPickleError("a name that is no text")
+        self.limits.check_names(len(self.globals))
         return self.globals.setdefault((module, name), Global(module, name))
 
-
-def _key(value: Any) -> Any:
-    """A key of a mapping or member of a set: what compares at once, whatever a hostile pickle nests."""
-    members = value if isinstance(value, tuple) else (value,)
-    if all(each is None or isinstance(each, _KEYS) for each in members):
+    def key(self, value: Any) -> Any:
+        """A key of a mapping or member of a set: what compares at once, whatever a hostile pickle nests."""
+        members = value if isinstance(value, tuple) else (value,)
+        if not all(each is None or isinstance(each, _KEYS) for each in members):
+            raise DamagedPickleError(f"a {type(value).__name__} as a key")
+        if type(value) is not str:
+            self.limits.check_key(value)
         return value
-    raise DamagedPickleError(f"a {type(value).__name__} as a key")
 
 
 def _made(machine: _Machine, what: object, args: object) -> Any:
@@ -197,9 +210,9 @@ def _made(machine: _Machine, what: object, args: object) -> Any:
         raise DamagedPickleError("a call of what is no name")
     if (what.module, what.name) in _MAPPINGS:
         items = args[-1] if args and isinstance(args[-1], list | dict) else ()
-        machine.copy(len(items))
+        machine.limits.copy(len(items))
         pairs = items.items() if isinstance(items, dict) else items
-        return {_key(key): value for key, value in pairs}
+        return {machine.key(key): value for key, value in pairs}
     return Record(what, args)
 
 
@@ -233,9 +246,10 @@ def _put_items(machine: _Machine, pairs: list[Any]) -> None:
     target = machine.top()
     if len(pairs) % 2:
         raise DamagedPickleError("a key without a value")
+    machine.limits.take(PER_ITEM * len(pairs))
     items = zip(pairs[::2], pairs[1::2], strict=True)
     if isinstance(target, dict):
-        target.update((_key(key), value) for key, value in items)
+        target.update((machine.key(key), value) for key, value in items)
     elif isinstance(target, Record):
         target.items += items
     else:
@@ -256,7 +270,8 @@ def _add(machine: _Machine) -> None:
     values, target = machine.pop_to_mark(), machine.top()
     if not isinstance(target, set):
         raise DamagedPickleError("members for what is no set")
-    target.update(map(_key, values))
+    machine.limits.take(PER_ITEM * len(values))
+    target.update(map(machine.key, values))
 
 
 def _set_item(machine: _Machine) -> None:
@@ -398,7 +413,7 @@ _INSTRUCTIONS: dict[int, Callable[[_Machine], None]] = {
     ord("u"): lambda machine: _put_items(machine, machine.pop_to_mark()),
     0x8F: _constant(set),
     0x90: _add,
-    0x91: lambda machine: machine.stack.append(frozenset(map(_key, machine.pop_to_mark()))),
+    0x91: lambda machine: machine.stack.append(frozenset(map(machine.key, machine.pop_to_mark()))),
     ord("c"): _global,
     0x93: _stack_global,
     ord("R"): _reduce,

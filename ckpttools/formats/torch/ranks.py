@@ -15,7 +15,7 @@ from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
 from ckpttools.formats.torch.pickled import Record
-from ckpttools.formats.torch.saved import SavedFile, left_out, saved_file
+from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, left_out, saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.formats.weight_files import config_beside
@@ -100,9 +100,12 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
             wanted="the files of one",
             hint="move the others away",
         )
+    count = counts.pop()
+    if count > MOST_RANKS or max(files) >= count:
+        raise FormatError("the names of the files count no processes", place=path, got=files[max(files)][0])
     places = [path / name for name, _ in files.values()]
     saved = at_once(path.store, lambda place: saved_file(place, options), places)
-    missing = sorted({*range(counts.pop())} - {*files})
+    missing = sorted({*range(count)} - {*files})
     return _tree(path, dict(zip(files, saved, strict=True)), missing)
 
 

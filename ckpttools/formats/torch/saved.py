@@ -23,6 +23,8 @@ from ckpttools.stores.place import Place
 # Of what a pickle says a Python object is made that takes about so many times its bytes.
 _OBJECTS = 12
 _MOST_NAMED = 5
+# A rank beyond this is no process's: names of files are anyone's to choose.
+MOST_RANKS = 100_000
 
 
 @dataclass(frozen=True)
@@ -78,4 +80,4 @@ def left_out(others: Mapping[TreePath, str]) -> Notes:
         return Notes()
     named = [f"{dotted(path)} ({kind})" for path, kind in list(others.items())[:_MOST_NAMED]]
     more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    return Notes(remarks=(f"left out, as they are neither arrays nor numbers: {', '.join(named)}{more}",))
+    return Notes(remarks=(f"left out, as they are neither tensors nor numbers: {', '.join(named)}{more}",))

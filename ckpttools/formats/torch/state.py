@@ -12,12 +12,15 @@ from ckpttools.array.tree import Empty, Leaf, Path, Text
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.json_file import DEEPEST
-from ckpttools.formats.torch.pickled import Global, Record
+from ckpttools.formats.torch.pickled import Record, described
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 
 # Values may hold one another: a pickle of a kilobyte can have more leaves than any checkpoint. Each takes a
-# few bytes where nobody means harm, and a few more are parts of several.
-_LEAVES_PER_BYTE, _FEW = 4, 1000
+# byte or more where nobody means harm, and a few more are parts of several.
+_FEW = 1000
+# A leaf takes about 300 bytes.
+_MOST_LEAVES = 2_000_000
+_KEYS_PER_LEAF = 32
 _NUMBERS = {bool: "bool", int: "int64", float: "float64"}
 
 Tensor = Callable[[Record], LazyArray]
@@ -64,21 +67,25 @@ def state_of(value: Any, nbytes: int, tensor: Tensor, place: str) -> State:
         FormatError: it is nested too deep or in itself, has keys that are neither texts nor numbers, or a
             tensor that cannot be read.
     """
-    state, most = State(), _FEW + _LEAVES_PER_BYTE * nbytes
-    for count, (path, each) in enumerate(_walk(value, place)):
-        if count > most:
-            raise _strange(place, f"more values than a pickle of {nbytes:,} bytes has")
+    state = State()
+    for path, each in _walk(value, min(_FEW + nbytes, _MOST_LEAVES), place):
         _put(state, path, each, tensor)
     state.refuse_unreadable(place)
     return state
 
 
-def _walk(value: Any, place: str) -> Iterator[tuple[Path, Any]]:
-    """All that holds nothing, in order."""
+def _walk(value: Any, most: int, place: str) -> Iterator[tuple[Path, Any]]:
+    """All that holds nothing, in order: at most so many values, whose paths are of no more than some keys."""
     rest: list[tuple[Path, Any]] = [((), value)]
+    met, keys = 1, 0
     while rest:
         path, each = rest.pop()
-        inner = _inner(each, place)
+        inside = len(each) if isinstance(each, list | tuple | dict) else 0
+        met += inside
+        keys += inside * (len(path) + 1)
+        if met > most or keys > _KEYS_PER_LEAF * most:
+            raise _strange(place, f"more than {most:,} values, or one value in very many places")
+        inner = _inner(each, place) if inside else {}
         if not inner:
             yield path, each
         elif len(path) >= DEEPEST:
@@ -125,11 +132,7 @@ def _put(state: State, path: Path, value: Any, tensor: Tensor) -> None:
     elif isinstance(value, dict | list | tuple):
         state.leaves[path] = Empty(type(value).__name__.capitalize())
     else:
-        state.others[path] = str(value.made_by if isinstance(value, Record) else _kind(value))
-
-
-def _kind(value: Any) -> str:
-    return str(value) if isinstance(value, Global) else type(value).__name__
+        state.others[path] = described(value)
 
 
 def _number(value: bool | int | float) -> LazyArray | None:

@@ -12,7 +12,7 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Constant, Stored, relayout, window
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Shape
-from ckpttools.formats.torch.pickled import Global, Persistent, Record
+from ckpttools.formats.torch.pickled import Global, Persistent, Record, described
 
 # Names of `torch.<X>Storage` and of `torch.<dtype>`, as torch 2.13 has them (torch/storage.py,
 # torch/_utils.py). Quantised types (QInt8Storage and so on) hold codes of a scheme and are not in here.
@@ -71,8 +71,10 @@ def dtype_named(value: Any) -> DType | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a record stands for a tensor, readable or not."""
-    return isinstance(value, Record) and value.name.startswith(("_rebuild_", "_tensor_rebuild"))
+    """Whether a record stands for a tensor, readable or not; `ShardedTensor` of FSDP is one that is not."""
+    if not isinstance(value, Record):
+        return False
+    return value.name.startswith(("_rebuild_", "_tensor_rebuild")) or value.name.endswith("Tensor")
 
 
 def lazy_tensor(record: Record, storages: Mapping[str, StorageRange]) -> LazyArray:
@@ -89,13 +91,26 @@ def lazy_tensor(record: Record, storages: Mapping[str, StorageRange]) -> LazyArr
     kind, args = record.name, record.args
     if kind not in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_tensor") or len(args) < 4:
         raise NotReadableError(f"made by {record.made_by}, not dense numbers")
-    name, dtype = _storage(args[0], args[6] if kind.endswith("v3") and len(args) > 6 else None)
+    untyped = kind.endswith("v3")
+    _refuse_lazy(args[7:] if untyped else args[6:])
+    name, dtype = _storage(args[0], args[6] if untyped and len(args) > 6 else None)
     offset, shape, stride = args[1], _whole(args[2]), _whole(args[3])
     if type(offset) is not int or offset < 0 or len(shape) != len(stride):
         raise NotReadableError("its place in its storage is damaged")
     if name not in storages:
         raise NotReadableError(f"its storage {name!r} is not in the file")
     return strided(storages[name], dtype, offset, shape, stride)
+
+
+def _refuse_lazy(said: Sequence[Any]) -> None:
+    """Views of complex tensors may stand for other numbers than are stored: torch only notes that they do."""
+    marks = said[0] if said and isinstance(said[0], dict) else {}
+    lazy = sorted(str(mark) for mark in ("conj", "neg") if marks.get(mark))
+    if lazy:
+        raise NotReadableError(
+            f"its numbers are not stored but those of which they are to be taken ({', '.join(lazy)}): "
+            "save tensor.resolve_conj().resolve_neg()"
+        )
 
 
 def _unwrapped(record: Record) -> Record:
@@ -123,7 +138,7 @@ def _storage(value: Any, said: Any) -> tuple[str, DType]:
     _, kind, name, *_ = value.key
     dtype = dtype_named(said if said is not None else kind)
     if not isinstance(name, str) or dtype is None:
-        raise NotReadableError(f"of a dtype that is not known: {said if said is not None else kind}")
+        raise NotReadableError(f"of a dtype that is not known: {described(kind if said is None else said)}")
     return name, dtype
 
 

@@ -19,8 +19,8 @@ from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.formats.base import COMPANIONS, ReadOptions
-from ckpttools.formats.torch.pickled import Record
-from ckpttools.formats.torch.saved import SavedFile, saved_file
+from ckpttools.formats.torch.pickled import Record, described
+from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor, lengths_of
 from ckpttools.formats.torch.zero_shards import Shapes, Vector, of_groups, of_ranks, shaped
 from ckpttools.formats.weight_files import config_beside
@@ -88,8 +88,17 @@ def _ranks(step: Place) -> dict[tuple[int, int], str]:
     """(rank, model-parallel rank) -> name of the file of its part of the optimizer's state."""
     if not step.is_dir():
         return {}
-    matches = (_OPTIM.fullmatch(each.name) for each in step.entries() if not each.is_dir)
-    return {(int(match["rank"]), int(match["model"])): match[0] for match in matches if match}
+    found = [match for each in step.entries() if not each.is_dir and (match := _OPTIM.fullmatch(each.name))]
+    names = {(int(match["rank"]), int(match["model"])): match[0] for match in found}
+    if len(names) < len(found):
+        twice = sorted({match[0] for match in found} - {*names.values()})
+        raise FormatError(
+            "files of two saves lie here, one of them in bfloat16:" + listing(twice),
+            place=step,
+            wanted="files that all begin with bf16_, or none",
+            hint=_HINT,
+        )
+    return names
 
 
 def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
@@ -107,7 +116,8 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     stage = states[0].get("zero_stage")
     stage = stage.args[0] if isinstance(stage, Record) and stage.args else stage
     if type(stage) is not int or not 0 < stage <= _MOST_STAGE:
-        raise FormatError("the stage of ZeRO is not known", place=step, got=stage, wanted="1, 2 or 3")
+        got = stage if type(stage) is int else described(stage)
+        raise FormatError("the stage of ZeRO is not known", place=step, got=got, wanted="1, 2 or 3")
     _check_world(step, sorted(rank for rank, _ in names), states)
     models = _models(step, stage, len(optim), options)
     leaves = _weights(stage, optim, states, models)
@@ -129,9 +139,12 @@ def _dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
 def _check_world(step: Place, ranks: Sequence[int], states: Sequence[Mapping[Any, Any]]) -> None:
     counts = states[0].get("partition_count")
     world = max(counts) if isinstance(counts, list) and counts else counts
-    if type(world) is not int or ranks != [*range(world)]:
-        missing = sorted({*range(world)} - {*ranks}) if type(world) is int else []
+    if type(world) is not int or not 0 < world <= MOST_RANKS:
+        raise ValueError("how many processes saved is not said")
+    if ranks != [*range(world)]:
+        missing = sorted({*range(world)} - {*ranks})
         lines = [f"rank {rank} is missing" for rank in missing]
+        lines += [f"rank {rank} is of another save" for rank in ranks if rank >= world]
         raise FormatError(
             f"{world} processes saved, and files of {len(ranks)} are here:" + listing(lines),
             place=step,

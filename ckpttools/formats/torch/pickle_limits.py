@@ -1,0 +1,72 @@
+"""What the values of a pickle may take: in proportion to its length, whatever it says.
+
+A byte of a pickle can make an empty set of 216 bytes, and keys whose hashes are alike make a dictionary as
+slow as a list. What torch writes takes 20 to 40 times its length by this count, which is on the high side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_FREE, _PER_BYTE = 64 << 20, 64
+_MOST_NAMES, _MOST_TUPLES = 10_000, 10_000
+# Python's hash of a whole number is its remainder by this: larger ones can be chosen to be alike.
+_HASHED_APART = (1 << 61) - 1
+# Bytes of memory by instruction (CPython 3.11): the object, and its place on the stack or in the memo. Sets
+# take 216; they are rare, and dearer here, as nothing else takes as much for a byte.
+_COSTS = {
+    **dict.fromkeys(b"(", 44),
+    **dict.fromkeys(b"JMG\x8a\x8b", 56),
+    **dict.fromkeys(b"XTUBC\x8c\x8d\x8e\x96", 72),
+    **dict.fromkeys(b"})]ltd\x85\x86\x87", 88),
+    **dict.fromkeys(b"\x8f\x91", 1000),
+    **dict.fromkeys(b"qr\x94", 110),
+    **dict.fromkeys(b"R\x81\x92", 300),
+    **dict.fromkeys(b"Q", 80),
+    **dict.fromkeys(b"s", 110),
+    **dict.fromkeys(b"c", 64),
+}
+COSTS = tuple(_COSTS.get(code, 16) for code in range(256))
+PER_ITEM = 60
+
+
+class TooMuchError(Exception):
+    """More than any honest pickle of its length would take."""
+
+
+@dataclass(slots=True)
+class Limits:
+    """What is left of what a pickle of some length may take."""
+
+    memory: int
+    copies: int
+    tuples: int = _MOST_TUPLES
+
+    @classmethod
+    def of(cls, nbytes: int) -> Limits:
+        return cls(_FREE + _PER_BYTE * nbytes, nbytes)
+
+    def take(self, nbytes: int) -> None:
+        self.memory -= nbytes
+        if self.memory < 0:
+            raise TooMuchError("its values take far more memory than it has bytes")
+
+    def copy(self, count: int) -> None:
+        """Takes note of items that are copied: a small pickle may ask for the same again and again."""
+        self.copies -= count
+        if self.copies < 0:
+            raise TooMuchError("more copies than it has bytes")
+
+    def check_names(self, count: int) -> None:
+        if count > _MOST_NAMES:
+            raise TooMuchError(f"more than {_MOST_NAMES:,} classes and functions")
+
+    def check_key(self, key: Any) -> None:
+        """Keys whose hashes anyone can make alike are small, or few."""
+        members = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(each, int) and abs(each) >= _HASHED_APART for each in members):
+            raise TooMuchError("a whole number of more than 60 bits as a key")
+        self.tuples -= isinstance(key, tuple)
+        if self.tuples < 0:
+            raise TooMuchError(f"more than {_MOST_TUPLES:,} tuples as keys")

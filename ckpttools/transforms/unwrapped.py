@@ -1,0 +1,103 @@
+"""Names of a model's weights without what trainers of PyTorch put around them.
+
+`{"model": model.state_dict()}` in a distributed checkpoint, `module.` of DistributedDataParallel,
+`_orig_mod.` of `torch.compile` and `_fsdp_wrapped_module.` of FSDP all mean the same weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from fnmatch import fnmatchcase
+
+from ckpttools.array.tree import Path, Tree, dotted
+from ckpttools.core.notes import Notes
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.moves import Move, moved
+
+# Keys under which trainers put a model's whole state dict: torchtitan and accelerate, Lightning, DeepSpeed.
+_OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
+# No model calls a module of its own like this: each is put in by what wraps a module, anywhere in a name.
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_MODULE, _MODEL = "module.", "model."
+
+
+def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
+    """The tree with plain names of weights; as it is where not all of its arrays are wrapped alike.
+
+    Python numbers beside a state dict (`epoch`) are left out with what is around it.
+
+    Args:
+        tree: of a checkpoint of PyTorch; others have no such names and stay as they are.
+        drop: patterns of dotted names of arrays that are to be left out anyway, which may have any name.
+    """
+    weights = [path for path in tree.arrays if path not in tree.metadata.scalars]
+    weights = [path for path in weights if not any(fnmatchcase(dotted(path), each) for each in drop)]
+    outer = _outer_keys(weights)
+    names = {path: str(path[-1]) for path in weights if len(path) == len(outer) + 1}
+    if not names or len(names) < len(weights):
+        return Transformed(tree, Notes())
+    plain, taken = _without_wrappers(names)
+    if (not outer and not taken) or len({*plain.values()}) < len(plain):
+        return Transformed(tree, Notes())
+    others = [path for path in tree.arrays if path not in plain and path not in tree.metadata.scalars]
+    moves = [Move(path, (name,), tree[path]) for path, name in plain.items()]
+    moves += [Move(path, path, tree[path]) for path in others]
+    return Transformed(moved(tree, moves), Notes(remarks=tuple(_told(outer, taken))))
+
+
+def beside_the_weights(tree: Tree) -> list[str]:
+    """Patterns of the arrays beside a model's state dict, such as an optimizer's; none where it is alone."""
+    above = Counter(path[:-1] for path in tree.arrays if path[1:] and all(key in _OUTER for key in path[:-1]))
+    if not above:
+        return []
+    ((outer, _),) = above.most_common(1)
+    others = [path for path in tree.arrays if path[:-1] != outer and path not in tree.metadata.scalars]
+    return list(dict.fromkeys(_pattern(path, outer) for path in others))
+
+
+def _pattern(path: Path, outer: Path) -> str:
+    """What names a path and all that lies beside it, apart from what is below `outer`."""
+    shared = next((at for at, (a, b) in enumerate(zip(path, outer, strict=False)) if a != b), len(outer))
+    return dotted(path) if len(path) <= shared + 1 else f"{dotted(path[: shared + 1])}.*"
+
+
+def _outer_keys(paths: Collection[Path]) -> Path:
+    """The keys of dictionaries around one state dict, which all arrays are in."""
+    above = {path[:-1] for path in paths}
+    outer = above.pop() if len(above) == 1 else ()
+    return outer if all(key in _OUTER for key in outer) else ()
+
+
+def _without_wrappers(names: dict[Path, str]) -> tuple[dict[Path, str], list[str]]:
+    """Names without prefixes that all have, and without wrappers; and what was taken away."""
+    taken: dict[str, None] = {}
+    for _ in range(4):
+        before = names
+        for each in names.values():
+            taken.update(dict.fromkeys(_WRAPPERS.findall(each)))
+        names = {path: _WRAPPERS.sub("", name) for path, name in names.items()}
+        for prefix, is_prefix in ((_MODULE, _have), (_MODEL, _have_twice)):
+            if is_prefix(names.values(), prefix):
+                taken[prefix] = None
+                names = {path: name.removeprefix(prefix) for path, name in names.items()}
+        if names == before:
+            break
+    return names, list(taken)
+
+
+def _have(names: Iterable[str], prefix: str) -> bool:
+    return all(name.startswith(prefix) for name in names)
+
+
+def _have_twice(names: Collection[str], prefix: str) -> bool:
+    """Whether a prefix that models have themselves is there once more: `model.model.layers`."""
+    inside = (prefix + prefix, f"{prefix}lm_head.")
+    return _have(names, prefix) and any(name.startswith(inside) for name in names)
+
+
+def _told(outer: Path, taken: Collection[str]) -> Iterator[str]:
+    parts = [f"the state dict below {dotted(outer)!r}"] if outer else []
+    parts += [f"names without {', '.join(map(repr, taken))}"] if taken else []
+    yield f"taken from a checkpoint of a trainer: {', '.join(parts)}"
