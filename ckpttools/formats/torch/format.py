@@ -5,6 +5,7 @@ torch is not needed, and nothing in a file is ever executed: see `ckpttools.form
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -110,8 +111,8 @@ def _opened(place: Place, options: ReadOptions) -> _StateFile:
 
 def _check_names(file: _StateFile) -> None:
     """Keys that are joined by dots may come to the same name: `{"a": {"b": …}, "a.b": …}`."""
-    known: set[str] = set()
-    twice = [name for at in file.state.leaves if (name := dotted(at)) in known or known.add(name)]
+    counts = Counter(dotted(at) for at in file.state.leaves)
+    twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise FormatError(
             f"two values of the file have the same name:{listing(twice)}",
