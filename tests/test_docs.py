@@ -17,9 +17,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.hf_models import write_llama
 from support.places import ROOT
+from support.torch_files import save, whole
 
 import ckpttools
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import CoverageError, UsageError
 
 FAMILY_PAGE = ROOT / "docs" / "add-a-family.md"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -421,6 +422,33 @@ def test_the_page_on_fp8_is_true(tmp_path, monkeypatch):
     # The query's scales are divided by what they were multiplied by: the root of 128.
     differing = {each.name for each in ckpttools.diff(tmp_path / "fp8", tmp_path / "back").arrays}
     assert all(name.endswith("q_proj.weight_scale_inv") for name in differing)
+
+
+def test_the_page_on_pytorch_is_true(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fixtures").mkdir()
+    (tmp_path / "fixtures/torch").symlink_to(ROOT / "fixtures/torch")
+    page = ROOT / "docs" / "from-pytorch.md"
+    lines = "".join(code_blocks(page, "console")).splitlines()
+    done = ckpt_session(*(shlex.split(line.removeprefix("$ ckpt ")) for line in lines), path=tmp_path)
+    assert [each["output"] for each in done if each["code"]] == []
+    write_llama(tmp_path / "hf", num_hidden_layers=1)
+    weights = load_file(tmp_path / "hf/model.safetensors")
+    nested = {
+        "model": {f"module.{name}": whole(array) for name, array in weights.items()},
+        "optim": {"exp_avg": whole(weights["lm_head.weight"])},
+    }
+    (tmp_path / "hf/model.safetensors").unlink()
+    save(tmp_path / "hf/pytorch_model.bin", nested)
+    with pytest.raises(CoverageError) as refused:
+        ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "out")
+    (said,) = code_blocks(page, "text")
+    assert (
+        "there is more than a model in it" in str(refused.value)
+        and "there is more than a model in it" in said
+    )
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "out", drop="optim.*")
+    assert (tmp_path / "out/0/items").is_dir()
 
 
 def test_every_command_has_an_example():

@@ -60,6 +60,16 @@ def test_a_number_of_processes_that_nobody_has(tmp_path):
         open_tree(tmp_path / "r")
 
 
+def test_frozen_weights_that_are_listed_nowhere(tmp_path):
+    """Of DeepSpeed before it kept `frozen_param_shapes`: the model's own file has them."""
+    step = write_zero(tmp_path / "z", 2, [{"a": np.ones(3, "f4")}], 2)
+    frozen = np.arange(6, dtype="f4").reshape(2, 3)
+    shapes = {"param_shapes": [{"a": (3,)}], "buffer_names": [], "shared_params": {}}
+    save(step / "mp_rank_00_model_states.pt", {"module": {"frozen": whole(frozen)}, **shapes})
+    tree = open_tree(step)
+    assert np.array_equal(tree["frozen"].read(), frozen) and tree["a"].read().tolist() == [1, 1, 1]
+
+
 # ---- checkpoints of any stage and number of processes, as DeepSpeed lays them out
 
 

@@ -177,10 +177,22 @@ def _weights(
     else:
         gaps = _gaps(states[0].get("param_alignment_paddings"))
         found |= of_groups(_group_vectors(states, optim), shapes, len(optim), gaps)
-    for alias, name in (said.get("shared_params") or {}).items():
-        if name in found:
+    shared = said.get("shared_params")
+    for alias, name in shared.items() if isinstance(shared, dict) else ():
+        if type(alias) is str and type(name) is str and name in found:
             found[alias] = found[name]
-    return found
+    return {**found, **_others(said, models[0], found)} if stage < _MOST_STAGE else found
+
+
+def _others(said: Mapping[Any, Any], file: SavedFile, found: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Tensors of the model that no process trained, which older releases list nowhere: as they are."""
+    module = said.get("module")
+    kept = module.items() if isinstance(module, dict) else ()
+    return {
+        name: file.tensor(value)
+        for name, value in kept
+        if type(name) is str and name not in found and is_tensor(value)
+    }
 
 
 def _refuse_experts(said: Mapping[Any, Any], place: Place) -> None:
@@ -202,7 +214,8 @@ def _listed(value: Any, name: str) -> Sequence[Any]:
 
 
 def _shapes(group: Any) -> Shapes:
-    shapes = {str(name): lengths_of(size) for name, size in group.items()} if isinstance(group, dict) else {}
+    named = group.items() if isinstance(group, dict) else ()
+    shapes = {name: lengths_of(size) for name, size in named if type(name) is str}
     sound: dict[str, Shape] = {name: size for name, size in shapes.items() if size is not None}
     if not isinstance(group, dict) or len(sound) < len(group):
         raise ValueError("the shapes of parameters are damaged")
@@ -249,7 +262,9 @@ def _buffers(said: Mapping[Any, Any], file: SavedFile) -> dict[str, LazyArray]:
     if not isinstance(names, list | tuple | set):
         _no_model(file)
     kept = module if isinstance(module, dict) else {}
-    return {name: file.tensor(kept[name]) for name in names if isinstance(kept.get(name), Record)}
+    return {
+        name: file.tensor(kept[name]) for name in names if type(name) is str and is_tensor(kept.get(name))
+    }
 
 
 def _no_model(file: SavedFile) -> NoReturn:
