@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -19,7 +18,7 @@ from ckpttools.transforms.moves import Move, moved
 # Keys under which trainers put a model's whole state dict: torchtitan and accelerate, Lightning, DeepSpeed.
 _OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
 # No model calls a module of its own like this: each is put in by what wraps a module, anywhere in a name.
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 _MODULE, _MODEL = "module.", "model."
 
 
@@ -76,8 +75,8 @@ def _without_wrappers(names: dict[Path, str]) -> tuple[dict[Path, str], list[str
     for _ in range(4):
         before = names
         for each in names.values():
-            taken.update(dict.fromkeys(_WRAPPERS.findall(each)))
-        names = {path: _WRAPPERS.sub("", name) for path, name in names.items()}
+            taken.update((f"{word}.", None) for word in each.split(".")[:-1] if word in _WRAPPERS)
+        names = {path: _unwrapped_name(name) for path, name in names.items()}
         for prefix, is_prefix in ((_MODULE, _have), (_MODEL, _have_twice)):
             if is_prefix(names.values(), prefix):
                 taken[prefix] = None
@@ -85,6 +84,11 @@ def _without_wrappers(names: dict[Path, str]) -> tuple[dict[Path, str], list[str
         if names == before:
             break
     return names, list(taken)
+
+
+def _unwrapped_name(name: str) -> str:
+    *above, last = name.split(".")
+    return ".".join([*(word for word in above if word not in _WRAPPERS), last])
 
 
 def _have(names: Iterable[str], prefix: str) -> bool:
