@@ -7,6 +7,7 @@ from support import quantised_weights as made
 
 from ckpttools.core.errors import FormatError
 from ckpttools.quantized.logical import logical, weights_in
+from ckpttools.quantized.tree import quantized_in
 
 
 def numbers(tree, name):
@@ -73,3 +74,10 @@ def test_weights_of_activations_that_are_rotated_at_run_time_are_refused(places,
     assert bool(weights_in(tree).faults) is not is_read
     if is_read:
         assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
+
+
+def test_tables_of_experts_beside_dequantised_weights_are_no_codes():
+    floats = {f"layers.mlp.{key}": np.ones((2, 4, 4), ml_dtypes.bfloat16) for key in ("wi_0", "wi_1", "wo")}
+    arrays = {**floats, "layers.mlp.tid2eid": np.zeros((9, 2), np.int32)}
+    tree = made.tree_of(arrays, {"quantization_config": {"quant_method": "fp8"}})
+    assert not quantized_in(tree).weights

@@ -50,8 +50,9 @@ _SCALE_ENDS = (
 )
 # Last words of the names of arrays of whole numbers that can be nothing but packed weights.
 _WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
-# Words in the names of whole numbers that no scheme stores: places, states of generators, numbers of steps.
-_NO_CODES = frozenset(("position", "positions", "token", "key", "rng", "rngs", "count", "step"))
+# Words in the names of whole numbers that no scheme stores: places, states of generators, numbers of steps,
+# DeepSeek V4's tables of experts.
+_NO_CODES = frozenset(("position", "positions", "token", "key", "rng", "rngs", "count", "step", "tid2eid"))
 # Words of whole numbers that say which elements are meant: beside a weight in full they are no codes of it.
 _INDICES = frozenset(("mask", "masks", "valid", "flag", "flags", "index", "indices", "idx", "id", "ids"))
 # How deep arrays called weights lie in a linear layer at most, in keys below its module: `centroids.weight`.
