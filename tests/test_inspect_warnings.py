@@ -43,8 +43,9 @@ def small(dtype: str = "bfloat16") -> Constant:
 def said(
     leaves: Mapping[Path, LazyArray], unfinished: Mapping[str, str] | None = None, **metadata: Any
 ) -> tuple[TreeWarning, ...]:
+    """All but the warning that one small array does not show its axis of layers: see test_scan_axis.py."""
     tree = Tree(leaves, Metadata("orbax", step=4, **metadata))
-    return warnings_of(tree, unfinished or {})
+    return tuple(each for each in warnings_of(tree, unfinished or {}) if each.name != "open-scan-axis")
 
 
 def test_nothing_to_say():
