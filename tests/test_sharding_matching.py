@@ -86,6 +86,12 @@ class TestWhatIsStoredOtherwise:
         with pytest.raises(CoverageError, match="wanted a"):
             self.loaded(tmp_path, {"a": stored}, lambda jax: {"a": wanted})
 
+    def test_a_float_is_exactly_the_integer_that_is_stored(self, tmp_path):
+        assert self.loaded(tmp_path, {"a": 2**53}, lambda jax: {"a": 1.0}) == {"a": 2.0**53}
+        with pytest.raises(CoverageError, match="a: no float is exactly 9007199254740993"):
+            ckpttools.save({"a": 2**53 + 1}, tmp_path / "odd", level="item")
+            ckpttools.load(tmp_path / "odd", like={"a": 1.0})
+
     def test_keys_are_of_the_same_generator(self, tmp_path):
         import jax
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from ckpttools.core.errors import LostValuesWarning, listing
+from ckpttools.core.errors import CoverageError, LostValuesWarning, listing
 from ckpttools.sharding.assigned import Assigned
 from ckpttools.sharding.exchange import broadcast, exchanged
 from ckpttools.sharding.load_plan import LoadPlan, Route, groups, joined
@@ -68,9 +68,18 @@ def loaded(
     _wait_for(on_the_way)
     for leaf in wanted.arrays:
         if leaf.number is not None:
-            values[id(leaf)] = leaf.number(leaf.array.read().reshape(()).item())
+            values[id(leaf)] = _number(leaf, leaf.number)
     _tell(lost)
     return wanted.filled([values[id(leaf)] for leaf in wanted.arrays])
+
+
+def _number(leaf: Assigned, kind: type) -> Any:
+    """A number of Python, which has exactly the value that is stored."""
+    stored = leaf.array.read().reshape(()).item()
+    value = kind(stored)
+    if isinstance(stored, int) and value != stored:
+        raise CoverageError(f"{leaf.name}: no {kind.__name__} is exactly {stored}", wanted="an int")
+    return value
 
 
 def _agreed(plan: LoadPlan) -> Processes | None:
