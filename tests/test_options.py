@@ -114,7 +114,7 @@ def test_what_a_transform_of_a_package_raises_on_purpose_is_its_own(monkeypatch)
 
 
 def test_formats_say_what_they_can_do():
-    assert set(writable()) == {"orbax", "safetensors", "zarr3"} == set(formats())
+    assert set(writable()) == {"orbax", "safetensors", "zarr3"} < set(formats())
     assert {each.name for each in writer_options()} >= {"item", "compression", "separator"}
     assert not isinstance(object(), Writable)
 
