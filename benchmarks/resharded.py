@@ -2,6 +2,7 @@
 
     python benchmarks/resharded.py [--directory DIR] [--layers N] [--vocab N] [--rounds N] [--mesh MESH]
                                    [--processes N] [--api v0|v1]
+                                   [--store local|gs] [--latency SECONDS] [--bandwidth SIZE]
 
 MaxText 0.2.5 writes through Orbax, zarr3 in OCDBT with zstd: arrays over 16 simulated devices, on their first
 axis or else on their second one, or whole where it is told of one device. Each restore is a process of its
@@ -9,7 +10,9 @@ own with a target on a mesh of eight simulated devices, in alternation; what is 
 there and ends when all shards are: wall and CPU seconds, and the peak above what the arrays themselves take.
 With --processes the eight devices are those of so many processes of one job, as of hosts: wall seconds are of
 the slowest, CPU seconds of all together.
-The arrays are those of Llama 3.2 1B, of noise (2.47 GB with all layers); files are in the page cache.
+The arrays are those of Llama 3.2 1B, of noise (2.47 GB with all layers); files are in the page cache, or,
+with `--store gs`, in a bucket: the server of the tests, which waits before each answer and has one line of so
+many bytes in a second for all that ask. What it sent is printed, and how often that is what the devices hold.
 """
 
 from __future__ import annotations
@@ -24,9 +27,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import buckets
+
+from ckpttools.core.budget import parse_size
 
 LAYOUTS = {
     "devices": "MaxText's default, written by 16 devices",
@@ -67,15 +75,28 @@ def write(directory: Path, layout: str) -> None:
         manager.save(0, args=ocp.args.Composite(items=ocp.args.PyTreeSave(tree)))
 
 
-def restore(directory: Path, layout: str, mesh: str, api: str) -> dict[str, Any]:
+def stored_item(directory: Path, layout: str, store: str) -> Any:
+    """Where Orbax finds it."""
+    if store == "local":
+        return item(directory, layout)
+    from etils import epath
+    from support import orbax_gs_script
+
+    orbax_gs_script.emulate()
+    return epath.Path(f"gs://bucket/{layout}/0/items")
+
+
+def restore(directory: Path, layout: str, mesh: str, api: str, store: str) -> dict[str, Any]:
     """One restore in this process: seconds, bytes, and a digest of the values."""
     import jax
 
     import ckpttools
     from ckpttools.run.memory import current_bytes, peak_bytes
 
-    source = item(directory, layout)
-    request = ckpttools.load.plan(source, rules="maxtext", mesh=mesh, keep="params/*").request
+    source = stored_item(directory, layout, store)
+    request = ckpttools.load.plan(
+        item(directory, layout), rules="maxtext", mesh=mesh, keep="params/*"
+    ).request
     like = request.filled(
         [
             jax.ShapeDtypeStruct(each.target.shape, each.target.dtype.numpy, sharding=each.target.sharding)
@@ -94,7 +115,7 @@ def restore(directory: Path, layout: str, mesh: str, api: str) -> dict[str, Any]
     return {**taken, "above": above, "result": sum(parts.values()), "digest": digest(arrays)}
 
 
-def by_v0(source: Path, like: Any) -> Any:
+def by_v0(source: Any, like: Any) -> Any:
     import orbax.checkpoint as ocp
 
     how = ocp.args.PyTreeRestore(like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
@@ -102,7 +123,7 @@ def by_v0(source: Path, like: Any) -> Any:
         return reader.restore(source, how)
 
 
-def by_v1(source: Path, like: Any) -> Any:
+def by_v1(source: Any, like: Any) -> Any:
     from orbax.checkpoint import v1
 
     return v1.load_pytree(source.parent, like, checkpointable_name="items")
@@ -158,13 +179,17 @@ def in_a_process(devices: int, *words: str | Path) -> str:
     return done.stdout
 
 
-def compare(directory: Path, rounds: int, mesh: str, processes: int, api: str) -> bool:
+def compare(directory: Path, rounds: int, processes: int, bucket: Any, how: Mapping[str, str]) -> bool:
     """Prints all, and says whether the resharded one is restored as fast as it must be."""
+    options = [word for name, value in how.items() for word in (f"--{name}", value)]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in LAYOUTS}
     for _ in range(rounds):
         for name, each in found.items():
-            words = ("--restore", name, "--directory", directory, "--mesh", mesh, "--api", api)
-            each.append(in_processes(processes, *words))
+            words = ("--restore", name, "--directory", directory, *options)
+            before = buckets.sent(bucket) if bucket else {}
+            run = in_processes(processes, *words)
+            after = buckets.sent(bucket) if bucket else {}
+            each.append({**run, **{what: after[what] - before[what] for what in after}})
     digests = {run["digest"] for each in found.values() for run in each}
     if len(digests) != 1:
         raise SystemExit("the layouts give different values")
@@ -175,12 +200,20 @@ def compare(directory: Path, rounds: int, mesh: str, processes: int, api: str) -
         print(
             f"  {LAYOUTS[name]:42} {wall:6.2f} s ({wall / ours['wall']:5.2f})  CPU {cpu:6.2f} s "
             f"({cpu / ours['cpu']:5.2f})  {above / 2**20:6.0f} MiB above {result / 2**20:.0f}  "
-            f"{stored / 1e9:.2f} GB stored",
+            f"{stored / 1e9:.2f} GB stored{traffic(each, result)}",
             flush=True,
         )
     ratio = median(found["devices"], "wall") / ours["wall"]
     print(f"  resharded: {ratio:.1f} times as fast as MaxText's default, at least {LEAST:.0f} wanted")
     return ratio >= LEAST
+
+
+def traffic(found: list[dict[str, Any]], result: float) -> str:
+    """What the bucket sent for one restore, in words; none without a bucket."""
+    if "bytes" not in found[0]:
+        return ""
+    nbytes, requests = median(found, "bytes"), median(found, "requests")
+    return f", {nbytes / 1e9:.2f} GB sent ({nbytes / result:.2f} of the arrays), {requests:.0f} requests"
 
 
 def median(found: list[dict[str, Any]], what: str) -> float:
@@ -198,6 +231,14 @@ def make(directory: Path, layers: int, vocab: int, mesh: str) -> None:
         in_a_process(count, "--write", name, "--directory", directory)
     ckpttools.reshard(directory / "devices", directory / "resharded", mesh=mesh)
     ckpttools.reshard(directory / "devices", directory / "compressed", mesh=mesh, compression="zstd")
+
+
+def upload(directory: Path) -> None:
+    """All layouts to the bucket, byte for byte, each with what says there that it is whole."""
+    import ckpttools
+
+    for name in LAYOUTS:
+        ckpttools.copy(directory / name, f"gs://bucket/{name}")
 
 
 def join(job: str | None) -> None:
@@ -218,6 +259,11 @@ def main() -> int:
     parser.add_argument("--mesh", default="fsdp=2,tensor=4")
     parser.add_argument("--processes", type=int, choices=(1, 2, 4, 8), default=1)
     parser.add_argument("--api", choices=APIS, default="v0")
+    parser.add_argument("--store", choices=("local", "gs"), default="local")
+    parser.add_argument(
+        "--latency", type=float, default=0.02, help="seconds before each answer of the bucket"
+    )
+    parser.add_argument("--bandwidth", default="100MB", help="bytes in a second, of the bucket; 0: no limit")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--write", help=argparse.SUPPRESS)
     parser.add_argument("--restore", help=argparse.SUPPRESS)
@@ -227,16 +273,23 @@ def main() -> int:
         return 0
     if asked.restore:
         join(asked.job)
-        print(json.dumps(restore(asked.directory, asked.restore, asked.mesh, asked.api)))
+        print(json.dumps(restore(asked.directory, asked.restore, asked.mesh, asked.api, asked.store)))
         return 0
+    bucket = None
+    if asked.store == "gs":
+        url, bucket = buckets.started(buckets.serve_bucket, asked.latency, parse_size(asked.bandwidth))
+        os.environ.update(buckets.clients(url))
     with tempfile.TemporaryDirectory(dir=asked.directory) as name:
         make(Path(name), asked.layers, asked.vocab, asked.mesh)
+        if bucket:
+            upload(Path(name))
         print(
             f"Llama 3.2 1B shapes, {asked.layers} layers, restored by Orbax ({asked.api}) onto {asked.mesh}, "
             f"{asked.processes} processes",
             flush=True,
         )
-        return 0 if compare(Path(name), asked.rounds, asked.mesh, asked.processes, asked.api) else 1
+        how = {"mesh": asked.mesh, "api": asked.api, "store": asked.store}
+        return 0 if compare(Path(name), asked.rounds, asked.processes, bucket, how) else 1
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import resource
 import shutil
@@ -29,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
+from buckets import clear, serve_bucket, started
 
 from ckpttools.core.budget import parse_size
 from ckpttools.testing.models import LlamaSizes, write_llama
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 SIZES = LlamaSizes()
 RANGE, THREADS, UPLOADS = 8 << 20, 16, 8
@@ -50,27 +48,6 @@ def serve_hub(directory: Path, latency: float, bandwidth: float, pipe: Any) -> N
             web.files[f"hub/org/model/{path.name}"] = path.read_bytes()
         pipe.send(f"http://{web.address}")
         pipe.recv()
-
-
-def serve_bucket(latency: float, bandwidth: float, pipe: Any) -> None:
-    """Takes what is written until the process ends; forgets it when told to."""
-    from support import gcs_server
-
-    with gcs_server.Server().running() as bucket:
-        bucket.latency, bucket.up.bandwidth, bucket.down.bandwidth = latency, bandwidth, bandwidth
-        bucket.put("bucket", "a", b"")
-        pipe.send(bucket.url)
-        while pipe.recv() == "clear":
-            for name in [name for name in bucket.buckets["bucket"] if name != "a"]:
-                del bucket.buckets["bucket"][name]
-            pipe.send("done")
-
-
-def started(target: Callable[..., None], *arguments: object) -> tuple[str, Any]:
-    """A server in a process of its own: its address, and what it is told by."""
-    here, there = multiprocessing.Pipe()
-    multiprocessing.Process(target=target, args=(*arguments, there), daemon=True).start()
-    return here.recv(), here
 
 
 def download(web: str, name: str, size: int) -> None:
@@ -238,12 +215,6 @@ def main() -> None:
             clear(here)
             print(f"  the long way {long:5.2f} s", flush=True)
         print(f"median ratio {statistics.median(ratios):.2f}")
-
-
-def clear(server: Any) -> None:
-    """Deletes what was uploaded."""
-    server.send("clear")
-    server.recv()
 
 
 if __name__ == "__main__":

@@ -13,17 +13,20 @@ class Line:
 
     Attributes:
         bandwidth: bytes in a second, of all that share it; 0 for no limit.
+        carried: bytes so far.
     """
 
     bandwidth: float = 0.0
+    carried: int = 0
     _free_at: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def carry(self, nbytes: int) -> None:
         """Returns when so many bytes have come through, after those before them."""
-        if not self.bandwidth:
-            return
         with self._lock:
+            self.carried += nbytes
+            if not self.bandwidth:
+                return
             self._free_at = max(self._free_at, time.monotonic()) + nbytes / self.bandwidth
             arrival = self._free_at
         time.sleep(max(0.0, arrival - time.monotonic()))

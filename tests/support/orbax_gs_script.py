@@ -76,11 +76,16 @@ def asked(question: Callable[[epath.Path], Any], run: str) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-def main(asked_in: str, said_in: str) -> None:
+def emulate() -> None:
+    """Has Orbax take the server that the environment names for Google's."""
     for name in Emulated.protocol:
         fsspec.register_implementation(name, Emulated, clobber=True)
     # It would ask google-cloud-storage, a package of its own, what kind of bucket this is.
     gcs_utils.is_hierarchical_namespace_enabled = lambda path: False
+
+
+def main(asked_in: str, said_in: str) -> None:
+    emulate()
     runs = json.loads(Path(asked_in).read_bytes())
     questions = (steps, manager, item, step_by_v1)
     found = {run: {each.__name__: asked(each, run) for each in questions} for run in runs}
