@@ -18,7 +18,7 @@ from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.direction import named_as
 from ckpttools.maxtext.to_hf import ToHuggingFace
 from ckpttools.stores.registry import Where
-from ckpttools.transforms.quantize import Quantize
+from ckpttools.transforms.quantize import Quantize, refuse_quantized
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -80,6 +80,7 @@ def _planned(
 ) -> Conversion:
     tree = opened(source, read)
     if named_as(tree.arrays) == "maxtext":
+        refuse_quantized(tree, hint="ckpt convert maxtext-to-hf SRC DST writes them as FP8, as they are")
         return plan_to_huggingface(
             tree,
             ToHuggingFace(like=like, read=read, quantized="dequantize"),

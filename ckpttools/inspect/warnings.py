@@ -15,6 +15,7 @@ from ckpttools.core.region import grid_shape
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
+from ckpttools.quantized.tree import quantized_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +123,16 @@ def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
-    """Parameters of several float dtypes; the arrays named are those of all but the commonest."""
+    """Parameters of several float dtypes; the arrays named are those of all but the commonest.
+
+    Codes of quantised weights and their scales are of other dtypes than the rest in any such model.
+    """
+    found = quantized_in(tree)
+    scaled = {found.paths[name] for each in found.weights.values() for name in (each.name, *each.sides)}
     by_dtype: dict[str, list[Path]] = {}
     for path in view_of(tree).of_role("parameter"):
         array = tree.arrays.get(path)
-        if array is not None and array.dtype.is_float:
+        if array is not None and array.dtype.is_float and path not in scaled:
             by_dtype.setdefault(array.dtype.name, []).append(path)
     ordered = sorted(by_dtype.items(), key=lambda item: -len(item[1]))
     if len(ordered) > 1:

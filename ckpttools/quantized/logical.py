@@ -21,9 +21,9 @@ from ckpttools.quantized.decoding import Decode, Like
 from ckpttools.quantized.scales import Described, last_key
 from ckpttools.quantized.schemes.base import Module, UnreadableError, Weight
 from ckpttools.quantized.schemes.groups import online_rotations
-from ckpttools.quantized.schemes.registry import scheme_of
+from ckpttools.quantized.schemes.registry import READ_METHODS, scheme_of
 from ckpttools.quantized.tree import quantized_in
-from ckpttools.quantized.weights import READ_METHODS, Quantized, is_scale, remedy
+from ckpttools.quantized.weights import Quantized, is_scale, remedy
 
 DEFAULT_DTYPE = DTYPES["bfloat16"]
 RESULTS = ("bfloat16", "float16", "float32")
@@ -248,6 +248,10 @@ def _notes(weights: Collection[Weight], dtype: DType, like: Like) -> Notes:
 
 
 def _is_exact(weight: Weight, dtype: DType) -> bool:
-    """Whether every product is a number of the dtype: of few digits times powers of two."""
+    """Whether every product is a number of the dtype: of few digits times powers of two.
+
+    The least float8 numbers times the least scales lie below bfloat16's, at 2**-133.
+    """
     powers = all(each.dtype.name == "float8_e8m0fnu" for each in weight.scales)
-    return powers and dtype.name in ("bfloat16", "float32")
+    least = weight.numbers == "float4_e2m1fn"
+    return powers and (dtype.name == "float32" or (dtype.name == "bfloat16" and least))

@@ -40,6 +40,7 @@ from ckpttools.quantized.scales import (
     split_name,
     words_of,
 )
+from ckpttools.quantized.schemes.registry import READ_METHODS
 
 # For the words of messages alone: norms have a `scale`, too.
 _SCALE_ENDS = (
@@ -64,8 +65,6 @@ _DEQUANTIZING = {
     "gptq": "with GPTQModel, which quantised it",
     "awq": "with AutoAWQ, which quantised it",
 }
-READ_METHODS = ("fp8", "mxfp4", "compressed-tensors", "modelopt", "fbgemm_fp8")
-"""What `quant_method` may say of weights that schemes read (`ckpttools.quantized.schemes`)."""
 
 
 @dataclass(frozen=True, slots=True)

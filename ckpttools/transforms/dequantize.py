@@ -12,9 +12,9 @@ from ckpttools.core.wording import option
 from ckpttools.quantized.config import FIELD, says_quantized
 from ckpttools.quantized.decoding import Like as Like
 from ckpttools.quantized.logical import Logical, logical, weights_in
+from ckpttools.quantized.schemes.registry import READ_METHODS
 from ckpttools.quantized.stored_values import check_values
 from ckpttools.quantized.tree import quantized_in
-from ckpttools.quantized.weights import READ_METHODS
 from ckpttools.transforms.base import Transformed
 
 LIKES: tuple[Like, ...] = ("float32", "maxtext")

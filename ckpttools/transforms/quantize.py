@@ -13,12 +13,12 @@ from ckpttools.array.tree import Leaf, Path, Tree, dotted
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import GROUP, Mxfp4
 from ckpttools.quantized.modules import is_fused, is_linear, is_out_first, left_modules
 from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.weights import remedy
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.select import require_matches
 
@@ -121,7 +121,7 @@ class Quantize:
             UsageError: a pattern that matches nothing; there is nothing to quantise.
             FormatError: weights are quantised already.
         """
-        _refuse_quantized(tree)
+        refuse_quantized(tree, says_quantized(tree.metadata.config) is not None)
         require_matches(self.exclude, tree.arrays, tree.metadata.place)
         how = SCHEMES[self.scheme]
         hidden = _width(tree.metadata.config)
@@ -150,15 +150,21 @@ class Quantize:
         return Transformed(made, notes)
 
 
-def _refuse_quantized(tree: Tree) -> None:
-    said = says_quantized(tree.metadata.config)
-    found = quantized_in(tree).weights
-    if said or found:
+def refuse_quantized(tree: Tree, is_said: bool = False, hint: str | None = None) -> None:
+    """Raises FormatError where weights are quantised.
+
+    Args:
+        tree: the weights.
+        is_said: whether it is enough that the configuration says so.
+        hint: what to do; None for what makes plain weights of them.
+    """
+    said, found = says_quantized(tree.metadata.config), quantized_in(tree).weights
+    if is_said or found:
         raise FormatError(
             "weights are quantised already",
             place=tree.metadata.place or None,
             got=f"{scheme(said)} ({FIELD})" if said else next(map(str, found.values())),
-            hint=f"dequantise it first: ckpt cast SRC DST {option('dtype', 'bfloat16')}",
+            hint=hint or remedy(said),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import inner
@@ -15,7 +16,7 @@ from ckpttools.core.wording import option
 from ckpttools.quantized.config import says_quantized, scheme, stated_dtypes
 from ckpttools.quantized.scales import is_plain, scales_word, split_name
 from ckpttools.quantized.tree import by_names, quantized_in
-from ckpttools.quantized.weights import Quantized, last_keys, quantized_error, refuse_unknown
+from ckpttools.quantized.weights import Quantized, last_keys, quantized_error, refuse_unknown, remedy
 from ckpttools.transforms.rearranged import apart, rearranged, recast
 
 
@@ -58,7 +59,7 @@ def spared(
             hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} leaves these as they are",
         )
     left = {names[side] for side in sides}
-    notes = Notes(remarks=(*_left_alone(sides), *_taken(unclear)))
+    notes = Notes(remarks=(*_left_alone(sides, says_quantized(config)), *_taken(unclear)))
     return {path: dtype for path, dtype in wanted.items() if path not in left}, notes
 
 
@@ -71,11 +72,13 @@ def _refuse_unknown(tree: Tree, wanted: Collection[Path]) -> None:
     refuse_unknown(odd if weights else arrays, tree.metadata.config, tree.metadata.place, done="cast")
 
 
-def _left_alone(sides: Mapping[str, Quantized]) -> Iterator[str]:
+def _left_alone(sides: Mapping[str, Quantized], said: Mapping[str, Any] | None) -> Iterator[str]:
     if sides:
         count = f"{len(sides)} array" + "s" * (len(sides) > 1)
         keys = ", ".join(dict.fromkeys(last_keys([side]) for side in sides))
         yield f"not cast, as they belong to quantised weights: {count} ({keys})"
+        if said:
+            yield f"the weights stay quantised, {scheme(said)}: {remedy(said)}"
 
 
 def _taken(unclear: Collection[Quantized]) -> Iterator[str]:

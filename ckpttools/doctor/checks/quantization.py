@@ -13,7 +13,8 @@ from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.logical import weights_of
 from ckpttools.quantized.scales import Described
-from ckpttools.quantized.weights import READ_METHODS, Quantized, quantized, remedy
+from ckpttools.quantized.schemes.registry import READ_METHODS
+from ckpttools.quantized.weights import Quantized, quantized, remedy
 from ckpttools.stores.place import Place
 
 _CONFIG = "config.json"

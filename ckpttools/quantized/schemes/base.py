@@ -165,6 +165,10 @@ class Weight:
 class Scheme(Protocol):
     """A way to quantise. What is built in stands in `ckpttools.quantized.schemes.registry`."""
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What `quant_method` says of such weights; empty where no configuration need say anything."""
+
     def takes(self, module: Module) -> bool:
         """Whether a weight is of this scheme, by its configuration, names and dtypes."""
 

@@ -12,9 +12,11 @@ _BLOCK = (1, 32)
 class Fp4Experts:
     """`X.weight` in int8 or uint8 beside `X.scale`, where the configuration says `expert_dtype: fp4`."""
 
+    methods = ("fp8",)
+
     def takes(self, module: Module) -> bool:
         is_packed = module.dtype.name in ("int8", "uint8") and len(module.shape) == 2
-        return module.method == "fp8" and module.said.get("expert_dtype") == "fp4" and is_packed
+        return module.method in self.methods and module.said.get("expert_dtype") == "fp4" and is_packed
 
     def read(self, module: Module) -> Weight:
         name = module.side("scale", f"{module.key}_scale", f"{module.key}_scale_inv")

@@ -8,7 +8,6 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.quantized.schemes.base import Module, Scale, UnreadableError, Weight, blocked, whole
 from ckpttools.quantized.schemes.groups import weight_groups
 
-_METHODS = ("fp8", "compressed-tensors", "modelopt", "fbgemm_fp8")
 _FIELD, _DEFAULT_BLOCK = "weight_block_size", (128, 128)
 # Its fused experts are multiplied from the left, and so have a scale for each column.
 _FUSED_METHOD = "fbgemm_fp8"
@@ -22,8 +21,10 @@ class Fp8:
     In spite of its name `weight_scale_inv` multiplies, too.
     """
 
+    methods = ("fp8", "compressed-tensors", "modelopt", "fbgemm_fp8")
+
     def takes(self, module: Module) -> bool:
-        return module.method in _METHODS and module.dtype.is_float and module.dtype.bits == 8
+        return module.method in self.methods and module.dtype.is_float and module.dtype.bits == 8
 
     def read(self, module: Module) -> Weight:
         name = module.side(f"{module.key}_scale_inv", f"{module.key}_scale", "scale")

@@ -17,6 +17,8 @@ class MaxText:
     are among these axes; scales of whole arrays have only them.
     """
 
+    methods: tuple[str, ...] = ()
+
     def takes(self, module: Module) -> bool:
         is_fp8 = module.dtype.is_float and module.dtype.bits == 8
         return is_fp8 and module.key in _LEAVES and _scale_of(module) in module.by_key

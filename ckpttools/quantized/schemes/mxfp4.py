@@ -16,8 +16,10 @@ class Mxfp4:
     The logical array is `X` (expert, in, out), as transformers computes with it.
     """
 
+    methods = ("mxfp4",)
+
     def takes(self, module: Module) -> bool:
-        return module.method == "mxfp4" and module.key.endswith(_BLOCKS)
+        return module.method in self.methods and module.key.endswith(_BLOCKS)
 
     def read(self, module: Module) -> Weight:
         name = module.side(module.key.removesuffix(_BLOCKS) + _SCALES)

@@ -14,6 +14,8 @@ class Nvfp4:
     one that multiplies.
     """
 
+    methods = ("compressed-tensors", "modelopt")
+
     def takes(self, module: Module) -> bool:
         if module.dtype.name != "uint8" or len(module.shape) != 2:
             return False

@@ -12,9 +12,11 @@ _PER_WORD = 8
 class PackQuantized:
     """`X.weight_packed` (out, in / 8) beside `X.weight_scale` (out, in / group) and `X.weight_shape`."""
 
+    methods = ("compressed-tensors",)
+
     def takes(self, module: Module) -> bool:
         is_words = module.key == "weight_packed" and module.dtype.name == "int32"
-        return module.method == "compressed-tensors" and is_words
+        return module.method in self.methods and is_words
 
     def read(self, module: Module) -> Weight:
         refuse_asymmetric(module)

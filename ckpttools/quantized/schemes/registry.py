@@ -13,6 +13,9 @@ from ckpttools.quantized.schemes.pack_quantized import PackQuantized
 # MaxText's names say how, whatever the configuration says that was carried along.
 SCHEMES: tuple[Scheme, ...] = (MaxText(), Fp8(), Fp4Experts(), Mxfp4(), PackQuantized(), Nvfp4())
 
+READ_METHODS = tuple(dict.fromkeys(method for scheme in SCHEMES for method in scheme.methods))
+"""What `quant_method` may say of weights that are read."""
+
 
 def scheme_of(module: Module) -> Scheme | None:
     """The scheme of a weight; None for one that is not known."""
