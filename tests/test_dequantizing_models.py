@@ -286,6 +286,7 @@ class TestDoctor:
         (finding,) = self.findings(pair.quantised)
         assert finding.level == "info"
         assert f"ckpt cast {pair.quantised} DST --dtype bfloat16" in finding.do
+        assert ("--quantized keep" in finding.do) == ("deepseek3" in str(pair.quantised))
 
     def test_a_grid_that_does_not_fit(self, fp8, tmp_path):
         def change(arrays):

@@ -18,6 +18,7 @@ from ckpttools.quantized.weights import Quantized, quantized, remedy
 from ckpttools.stores.place import Place
 
 _CONFIG = "config.json"
+_KEEP = "; `ckpt convert hf-to-maxtext {} DST --quantized keep` keeps it FP8, where blocks fit into kernels"
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -87,12 +88,19 @@ def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any]) -> Fi
     if said.get("quant_method") in READ_METHODS:
         why = "their numbers mean nothing by themselves: conversions to MaxText multiply them by their scales"
         do = f"`ckpt cast {quote(str(folder))} DST --dtype bfloat16` makes a model of plain numbers of it"
+        do += _KEEP.format(quote(str(folder))) if _may_stay(found, said) else ""
         return Finding(INFO, str(folder), what, why, do)
     why = (
         "their numbers mean nothing by themselves: conversions to MaxText refuse weights of this scheme, "
         "and casts leave them and their scales as they are"
     )
     return Finding(INFO, str(folder), what, why, remedy(said))
+
+
+def _may_stay(found: list[Quantized], said: Mapping[str, Any]) -> bool:
+    """Whether it is FP8 in blocks, the form that MaxText has as well."""
+    is_fp8 = all(each.dtype.name.startswith("float8_") for each in found)
+    return is_fp8 and said.get("quant_method") == "fp8" and bool(said.get("weight_block_size"))
 
 
 def _unreadable(folder: Place, faults: Sequence[str], said: Mapping[str, Any]) -> Finding:
