@@ -68,21 +68,21 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 
 
-def plan_of(source: Path, *options: str) -> None:
-    """Plans with --dry-run; prints seconds and peak memory."""
-    words: list[str | Path] = [
-        "convert",
-        *options[:1],
-        source,
-        source.with_name("out"),
-        *options[1:],
-        "--dry-run",
-    ]
+def plan_of(source: Path, name: str, *options: str) -> None:
+    """Plans with --dry-run; prints seconds and peak memory.
+
+    Args:
+        source: what is converted.
+        name: of the command, such as "convert hf-to-maxtext".
+        options: of it.
+    """
+    words: list[str | Path] = [*name.split(), source, source.with_name("out"), *options, "--dry-run"]
     # The plan is printed, then refused (4) where the disk has no room for it.
     taken, _ = seconds(lambda: command(*words, accepted=(0, 4)))
     small = [sys.executable, "-c", _PEAK, Path(sys.executable).with_name("ckpt"), *words]
     peak = int(subprocess.run(small, capture_output=True, check=True).stdout) / 2**20
-    print(f"  ckpt convert {' '.join(options)} --dry-run: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
+    said = " ".join(("ckpt", name, *options, "--dry-run"))
+    print(f"  {said}: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
 
 
 # In a process of its own, as a part is.
@@ -128,8 +128,8 @@ def main() -> None:
         index = write_model(directory / "full", FULL, sparse=True, shard_bytes=5_000_000_000)
         tensors = len(json.loads(index.read_bytes())["weight_map"])
         print(f"DeepSeek V3, {tensors} tensors", flush=True)
-        plan_of(index.parent, "hf-to-maxtext")
-        plan_of(index.parent, "hf-to-maxtext", "--no-scan")
+        plan_of(index.parent, "convert hf-to-maxtext")
+        plan_of(index.parent, "convert hf-to-maxtext", "--no-scan")
         dealing(index.parent)
         remove(index.parent)
         model = write_model(directory / "small", SMALL)

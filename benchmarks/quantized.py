@@ -174,7 +174,7 @@ def main() -> None:
         if not arguments.quick:
             full = write(directory / "full", FULL, sparse=True)
             print(f"DeepSeek V3 in FP8, {array_count(tensors_of(FULL))}", flush=True)
-            plan_of(full, "hf-to-maxtext")
+            plan_of(full, "convert hf-to-maxtext")
             plan_of(full, "cast", "--dtype", "bfloat16")
 
 
