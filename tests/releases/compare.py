@@ -1,7 +1,7 @@
 """What the `ckpt` of an earlier commit does otherwise than that of today: no test, but a table for people.
 
-    git worktree add /tmp/before 4be124f
-    python tests/releases/compare.py /tmp/before fixtures
+    git worktree add ../before 4be124f
+    python tests/releases/compare.py ../before fixtures
 
 Each command that both have runs on every checkpoint below the given directories, in one process for each of
 the trees. Compared are how it ends, what `--json` says, and the bytes of what is written; where these are not

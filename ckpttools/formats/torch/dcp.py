@@ -7,7 +7,7 @@ parts may be cut along any axes. torch is not needed, and nothing is executed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,11 +17,12 @@ from ckpttools.array.nodes import Decoded
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import require_room
-from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
-from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import DEEPEST
 from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.torch.directories import DirectoryFormat
 from ckpttools.formats.torch.entry import Part, SavedTensor, saved_value
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record, unpickled
@@ -31,7 +32,6 @@ from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, lengths_of
 from ckpttools.formats.weight_files import config_beside
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
-from ckpttools.stores.registry import parse
 
 METADATA, SUFFIX = ".metadata", ".distcp"
 # Objects of Python that are no tensors are read when the checkpoint is opened.
@@ -40,7 +40,7 @@ _HINT = "copy the checkpoint again, with the files of all processes"
 
 
 @dataclass(frozen=True)
-class DistributedFormat:
+class DistributedFormat(DirectoryFormat):
     """The `torch-distributed` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "torch-distributed"
@@ -57,17 +57,6 @@ class DistributedFormat:
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
         return _opened(path, options)
-
-    def companions(self, tree: Tree) -> Place:
-        """Beside the weights of a model; of other trees in a directory of their own."""
-        folder = parse(tree.metadata.place)
-        return folder / COMPANIONS if tree.metadata.config is None else folder
-
-    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
-        try:
-            self.open(path, options)
-        except CheckpointError as error:
-            yield error
 
 
 FORMAT = DistributedFormat()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.errors import CheckpointError, FormatError, listing
-from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.torch.directories import DirectoryFormat
 from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, left_out, saved_file
@@ -30,7 +31,7 @@ _HINT = "copy the files of all processes of one save into one directory"
 
 
 @dataclass(frozen=True)
-class RanksFormat:
+class RanksFormat(DirectoryFormat):
     """The `torch-ranks` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "torch-ranks"
@@ -45,17 +46,8 @@ class RanksFormat:
         return _opened(path, options)
 
     def companions(self, tree: Tree) -> Place:
-        folder = parse(tree.metadata.place)
-        beside = folder / _BESIDE
-        if beside.is_dir():
-            return beside
-        return folder / COMPANIONS if tree.metadata.config is None else folder
-
-    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
-        try:
-            self.open(path, options)
-        except CheckpointError as error:
-            yield error
+        beside = parse(tree.metadata.place) / _BESIDE
+        return beside if beside.is_dir() else super().companions(tree)
 
 
 FORMAT = RanksFormat()

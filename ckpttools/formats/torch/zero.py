@@ -6,7 +6,7 @@ Neither torch nor DeepSpeed is needed, and nothing is executed. Moments of the o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
@@ -15,10 +15,11 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
-from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.torch.directories import DirectoryFormat
 from ckpttools.formats.torch.pickled import Record, described
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor, lengths_of
@@ -26,7 +27,6 @@ from ckpttools.formats.torch.zero_shards import Shapes, Vector, of_groups, of_ra
 from ckpttools.formats.weight_files import config_beside
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
-from ckpttools.stores.registry import parse
 
 _OPTIM = re.compile(
     r"(?:bf16_)?zero_pp_rank_(?P<rank>\d+)_mp_rank_(?P<model>\d+)_optim_states\.pt", re.DOTALL
@@ -40,7 +40,7 @@ _HINT = "copy the files of all processes of one save into one directory"
 
 
 @dataclass(frozen=True)
-class ZeroFormat:
+class ZeroFormat(DirectoryFormat):
     """The `deepspeed-zero` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "deepspeed-zero"
@@ -56,16 +56,6 @@ class ZeroFormat:
             return _opened(path, _step(path), options)
         except (ValueError, NotReadableError) as error:
             raise _damaged(path, str(error)) from error
-
-    def companions(self, tree: Tree) -> Place:
-        folder = parse(tree.metadata.place)
-        return folder / COMPANIONS if tree.metadata.config is None else folder
-
-    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
-        try:
-            self.open(path, options)
-        except CheckpointError as error:
-            yield error
 
 
 FORMAT = ZeroFormat()
