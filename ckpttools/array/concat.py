@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
+from ckpttools.array.lazy import LazyArray, OfParts, ReadCost
 from ckpttools.array.views import subview
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region
@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Concat(LazyArray):
-    """Arrays side by side along one of their axes, as of numpy's `concatenate`.
+class Concat(OfParts):
+    """Arrays side by side along an axis, as of numpy's `concatenate`; equal in dtype and all other axes.
 
     Attributes:
-        parts: in order; equal in dtype and in all other axes.
         axis: along which they lie.
     """
 
-    parts: tuple[LazyArray, ...]
     axis: int
 
     @cached_property
@@ -54,24 +52,8 @@ class Concat(LazyArray):
         for part, inside, where in self._met(region):
             part.read_into(inside, subview(out, where), scratch)
 
-    @property
-    def scratch_bytes(self) -> int:
-        return max(part.scratch_bytes for part in self.parts)
-
     def read_cost(self, region: Region) -> ReadCost:
         return sum((part.read_cost(inside) for part, inside, _ in self._met(region)), ReadCost())
-
-    def sources(self) -> Iterator[ByteSource]:
-        for part in self.parts:
-            yield from part.sources()
-
-    @property
-    def stored_bits(self) -> int:
-        return self.parts[0].stored_bits
-
-    @property
-    def computed(self) -> bool:
-        return any(part.computed for part in self.parts)
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         met = next(self._met(region), None)

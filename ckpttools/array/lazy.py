@@ -202,3 +202,30 @@ class Regionwise(Derived):
     def first_byte(self, region: Region) -> tuple[str, int]:
         inner = self._source_region(region)
         return ("", 0) if inner is None else self.source.first_byte(inner)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OfParts(LazyArray):
+    """An array made of several others, of which a region meets some.
+
+    Attributes:
+        parts: the others, in order; at least one.
+    """
+
+    parts: tuple[LazyArray, ...]
+
+    @property
+    def scratch_bytes(self) -> int:
+        return max(part.scratch_bytes for part in self.parts)
+
+    def sources(self) -> Iterator[ByteSource]:
+        for part in self.parts:
+            yield from part.sources()
+
+    @property
+    def stored_bits(self) -> int:
+        return self.parts[0].stored_bits
+
+    @property
+    def computed(self) -> bool:
+        return any(part.computed for part in self.parts)

@@ -20,7 +20,7 @@ from ckpttools.array.concat import concat as concat
 from ckpttools.array.dequantized import Dequantized as Dequantized
 from ckpttools.array.held import Held as Held
 from ckpttools.array.held import Holder as Holder
-from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost, Regionwise
+from ckpttools.array.lazy import Derived, LazyArray, OfParts, ReadCost, Regionwise
 from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout
 from ckpttools.array.stored import Chunked as Chunked
@@ -47,15 +47,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stack(LazyArray):
+class Stack(OfParts):
     """Arrays of one shape and dtype side by side along a new axis.
 
     Attributes:
-        parts: one array per coordinate of the new axis.
         axis: position of the new axis in `shape`.
     """
 
-    parts: tuple[LazyArray, ...]
     axis: int
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -68,10 +66,6 @@ class Stack(LazyArray):
 
     def _parts(self, region: Region) -> tuple[LazyArray, ...]:
         return self.parts[region.start[self.axis] : region.stop[self.axis]]
-
-    @property
-    def scratch_bytes(self) -> int:
-        return max(part.scratch_bytes for part in self.parts)
 
     def read_cost(self, region: Region) -> ReadCost:
         inner, parts = region.without(self.axis), self._parts(region)
@@ -89,18 +83,6 @@ class Stack(LazyArray):
         if not self._is_uniform:
             return id(self)
         return ("stack", self.axis, len(self.parts), self.parts[0].read_kind)
-
-    def sources(self) -> Iterator[ByteSource]:
-        for part in self.parts:
-            yield from part.sources()
-
-    @property
-    def stored_bits(self) -> int:
-        return self.parts[0].stored_bits
-
-    @property
-    def computed(self) -> bool:
-        return any(part.computed for part in self.parts)
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         return self._parts(region)[0].first_byte(region.without(self.axis))
@@ -243,7 +225,7 @@ def inner(array: LazyArray) -> tuple[LazyArray, ...]:
             return (array.source,)
         case Dequantized():
             return (array.codes, *array.scales)
-        case Stack() | Concat():
+        case OfParts():
             return array.parts
     return ()
 
@@ -260,7 +242,7 @@ def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyAr
     def again(array: LazyArray) -> LazyArray:
         if isinstance(array, Derived):
             return replace(array, source=of(array.source))
-        if isinstance(array, Stack | Concat):
+        if isinstance(array, OfParts):
             return replace(array, parts=tuple(map(of, array.parts)))
         if isinstance(array, Dequantized):
             return replace(array, codes=of(array.codes), scales=tuple(map(of, array.scales)))
