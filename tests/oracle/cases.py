@@ -92,7 +92,7 @@ NEVER_SCANNED = frozenset({"gemma4-e2b"})
 # Families that are published in few bits -> how `ckpt quantize` calls that.
 QUANTIZED = {
     **dict.fromkeys(("deepseek3", "deepseek3.2", "kimi-k2", "llama3.1"), "fp8-block128"),
-    **dict.fromkeys(("qwen3", "qwen3-moe", "qwen3-next"), "fp8-block128"),
+    **dict.fromkeys(("qwen3", "qwen3-moe", "qwen3-next", "qwen3.5-fp8"), "fp8-block128"),
     "gpt-oss": "mxfp4",
 }
 
@@ -133,8 +133,9 @@ def named(words: Sequence[str]) -> list[str]:
 
 
 def configuration(case: str) -> dict[str, Any]:
-    """What its config.json says here."""
+    """What its config.json says here: weights are made in full, and of few bits in a step of their own."""
     config = json.loads(configurations()[case].read_bytes())
+    config.pop("quantization_config", None)
     for path, value in DEVIATIONS.get(case, NONE).config.items():
         *parents, last = path.split(".")
         inner = config
