@@ -56,11 +56,13 @@ if TYPE_CHECKING:
     from ckpttools.api.quantize import quantize as quantize
     from ckpttools.api.reshard import reshard as reshard
     from ckpttools.api.resolve import resolve as resolve
+    from ckpttools.api.run_listing import ls as ls
     from ckpttools.api.save import plan_save as plan_save
     from ckpttools.api.save import save as save
     from ckpttools.api.save import save_async as save_async
     from ckpttools.api.standing import plan_status as plan_status
     from ckpttools.api.stats_report import stats as stats
+    from ckpttools.api.summary import summary as summary
     from ckpttools.api.tree_report import inspect as inspect
     from ckpttools.api.verification import verify as verify
     from ckpttools.array.lazy import LazyArray as LazyArray
@@ -112,9 +114,11 @@ _MODULES = {
     "api.quantize": "quantize",
     "api.reshard": "reshard",
     "api.resolve": "resolve",
+    "api.run_listing": "ls",
     "api.save": "plan_save save save_async",
     "api.standing": "plan_status",
     "api.stats_report": "stats",
+    "api.summary": "summary",
     "api.tree_report": "inspect",
     "api.verification": "verify",
     "array.lazy": "LazyArray",

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -449,6 +450,22 @@ def test_the_page_on_pytorch_is_true(tmp_path, monkeypatch):
     )
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "out", drop="optim.*")
     assert (tmp_path / "out/0/items").is_dir()
+
+
+def run_of(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the commands of a page, then its Python, on a run called RUN."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "fixtures" / "orbax" / "cm_best_metrics", tmp_path / "RUN")
+    lines = "".join(code_blocks(ROOT / "docs" / page, "console")).splitlines()
+    words = [shlex.split(line.removeprefix("$ ckpt "), comments=True) for line in lines]
+    done = ckpt_session(*words, path=tmp_path)
+    assert [each["output"] for each in done if each["code"]] == []
+    for block in code_blocks(ROOT / "docs" / page, "python"):
+        exec(block, {"__name__": "page"})
+
+
+def test_the_page_on_runs_is_true(tmp_path, monkeypatch):
+    run_of("runs.md", tmp_path, monkeypatch)
 
 
 def test_every_command_has_an_example():

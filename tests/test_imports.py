@@ -75,6 +75,7 @@ MAY = {
         "digest.pairing",
     },
     "doctor": {"array", "quantized", "stores", "codecs", "formats"},
+    "runs": {"array", "stores", "formats", "plan", "run", "transforms", "maxtext"},
     "copying": {"array", "stores", "formats", "run.apart", "run.memory", "run.threads", "digest.digest"},
     "api": {
         "array",
@@ -94,6 +95,7 @@ MAY = {
         "inspect",
         "doctor",
         "copying",
+        "runs",
     },
 }
 # The rooms that may import all others: the command line, what tests and plug-ins share, and the two doors.

@@ -32,6 +32,7 @@ _COMMANDS = {
     "formats": in_module("listings", "formats", "List the formats that can be read and written."),
     "hash": in_module("hash", "hash_command", "Digests that no format or layout changes."),
     "inspect": in_module("inspect", "inspect", "Look into a checkpoint without loading it."),
+    "ls": in_module("ls", "ls", "The steps of a run: kind, size, age, finished or not."),
     "maxtext-config": in_module(
         "maxtext_config", "maxtext_config", "What MaxText must be told to run a checkpoint."
     ),
@@ -47,6 +48,16 @@ _COMMANDS = {
     "unstack": in_module("scan", "unstack", "Stacked layers to layers one by one."),
     "verify": in_module("verify", "verify", "Prove that a checkpoint holds what another one does."),
 }
+
+
+_SUMMARY = in_module("summary", "summary", "What is at a path.")
+
+
+def _is_path(word: str) -> bool:
+    """Whether a word that is no command can only be a path, or is one that is there."""
+    from ckpttools.stores.registry import parse
+
+    return not word.startswith("-") and ("/" in word or parse(word).exists())
 
 
 class _Root(LazyGroup):
@@ -85,6 +96,14 @@ class _Root(LazyGroup):
         remember_command(context, words)
         return context
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # A path alone: what is there?
+        if self.get_command(ctx, args[0]) is None and _is_path(args[0]):
+            return "PATH", _SUMMARY.load(), args
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -113,6 +132,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def main() -> None:
     """Convert, inspect and prove checkpoints of large models.
 
+    A path in place of a command says what is there, and which commands go on from there.
+
     \b
     Exit codes: 0 done, 1 differences found, 2 usage, 3 bad input,
     4 does not fit into memory or disk, 5 input/output,
@@ -122,5 +143,6 @@ def main() -> None:
 
     \b
     Example:
+      ckpt ~/models/Llama-3.1-8B
       ckpt inspect tree ~/models/Llama-3.1-8B
     """

@@ -13,7 +13,7 @@ from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.text import ranges
 from ckpttools.core.wording import option
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
-from ckpttools.formats.orbax.metadata import COMMIT_FILE
+from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.at_once import at_once
@@ -76,32 +76,13 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
             reason = ", ".join(found.step.faults([found])) or None
             part = FileGroup(source, commits=commits_of([""]))
         case Step():
-            reason, part = _why_unfinished(found), _part_of(found, "")
+            reason, part = why_no_save(found), _part_of(found, "")
         case _:
             refuse_incomplete(open_tree(source).arrays.values(), str(source))
             return CopySelection([FileGroup(source)])
     if reason:
         raise _unfinished(source, reason)
     return CopySelection([part])
-
-
-def _why_unfinished(step: Step, *, is_asked: bool = True) -> str | None:
-    """Why a step is not a finished save; None if it is one, also one without a tree, such as of metrics.
-
-    Args:
-        step: which.
-        is_asked: whether a conversion may be going on there.
-    """
-    if is_asked and (begun_at(step.path) or unfinished_at(step.path)):
-        return "a conversion is being written to it"
-    # Versions of Orbax that note no time of the commit wrote this file there last.
-    said = step.said.fields.get("commit_timestamp_nsecs")
-    if step.path.store.streams and said is None and not (step.path / COMMIT_FILE).is_file():
-        return f"no {COMMIT_FILE}, and no time of its commit: nothing tells whether the save was completed"
-    if step.others:
-        faults = [each for each in step.faults(()) if not each.startswith("no tree")]
-        return ", ".join(faults) or None
-    return step.why_unfinished
 
 
 def _part_of(step: Step, name: str) -> FileGroup:
@@ -151,7 +132,7 @@ class _Run:
         name = step.path.name
         # What is asked of a conversion is several requests: only where its name tells that there may be one.
         is_asked = any(each != name and each.startswith(name) for each in self._names)
-        return _why_unfinished(step, is_asked=is_asked)
+        return why_no_save(step, is_asked=is_asked)
 
     @cached_property
     def _names(self) -> list[str]:

@@ -167,6 +167,10 @@ class LaterStepWarning(StepWarning):
     """An earlier step was opened than the latest, which has no finished tree."""
 
 
+class ChosenItemWarning(StepWarning):
+    """Of several items of a step the one was opened that alone holds parameters, by its name."""
+
+
 class UnlistedStepWarning(StepWarning):
     """Orbax does not list a step where it lies, by that name, or does not restore it as those beside it."""
 

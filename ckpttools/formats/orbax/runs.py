@@ -13,6 +13,7 @@ from shlex import quote
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import (
+    ChosenItemWarning,
     FormatError,
     LaterStepWarning,
     StorageError,
@@ -20,7 +21,7 @@ from ckpttools.core.errors import (
     UsageError,
     listing,
 )
-from ckpttools.core.text import natural_key
+from ckpttools.core.text import natural_key, some
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
@@ -229,12 +230,36 @@ def _only(step: Step) -> OrbaxItem:
     """The item of a step."""
     if not step.items:
         raise _unfinished_error(step, step.path, step.why_unfinished or f"no {TREE_FILE}")
-    if len(step.items) > 1:
-        names = ", ".join(item.directory.name for item in step.items)
+    return step.items[0] if len(step.items) == 1 else _with_parameters(step)
+
+
+# What trainers call trees beside their model's, whatever the model's is called: Tunix, EasyLM, Flax.
+_NO_PARAMETERS = frozenset(
+    ("optimizer_state", "opt_state", "optimizer", "rng", "rngs", "rng_key", "data_iter", "iter", "step")
+)
+
+
+def _with_parameters(step: Step) -> OrbaxItem:
+    """Of several items the one that holds parameters, where names tell that no other does.
+
+    Warns with `ChosenItemWarning`.
+    """
+    names = [item.directory.name for item in step.items]
+    possible = [item for item in step.items if item.directory.name not in _NO_PARAMETERS]
+    if len(possible) != 1:
         raise FormatError(
-            "there are several items", place=step.path, got=names, hint="name one of them in the path"
+            "there are several items",
+            place=step.path,
+            got=", ".join(names),
+            hint="name one of them in the path",
         )
-    return step.items[0]
+    chosen, *others = sorted(names, key=lambda name: name != possible[0].directory.name)
+    warnings.warn(
+        f"{chosen} of {step.path} is opened; beside it {some(others)}, to be opened by {step.path}/NAME",
+        ChosenItemWarning,
+        stacklevel=2,
+    )
+    return possible[0]
 
 
 def _finished_step(run: OrbaxRun, number: int) -> Step:

@@ -1,0 +1,115 @@
+"""What is at a path, whatever it is, and which commands go on from there: one call, one report."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from shlex import quote
+
+from ckpttools.api.tree_report import inspect
+from ckpttools.core.errors import ChosenItemWarning
+from ckpttools.formats.adapters import ADAPTER, MERGE, adapter_in
+from ckpttools.formats.interrupted import absent, refuse_interrupted
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described
+from ckpttools.inspect.tree import TreeReport
+from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
+from ckpttools.stores.pace import requesting
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is at a path.
+
+    Attributes:
+        path: it.
+        what: in words, such as "a run of 3 steps".
+        run: its steps; None where it is no run.
+        items: those of a step that has several.
+        tree: without its numbers; None where no single tree is meant, or none can be opened.
+        next: commands that go on from here.
+    """
+
+    path: str
+    what: str
+    run: RunListing | None = None
+    items: tuple[ItemListing, ...] = ()
+    tree: TreeReport | None = None
+    next: tuple[str, ...] = ()
+
+
+def summary(path: Where, *, requests: int | None = None) -> Summary:
+    """What is at a path: a run, a step, a model, an adapter, a file. Reads headers and indexes, no array.
+
+    Args:
+        path: in any store.
+        requests: requests under way at once to stores behind a network; None for as many as suit them.
+
+    Raises:
+        CheckpointError: nothing is there, it is no checkpoint, or it cannot be read.
+    """
+    place = parse(path)
+    if not place.exists():
+        raise absent(place)
+    refuse_interrupted(place)
+    with requesting(requests):
+        found = described(place) if place.is_dir() else None
+        if isinstance(found, OrbaxRun) and found.steps:
+            return _of_run(place, found)
+        if isinstance(found, Step) and len(found.items) > 1:
+            return _of_step(place, found)
+        return _of_tree(place, found)
+
+
+def _of_run(place: Place, run: OrbaxRun) -> Summary:
+    listing = listed(run)
+    kinds = {each.kind for step in listing.finished[-1:] for each in step.items}
+    count = len(listing.steps)
+    what = f"a run of {count} steps" if count > 1 else "a run of one step"
+    return Summary(str(place), what, run=listing, next=tuple(_next_of_run(quote(str(place)), kinds)))
+
+
+def _next_of_run(path: str, kinds: set[str]) -> Iterator[str]:
+    yield f"ckpt inspect tree {path}"
+    if any(kind.endswith("training") for kind in kinds):
+        yield f"ckpt strip-optimizer {path} DST"
+    if any(kind.startswith(("stacked", "unstacked")) for kind in kinds):
+        yield f"ckpt convert maxtext-to-hf {path} DST --like HF_DIR"
+    yield f"ckpt doctor {path}"
+
+
+def _of_step(place: Place, step: Step) -> Summary:
+    items = listed_step(step).items
+    trees = [each for each in items if each.arrays]
+    next = tuple(f"ckpt inspect tree {quote(str(step.path / each.name))}" for each in trees)
+    return Summary(str(place), f"a step with {len(trees)} trees", items=items, next=next)
+
+
+def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ChosenItemWarning)
+        tree = inspect(place)
+    folder = place if found is not None else place.parent
+    path = quote(str(place))
+    if tree.format != "orbax" and (folder / ADAPTER).is_file():
+        next = (f"ckpt inspect tree {path}", f"ckpt hash {path}", MERGE)
+        return Summary(str(place), adapter_in(folder), tree=tree, next=next)
+    what = {OrbaxItem: "an item", Step: "a step"}.get(type(found), "a file" if found is None else "a model")
+    whose = f" of {tree.families[0].name}" if tree.families else ""
+    return Summary(str(place), f"{what}{whose}, {tree.format}", tree=tree, next=tuple(_next(path, tree)))
+
+
+def _next(path: str, tree: TreeReport) -> Iterator[str]:
+    yield f"ckpt inspect tree {path}"
+    if tree.kind is not None:
+        if tree.optimizer is not None:
+            yield f"ckpt strip-optimizer {path} DST"
+        yield f"ckpt convert maxtext-to-hf {path} DST --like HF_DIR"
+    elif tree.families and tree.format != "orbax":
+        yield f"ckpt convert hf-to-maxtext {path} DST"
+        yield f"ckpt maxtext-config {path}"
+    else:
+        yield f"ckpt inspect stats {path}"
+    yield f"ckpt doctor {path}"

@@ -1,0 +1,102 @@
+"""A run on a terminal: a row for each step, and what resuming takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import click
+
+from ckpttools.cli.output import labelled, width
+from ckpttools.cli.table import Column, draw_table
+from ckpttools.cli.units import disk
+from ckpttools.core.text import age, plural, printable, some
+from ckpttools.runs.listing import ItemListing, RunListing, StepListing
+
+_COLUMNS = (
+    Column("step", right=True),
+    Column("items", spare=1),
+    Column("kind"),
+    Column("size", right=True),
+    Column("own", right=True, spare=2),
+    Column("saved", right=True, spare=4),
+    Column("metrics", spare=3),
+    Column(""),
+)
+_LABEL = 14
+
+
+def lines_of(listing: RunListing) -> Iterator[str]:
+    """The run, its steps, and what there is to say of them."""
+    yield click.style(printable(listing.path), bold=True)
+    now = time.time()
+    rows = [_cells(each, listing, now) for each in listing.steps]
+    yield from draw_table(_COLUMNS, rows, width())
+    total, own = (sum(getattr(each, name) for each in listing.steps) for name in ("nbytes", "own_bytes"))
+    shared = f", {disk(total - own)} of it in files with names outside of their step" if total > own else ""
+    yield f"{plural(len(listing.steps), 'step')}, {len(listing.finished)} finished: {disk(total)}{shared}"
+    for label, text in _remarks(listing):
+        yield from labelled(f"  {label}", printable(text), _LABEL, width())
+
+
+def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
+    if listing.resumes is None:
+        yield "resumes", "no step: Orbax lists none here"
+    else:
+        yield "resumes", f"step {listing.resumes}, {_resumed(listing)}"
+    for name, why in listing.passed_over.items():
+        yield "passed over", f"{name}: {why}"
+    for step in listing.steps:
+        if step.unfinished is not None and step.name not in listing.passed_over:
+            yield "unfinished", f"{step.name}: {step.unfinished}"
+        if step.deleting is not None:
+            yield "deleting", f"item {step.deleting} of {step.name}: Orbax was interrupted; retry it there"
+    if listing.beside:
+        yield "beside", some(listing.beside, 5)
+
+
+def _resumed(listing: RunListing) -> str:
+    step = next((each for each in listing.steps if each.step == listing.resumes), None)
+    if step is not None and step.unfinished is not None:
+        return "which Orbax takes for finished and is not: loading it fails"
+    if listing.resume_item is None:
+        return "in which MaxText finds no tree: it looks for items"
+    return f"from {listing.resume_item}"
+
+
+def _cells(step: StepListing, listing: RunListing, now: float) -> list[str]:
+    shown = sorted((step.metrics or {}).items())[:3]
+    marks = [
+        "unfinished" if step.unfinished is not None else "",
+        f"{plural(step.missing_chunks, 'chunk')} missing" if step.missing_chunks else "",
+        "deleting" if step.deleting is not None else "",
+        "resumes" if step.step == listing.resumes else "",
+    ]
+    return [
+        printable(str(step.step)),
+        printable(", ".join(map(_item, step.items))),
+        step.kind,
+        disk(step.nbytes),
+        "" if step.own_bytes == step.nbytes else disk(step.own_bytes),
+        "" if step.saved is None else f"{age(now - step.saved)} ago",
+        printable(" ".join(f"{name}={value:.6g}" for name, value in shown)),
+        ", ".join(filter(None, marks)),
+    ]
+
+
+def _item(item: ItemListing) -> str:
+    return item.name or "(the step itself)"
+
+
+def item_lines(items: Sequence[ItemListing]) -> Iterator[str]:
+    """The items of one step."""
+    columns = (Column("item"), Column("kind"), Column("arrays", right=True), Column("size", right=True))
+    rows = [
+        [
+            printable(each.name),
+            each.kind,
+            *((f"{each.arrays:,}", disk(each.nbytes)) if each.arrays else ("", "")),
+        ]
+        for each in items
+    ]
+    yield from draw_table(columns, rows, width())

@@ -1,0 +1,29 @@
+"""Whether a step is a finished save, also where a conversion is going on, or commit files alone tell."""
+
+from __future__ import annotations
+
+from ckpttools.formats.orbax.metadata import COMMIT_FILE
+from ckpttools.formats.orbax.steps import Step
+from ckpttools.stores.publishing import begun_at, unfinished_at
+
+
+def why_no_save(step: Step, *, is_asked: bool = True) -> str | None:
+    """Why a step is not a finished save; None if it is one, also one without a tree, such as of metrics.
+
+    Args:
+        step: which.
+        is_asked: whether a conversion may be going on there.
+
+    Raises:
+        StorageError: it may not be looked into.
+    """
+    if is_asked and (begun_at(step.path) or unfinished_at(step.path)):
+        return "a conversion is being written to it"
+    # Versions of Orbax that note no time of the commit wrote this file there last.
+    said = step.said.fields.get("commit_timestamp_nsecs")
+    if step.path.store.streams and said is None and not (step.path / COMMIT_FILE).is_file():
+        return f"no {COMMIT_FILE}, and no time of its commit: nothing tells whether the save was completed"
+    if step.others:
+        faults = [each for each in step.faults(()) if not each.startswith("no tree")]
+        return ", ".join(faults) or None
+    return step.why_unfinished

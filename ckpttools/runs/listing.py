@@ -1,0 +1,227 @@
+"""The steps of a run: what is in each, whether it is finished, what it takes of the disk."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from shlex import quote
+
+from ckpttools.array.gaps import incomplete
+from ckpttools.core.errors import CheckpointError, StepWarning, StorageError, UsageError
+from ckpttools.formats.interrupted import absent
+from ckpttools.formats.orbax.finished import why_no_save
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described, directories
+from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, seen_in
+from ckpttools.maxtext.view import view_of
+from ckpttools.runs.deletion_records import deletion_at
+from ckpttools.runs.metrics import METRICS, metrics_of
+from ckpttools.runs.usage import usage_of
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class ItemListing:
+    """One item of a step.
+
+    Attributes:
+        name: of its directory; "" where the step is the item itself.
+        kind: of a tree "stacked-training" and so on, as `ckpttools.inspect` calls it, or "training",
+            "parameters", "optimizer" or "other", where it is none of MaxText's; "metrics"; "files" for
+            anything else; "unreadable" for a tree that cannot be opened.
+        arrays: of a tree.
+        nbytes: of all its arrays.
+        missing_chunks: of them that are not there: of emergency checkpoints each host keeps a part.
+    """
+
+    name: str
+    kind: str
+    arrays: int = 0
+    nbytes: int = 0
+    missing_chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepListing:
+    """One step of a run.
+
+    Attributes:
+        step: its number.
+        name: of its directory.
+        items: in it.
+        nbytes: of its files, each counted once.
+        own_bytes: of files without a name elsewhere: what deleting the step would free.
+        saved: when it was finished, or else changed last, in seconds since 1970; None where nothing tells.
+        unfinished: why it is no finished save; None if it is one.
+        metrics: stored beside its trees; None where there are none.
+        deleting: name of the item that is being deleted there; None if none is.
+    """
+
+    step: int
+    name: str
+    items: tuple[ItemListing, ...]
+    nbytes: int
+    own_bytes: int
+    saved: float | None
+    unfinished: str | None = None
+    metrics: Mapping[str, float] | None = None
+    deleting: str | None = None
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of files that have a name outside of the step, too, such as in a checkpoint made by reference."""
+        return self.nbytes - self.own_bytes
+
+    @property
+    def missing_chunks(self) -> int:
+        """Of all its trees."""
+        return sum(each.missing_chunks for each in self.items)
+
+    @property
+    def kind(self) -> str:
+        """Those of its trees."""
+        kinds = dict.fromkeys(each.kind for each in self.items if each.kind not in ("files", "metrics"))
+        return ", ".join(kinds)
+
+
+@dataclass(frozen=True, repr=False)
+class RunListing:
+    """A run.
+
+    Attributes:
+        path: the directory above the steps.
+        steps: in order.
+        resumes: the step with which a run that is started again goes on: the latest that Orbax lists here.
+        resume_item: the tree in it that MaxText loads; None where there is none of that name.
+        passed_over: name of what looks like a later step -> why Orbax does not list it.
+        beside: names of what else is there.
+    """
+
+    path: str
+    steps: tuple[StepListing, ...]
+    resumes: int | None
+    resume_item: str | None
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> tuple[StepListing, ...]:
+        """The steps that are finished saves."""
+        return tuple(each for each in self.steps if each.unfinished is None)
+
+    def __repr__(self) -> str:
+        taken = "" if self.resumes is None else f", {self.resumes} would be resumed"
+        return f"<RunListing of {self.path}: {len(self.steps)} steps, {len(self.finished)} finished{taken}>"
+
+
+def run_at(path: Place) -> OrbaxRun:
+    """The run at a path, or that a step or an item at the path is of.
+
+    Raises:
+        StorageError: nothing is there, or it may not be looked into.
+        UsageError: it is none.
+    """
+    if not path.exists():
+        raise absent(path)
+    found = described(path.absolute()) if path.is_dir() else None
+    match found:
+        case OrbaxItem() if found.step.number is not None:
+            return OrbaxRun(found.step.path.parent)
+        case Step() if found.number is not None:
+            return OrbaxRun(found.path.parent)
+        case OrbaxRun() if found.steps:
+            return found
+    raise UsageError(
+        f"{path} is not a run with steps",
+        wanted="a directory with steps of Orbax in it, or in its directory checkpoints",
+        hint=f"`ckpt {quote(str(path))}` says what it is",
+    )
+
+
+def listed(run: OrbaxRun) -> RunListing:
+    """What there is of a run. Reads indexes and metadata, no array.
+
+    Raises:
+        StorageError: the store cannot answer.
+    """
+    seen = seen_in(run.path)
+    latest = None if seen.latest is None else Step(seen.steps[seen.latest])
+    steps = at_once(run.path.store, listed_step, run.steps.values())
+    names = {step.path.name for step in run.steps.values()}
+    return RunListing(
+        str(run.path),
+        tuple(steps),
+        seen.latest,
+        None if latest is None else _resumed_item(latest),
+        {name: why for name, why in seen.passed_over.items() if name in names},
+        tuple(entry.name for entry in run.path.entries() if entry.name not in names),
+    )
+
+
+def _resumed_item(step: Step) -> str | None:
+    """The item that MaxText restores: `items`, and of emergency checkpoints the other names."""
+    names = {item.directory.name for item in step.items}
+    return next((name for name in (ITEM, *EMERGENCY_ITEMS) if name in names), None)
+
+
+def listed_step(step: Step) -> StepListing:
+    """One step; errors as of `listed`."""
+    usage = usage_of(step.path)
+    committed = step.said.fields.get("commit_timestamp_nsecs")
+    saved = committed if isinstance(committed, int) else usage.modified
+    deletion = deletion_at(step.path)
+    return StepListing(
+        step.number or 0,
+        step.path.name,
+        tuple(_items(step)),
+        usage.nbytes,
+        usage.own,
+        None if saved is None else saved / 1e9,
+        why_no_save(step),
+        _metrics(step),
+        None if deletion is None else deletion.item,
+    )
+
+
+def _metrics(step: Step) -> Mapping[str, float] | None:
+    try:
+        return metrics_of(step.path)
+    except StorageError:
+        raise
+    except CheckpointError:
+        return None  # doctor says more; a step is none the worse for it
+
+
+def _items(step: Step) -> Iterator[ItemListing]:
+    trees = {item.directory for item in step.items}
+    if step.path in trees:
+        yield listed_item(OrbaxItem(step.path, step), "")
+        return
+    for place in directories(step.path):
+        if place in trees:
+            yield listed_item(OrbaxItem(place, step), place.name)
+        elif IN_PROGRESS not in place.name:
+            yield ItemListing(place.name, METRICS if place.name == METRICS else "files")
+
+
+def listed_item(item: OrbaxItem, name: str) -> ItemListing:
+    """A tree, as far as it can be opened."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StepWarning)
+            tree = open_tree(item.directory)
+    except StorageError:
+        raise
+    except CheckpointError:
+        return ItemListing(name, "unreadable")
+    view = view_of(tree)
+    has_parameters, has_optimizer = bool(view.of_role("parameter")), bool(view.of_role("optimizer"))
+    plain = "training" if has_optimizer else "parameters"
+    alone = "optimizer" if has_optimizer else "other"
+    kind = view.kind or (plain if has_parameters else alone)
+    arrays = tree.arrays.values()
+    lacking = incomplete(arrays)
+    missing = 0 if lacking is None else lacking.missing
+    return ItemListing(name, kind, len(arrays), sum(each.nbytes for each in arrays), missing)

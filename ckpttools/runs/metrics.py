@@ -1,0 +1,29 @@
+"""The metrics that Orbax keeps beside a step's trees, as numbers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ckpttools.formats.json_file import read_json
+from ckpttools.stores.place import Place
+
+METRICS = "metrics"
+"""Name of the item, and of the one file in it."""
+
+
+def metrics_of(step: Place) -> Mapping[str, float] | None:
+    """Name -> number, names of nested ones joined by "/"; None where none are stored.
+
+    Raises:
+        FormatError, StorageError: the file is no JSON object, or cannot be read.
+    """
+    place = step / METRICS / METRICS
+    return dict(_numbers(read_json(place), "")) if place.is_file() else None
+
+
+def _numbers(document: Mapping[str, object], above: str) -> Iterator[tuple[str, float]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{above}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{above}{name}", float(value)

@@ -1,0 +1,190 @@
+"""`ckpt ls` and `ckpt PATH`: what there is, whatever it is, and what of it is the step's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, succeed
+from support.object_stores import files_in
+from support.places import HF, ORBAX, TRAINED
+
+import ckpttools
+from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError, UsageError
+from ckpttools.runs.usage import usage_of
+from ckpttools.stores.registry import parse
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two finished steps with metrics."""
+    return Path(shutil.copytree(ORBAX / "cm_best_metrics", tmp_path / "run"))
+
+
+def test_steps_with_their_metrics_and_the_one_that_resumes(run):
+    listing = ckpttools.ls(run)
+    assert [each.step for each in listing.steps] == [1, 2]
+    assert [dict(each.metrics or {}) for each in listing.steps] == [{"loss": 1.0}, {"loss": 2.0}]
+    assert [(each.name, each.kind) for each in listing.steps[0].items] == [
+        ("default", "parameters"),
+        ("metrics", "metrics"),
+    ]
+    assert (listing.resumes, listing.resume_item, len(listing.finished)) == (2, "default", 2)
+    assert listing.steps[0].nbytes == sum(map(len, files_in(run / "1").values()))
+
+
+def test_a_step_or_an_item_stands_for_its_run(run):
+    assert ckpttools.ls(run / "1") == ckpttools.ls(run) == ckpttools.ls(run / "1" / "default")
+
+
+@pytest.mark.parametrize(
+    ("name", "resumes", "unfinished"),
+    [("unfinished_commit_file", 2, {2}), ("unfinished_atomic_rename", 1, {2})],
+)
+def test_what_orbax_would_take_is_told_apart_from_what_is_finished(name, resumes, unfinished):
+    listing = ckpttools.ls(ORBAX / name)
+    assert listing.resumes == resumes
+    assert {each.step for each in listing.steps if each.unfinished} == unfinished
+    shown = succeed("ls", ORBAX / name).output
+    assert ("which Orbax takes for finished and is not" in shown) == (resumes in unfinished)
+
+
+def test_in_a_bucket_the_commit_file_decides(gcs, run):
+    files = files_in(run)
+    for lost, resumes in (("12", None), ("2", 1), ("", 2)):
+        without = {
+            name: each
+            for name, each in files.items()
+            if name not in {f"{n}/commit_success.txt" for n in lost}
+        }
+        listing = ckpttools.ls(gcs.filled(without))
+        assert listing.resumes == resumes
+        assert len(listing.finished) == 2  # by what is in them
+        assert all(step.own_bytes == step.nbytes > 0 for step in listing.steps)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=12),
+)
+def test_own_bytes_are_what_deleting_frees(tmp_path_factory, names):
+    """Against the disk itself: what is there before and after the directory is gone."""
+    top = tmp_path_factory.mktemp("usage")
+    for number, (directory, content, size) in enumerate(names):
+        (top / str(directory)).mkdir(exist_ok=True)
+        (top / "0").mkdir(exist_ok=True)
+        where = top / str(directory) / str(number)
+        if earlier := sorted(top.glob(f"[012]/{content}-*")):
+            os.link(earlier[0], where.with_name(f"{content}-{number}"))
+        else:
+            where.with_name(f"{content}-{number}").write_bytes(b"x" * size)
+
+    def on_disk() -> int:
+        found = {each.stat().st_ino: each.stat().st_size for each in top.rglob("*") if each.is_file()}
+        return sum(found.values())
+
+    usage, before = usage_of(parse(str(top / "0"))), on_disk()
+    shutil.rmtree(top / "0")
+    assert before - on_disk() == usage.own
+    assert usage.shared == usage.nbytes - usage.own
+
+
+def test_what_a_checkpoint_made_by_reference_shares_is_not_its_own(tmp_path):
+    run = Path(shutil.copytree(TRAINED, tmp_path / "run"))
+    (step,) = ckpttools.ls(run).steps
+    assert (step.own_bytes, step.shared_bytes, step.kind) == (step.nbytes, 0, "stacked-training")
+    ckpttools.strip_optimizer(run, tmp_path / "params")
+    (now,) = ckpttools.ls(run).steps
+    assert now.shared_bytes > 0
+    assert now.nbytes == step.nbytes
+    assert " of it in files with names outside of their step" in succeed("ls", run).output
+
+
+def test_an_item_that_is_being_deleted_is_named(run):
+    record = {"operation_id": "0" * 32, "checkpointable_name": "metrics", "destination": None}
+    (run / "1" / "_CHECKPOINT_DELETION").write_text(json.dumps(record))
+    assert ckpttools.ls(run).steps[0].deleting == "metrics"
+    assert "item metrics of 1" in succeed("ls", run).output
+    (run / "1" / "_CHECKPOINT_DELETION").write_text("{}")
+    with pytest.raises(FormatError, match="not a record of a deletion"):
+        ckpttools.ls(run)
+
+
+def test_the_json_is_the_report(run):
+    said = json.loads(succeed("ls", run, "--json").output)
+    assert [each["step"] for each in said["steps"]] == [1, 2]
+    assert said["resumes"] == 2
+
+
+def test_what_is_no_run(tmp_path):
+    with pytest.raises(UsageError, match="not a run with steps"):
+        ckpttools.ls(HF)
+    with pytest.raises(StorageError, match="is not there"):
+        ckpttools.ls(tmp_path / "nothing")
+
+
+class TestAPathAlone:
+    @pytest.mark.parametrize(
+        ("path", "said"),
+        [
+            (ORBAX / "cm_best_metrics", "a run of 2 steps"),
+            (ORBAX / "maxtext_converted" / "0", "a step, orbax"),
+            (ORBAX / "v1_checkpointables", "a step with 3 trees"),
+            (HF, "a model of llama, safetensors"),
+            (HF / "model.safetensors", "a file of llama, safetensors"),
+        ],
+    )
+    def test_it_is_said_what_it_is(self, path, said):
+        shown = succeed(path).output
+        assert said in shown
+        assert f"next  ckpt inspect tree {path}" in shown
+
+    def test_an_adapter(self, tmp_path):
+        (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+        shutil.copy(HF / "model.safetensors", tmp_path / "adapter_model.safetensors")
+        assert "a LoRA adapter of org/base" in succeed(tmp_path).output
+
+    def test_every_command_that_is_advised_can_be_run(self, tmp_path):
+        for path in (ORBAX / "cm_best_metrics", ORBAX / "v1_checkpointables", HF):
+            for command in ckpttools.summary(path).next:
+                if "DST" not in command:
+                    succeed(*command.removeprefix("ckpt ").split())
+
+    def test_commands_go_before_paths_and_words_are_no_paths(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "formats").mkdir()
+        assert "safetensors" in succeed("formats").output
+        assert "No such command 'lss'" in ckpt("lss").output
+        assert ckpt("./lss").exit_code == 5
+
+
+class TestSeveralItems:
+    @pytest.fixture
+    def step(self, tmp_path) -> Path:
+        step = Path(shutil.copytree(ORBAX / "v1_checkpointables", tmp_path / "7"))
+        (step / "state").rename(step / "model_params")
+        (step / "opt").rename(step / "optimizer_state")
+        shutil.rmtree(step / "data")
+        said = json.loads((step / "_CHECKPOINT_METADATA").read_text())
+        handler = said["item_handlers"]["state"]
+        said["item_handlers"] = {"model_params": handler, "optimizer_state": handler}
+        (step / "_CHECKPOINT_METADATA").write_text(json.dumps(said))
+        return step
+
+    def test_the_one_with_parameters_is_opened_and_named(self, step):
+        with pytest.warns(
+            ChosenItemWarning, match=r"model_params of .* is opened; beside it optimizer_state"
+        ):
+            tree = ckpttools.open(step)
+        assert tree.metadata.item == "model_params"
+        assert [each.name for each in ckpttools.summary(step).items] == ["model_params", "optimizer_state"]
+
+    def test_where_two_may_have_parameters_one_must_be_named(self, step):
+        shutil.copytree(step / "model_params", step / "ema")
+        with pytest.raises(FormatError, match="several items"):
+            ckpttools.open(step)
