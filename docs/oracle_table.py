@@ -25,7 +25,7 @@ CPU.
   or as noted.
 - *images*: with its tower, both ways of loading hold the same bits, and logits of tokens with an image among
   them are the same, too. The image is noise; the token that stands for its parts is that of the model, as
-  MaxText knows those of released vocabularies alone.
+  MaxText knows those of released vocabularies alone. qwen3-omni hears noise in the same prompt.
 - *quantised*: `ckpt quantize` makes FP8 in blocks of the model, of gpt-oss MXFP4, and `ckpt convert
   hf-to-maxtext` converts that; transformers computes with what `ckpt cast` makes of it.
 - *back*: four steps of MaxText's own training, then `ckpt strip-optimizer`, `unstack` and `convert

@@ -609,10 +609,12 @@ class TestClosedList:
         assert [name for name in named if nested(config, name) is None] == []
         assert named
 
-    def test_what_a_run_must_know_is_said(self):
-        assert "indexer_sparse_training=true" in " ".join(
-            ckpttools.maxtext_config(GOLDEN_0_2_5 / "deepseek3.2" / "hf").notes
-        )
+    @pytest.mark.parametrize(
+        ("case", "said"),
+        {"deepseek3.2": "indexer_sparse_training=true", "qwen3-omni": "hears each chunk of sound"}.items(),
+    )
+    def test_what_a_run_must_know_is_said(self, case, said):
+        assert said in " ".join(ckpttools.maxtext_config(GOLDEN_0_2_5 / case / "hf").notes)
 
     def test_a_number_that_maxtext_does_not_take_is_refused(self, tmp_path):
         rope = {"type": "yarn", "factor": 2.5, "original_max_position_embeddings": 4096}

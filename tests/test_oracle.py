@@ -120,6 +120,26 @@ def test_positions_of_a_picture_are_its_rows_and_columns():
         assert each[28:31].tolist() == [16, 17, 18]
 
 
+def test_a_sound_goes_on_where_the_image_ends():
+    prompt = images.prompt(cases.configuration("qwen3-omni"))
+    (heard,) = np.nonzero(np.array(prompt.tokens) == prompt.sound.placeholder)
+    assert len(heard) == 26 and prompt.sound.features.shape == (1, 16, 200)
+    positions = prompt.positions[0]
+    assert (positions[heard] == np.arange(68, 94)[:, None]).all()
+    assert (positions[heard[0] - 1] == 67).all()
+    assert (positions == prompt.torch["position_ids"][:, 0].T).all()
+
+
+def test_patches_of_an_image_have_their_place_beside_them():
+    """Gemma 4: column before row."""
+    prompt = images.prompt(cases.configuration("gemma4-vision"))
+    patches, places = prompt.torch["pixel_values"][0], prompt.torch["image_position_ids"][0]
+    for number in (0, 61, 2519):
+        column, row = places[number]
+        there = prompt.pixels[0, 0, row * 16 : row * 16 + 16, column * 16 : column * 16 + 16]
+        assert (patches[number] == there.ravel()).all()
+
+
 def test_scanned_models_of_text_alone_are_shown_no_images():
     assert "images" not in cases.steps_of("qwen3-vl", cases.SCANNED)
     assert "images" not in cases.steps_of("llama3.1", cases.UNSCANNED)

@@ -107,30 +107,32 @@ def logits(
         target: the file that is written.
         way: how weights are loaded.
         shown: an image: files of its pixels and of the positions of all tokens, and the token that stands for
-            a part of it.
+            a part of it; of a sound the file and the token, too.
         mends: what is computed otherwise than MaxText does, each with its numbers.
     """
+    shown = shown or {}
     with (
         meshed(settings) as (config, mesh),
-        mended.placeholder(shown and shown["placeholder"]),
+        mended.placeholders(shown.get("placeholder"), shown.get("heard")),
         mended.all_of(mends or {}),
     ):
         model = WAYS[way](config, mesh)
 
         @nnx.jit
-        def forward(model: Any, tokens: Any, positions: Any, segments: Any, images: Any) -> Any:
+        def forward(model: Any, tokens: Any, positions: Any, inputs: dict[str, Any]) -> Any:
             return model(
                 decoder_input_tokens=tokens,
                 decoder_positions=positions,
-                decoder_segment_ids=segments,
-                encoder_images=images,
+                decoder_segment_ids=jnp.ones_like(tokens),
                 enable_dropout=False,
+                **inputs,
             )
 
         ids = jnp.asarray([tokens], jnp.int32)
-        positions = jnp.arange(len(tokens))[None] if shown is None else np.load(shown["positions"])
-        images = None if shown is None else jnp.asarray(np.load(shown["pixels"]))
-        computed = forward(model, ids, jnp.asarray(positions, jnp.int32), jnp.ones_like(ids), images)
+        positions = np.load(shown["positions"]) if shown else jnp.arange(len(tokens))[None]
+        towers = {"encoder_images": "pixels", "encoder_audios": "sound"}
+        inputs = {name: jnp.asarray(np.load(shown[file])) for name, file in towers.items() if file in shown}
+        computed = forward(model, ids, jnp.asarray(positions, jnp.int32), inputs)
         computed = computed[0] if isinstance(computed, tuple) else computed
         np.save(target, np.asarray(computed[0], np.float32))
         return digest(weights(model))

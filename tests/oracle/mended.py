@@ -30,17 +30,18 @@ def tied_embeddings() -> None:
 
 
 @contextlib.contextmanager
-def placeholder(token: int | None) -> Iterator[None]:
-    """The token that stands for a part of an image: MaxText knows those of released vocabularies alone."""
-    if token is None:
+def placeholders(image: int | None, sound: int | None) -> Iterator[None]:
+    """The tokens that stand for parts: MaxText knows those of released vocabularies alone."""
+    given = {"get_bidirectional_mask_vision": image, "get_bidirectional_mask_audio": sound}
+    with contextlib.ExitStack() as stack:
+        for name, token in given.items():
+            if token is not None:
+                stack.enter_context(mock.patch.object(processor, name, partial(_stands_for, token)))
         yield
-        return
 
-    def is_image(_: Any, tokens: Any, is_video: bool = False) -> Any:
-        return tokens == token
 
-    with mock.patch.object(processor, "get_bidirectional_mask_vision", is_image):
-        yield
+def _stands_for(token: int, _: Any, tokens: Any, is_video: bool = False) -> Any:
+    return tokens == token
 
 
 @contextlib.contextmanager
@@ -95,15 +96,27 @@ def _unrounded() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(embeddings.Qwen3OmniMoeVisionPosEmbedInterpolate, "__init__", begin)
 
 
-def _smooth() -> contextlib.AbstractContextManager[Any]:
-    """GELU itself in the patch mergers of Qwen's towers: MaxText has its approximation by tanh there, too."""
-    plain, exact = qwen3.Qwen3OmniMoeVisionPatchMerger.__call__, partial(jax.nn.gelu, approximate=False)
+@contextlib.contextmanager
+def _smooth() -> Iterator[None]:
+    """GELU itself in the patch mergers and ears of Qwen: MaxText has its approximation by tanh there, too."""
+    with contextlib.ExitStack() as stack:
+        for each in (
+            qwen3.Qwen3OmniMoeVisionPatchMerger,
+            qwen3.Qwen3OmniAudioEncoder,
+            qwen3.Qwen3OmniAudioProjector,
+        ):
+            stack.enter_context(mock.patch.object(each, "__call__", _exact(each.__call__)))
+        yield
 
-    def merged(merger: Any, *args: Any, **options: Any) -> Any:
+
+def _exact(plain: Callable[..., Any]) -> Callable[..., Any]:
+    exact = partial(jax.nn.gelu, approximate=False)
+
+    def computed(module: Any, *args: Any, **options: Any) -> Any:
         with mock.patch.object(jax.nn, "gelu", exact):
-            return plain(merger, *args, **options)
+            return plain(module, *args, **options)
 
-    return mock.patch.object(qwen3.Qwen3OmniMoeVisionPatchMerger, "__call__", merged)
+    return computed
 
 
 _MENDS: Mapping[str, Callable[..., contextlib.AbstractContextManager[Any]]] = {

@@ -119,6 +119,8 @@ def see(bench: Bench) -> str:
         "pixels": _kept(bench, "pixels", prompt.pixels),
         "positions": _kept(bench, "positions", prompt.positions),
     }
+    if prompt.sound is not None:
+        shown |= {"sound": _kept(bench, "sound", prompt.sound.features), "heard": prompt.sound.placeholder}
     asked = bench.settings(load_parameters_path=bench.converted / "0" / "items", **tower)
     deviation = DEVIATIONS.get(bench.family, NONE)
     mends = deviation.mends
