@@ -96,18 +96,38 @@ def logits(
         target: the file that is written.
         inputs: what else the model takes: name of the argument -> file of an array.
     """
+    model, loaded = _loaded(directory)
+    np.save(target, _computed(model, tokens, inputs).numpy())
+    return {what: sorted(map(str, names)) for what, names in loaded.items() if names}
+
+
+def shaken(directory: str, tokens: list[int], inputs: dict[str, str] | None = None) -> float:
+    """How far logits move at most when weights do by half a unit in the last place, of 8 draws."""
+    model, _ = _loaded(directory)
+    plain, drawn = _computed(model, tokens, inputs), torch.Generator().manual_seed(0)
+    weights = [(each, each.clone()) for each in model.state_dict().values() if each.is_floating_point()]
+    moved = 0.0
+    for _ in range(8):
+        for each, weight in weights:
+            each.copy_(weight * (1 + (2 * torch.rand(each.shape, generator=drawn) - 1) * 2**-24))
+        moved = max(moved, float((_computed(model, tokens, inputs) - plain).abs().max()))
+    return moved
+
+
+def _loaded(directory: str) -> tuple[Any, dict[str, Any]]:
     config = configuration(directory)
     model, loaded = model_class(config).from_pretrained(
         directory, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     # Of a model that speaks, the part that thinks.
-    model = getattr(model, "thinker", model)
+    return getattr(model, "thinker", model).eval(), loaded
+
+
+@torch.no_grad()
+def _computed(model: Any, tokens: list[int], inputs: dict[str, str] | None) -> torch.Tensor:
     more = {name: torch.from_numpy(np.load(file)) for name, file in (inputs or {}).items()}
-    with torch.no_grad():
-        computed = model.eval()(torch.tensor([tokens]), **more).logits[0].float().numpy()
-    np.save(target, computed)
-    return {what: sorted(map(str, names)) for what, names in loaded.items() if names}
+    return model(torch.tensor([tokens]), **more).logits[0].float()
 
 
 if __name__ == "__main__":
-    serve({"versions": versions, "make": make, "logits": logits})
+    serve({"versions": versions, "make": make, "logits": logits, "shaken": shaken})
