@@ -71,8 +71,9 @@ make oracle                        # everything: hours; makes its environments i
 make oracle FAMILY=llama,qwen3     # some: a name, or how several begin
 ```
 
-It needs a Python 3.12 (`PYTHON=`). `ORACLE_MAXTEXT` and `ORACLE_TORCH` name environments that are there
-already, as `tests/oracle/setup.sh` makes them; `make test` then runs one model of it, too.
+It needs a Python 3.12, which `PYTHON=` names where it is not found. `ORACLE_MAXTEXT` and `ORACLE_TORCH` name
+environments that are there already, as `tests/oracle/setup.sh` makes them; `make test` then runs one model
+of it, too.
 """
 COLUMNS = {
     "loads": "load",

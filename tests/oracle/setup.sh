@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # setup.sh DIRECTORY: MaxText in DIRECTORY/maxtext, torch and transformers in DIRECTORY/torch; for the CPU.
-# Again, it adds what is missing. PYTHON names a Python 3.12, TORCH another build of torch.
+# Again, it adds what is missing. PYTHON names a Python 3.12 where none is found, TORCH another build of torch.
 set -euo pipefail
 directory=${1:?usage: setup.sh DIRECTORY}
 here=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python3.12}
-"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' || {
-  echo "MaxText needs Python 3.12, not $python: name one with PYTHON=, or environments with ORACLE_MAXTEXT= and ORACLE_TORCH=" >&2
+python=
+for each in ${PYTHON:-} python3.12 python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12.*/bin/python3; do
+  if "$each" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then
+    python=$each
+    break
+  fi
+done
+[ -n "$python" ] || {
+  echo "MaxText needs Python 3.12: name one with PYTHON=, or environments with ORACLE_MAXTEXT= and ORACLE_TORCH=" >&2
   exit 3
 }
 
