@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from ckpttools.array.lazy import LazyArray, ReadCost
@@ -13,6 +12,7 @@ from ckpttools.array.nodes import Stack
 from ckpttools.core.region import Region, Shape, ceil_div, grid_cells
 from ckpttools.plan.pieces import Item, tile_for
 from ckpttools.plan.reading import prices
+from ckpttools.sharding.held import HeldParts, as_one_part
 from ckpttools.sharding.shards import Shards
 
 # A piece that lies in one part is read to its place; any other is read to a buffer and copied from there,
@@ -20,31 +20,6 @@ from ckpttools.sharding.shards import Shards
 _WORTH_A_COPY = 1.5
 # So many pieces tell how expensive a way to cut is.
 _SAMPLES = 64
-
-
-@dataclass(frozen=True)
-class HeldParts:
-    """An array and the parts of it that are wanted here.
-
-    Attributes:
-        array: what they are parts of.
-        shards: which.
-        name: of the array, for messages.
-    """
-
-    array: LazyArray
-    shards: Shards
-    name: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory of what is held."""
-        return self.shards.size * self.array.dtype.itemsize
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes that what is held takes where it is stored, before it is encoded."""
-        return ceil_div(self.shards.size * self.array.stored_bits, 8)
 
 
 class Cutter:
@@ -124,6 +99,7 @@ def projected(held: Sequence[HeldParts], most_bytes: int) -> ReadCost:
         held: what is read.
         most_bytes: of a piece in memory.
     """
+    held = [as_one_part(each) or each for each in held]
     cutter = Cutter(held)
     known: dict[Hashable, ReadCost] = {}
     total = ReadCost()

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import INNER, Stack, Take, inner, stack
 from ckpttools.plan.pieces import PIECE_BYTES
-from ckpttools.sharding.cutting import HeldParts, projected
+from ckpttools.sharding.cutting import projected
+from ckpttools.sharding.held import HeldParts
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import Shards
 

@@ -14,8 +14,9 @@ from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
 from ckpttools.plan.pieces import PIECE_BYTES, fitted
 from ckpttools.sharding.assigned import Assigned
-from ckpttools.sharding.cutting import HeldParts, projected
+from ckpttools.sharding.cutting import projected
 from ckpttools.sharding.exchange import devices_each, homes_of, is_movable, own_shards, stretch_target
+from ckpttools.sharding.held import HeldParts
 from ckpttools.sharding.interleaved import Joint, joints
 from ckpttools.sharding.placing import Target
 from ckpttools.sharding.request import Request

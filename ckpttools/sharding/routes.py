@@ -15,7 +15,8 @@ from typing import Literal
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.region import Region, Shape
 from ckpttools.plan.pieces import PIECE_BYTES
-from ckpttools.sharding.cutting import HeldParts, projected
+from ckpttools.sharding.cutting import projected
+from ckpttools.sharding.held import HeldParts
 from ckpttools.sharding.shards import Shards
 
 Way = Literal["direct", "exchange", "broadcast"]
