@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from oracle.cases import DEVIATIONS, SCANNED, TEXT_WHERE_SCANNED, configurations, forms, steps_of
+from oracle.cases import BLIND, DEVIATIONS, SCANNED, TEXT_WHERE_SCANNED, configurations, forms, steps_of
 from oracle.results import PASSED, Row, read
 
 HEAD = """# What MaxText itself makes of it
@@ -105,6 +105,8 @@ def _cells(
     said = [_cell(row, step, notes) if step in there else "" for step in COLUMNS.values()]
     if case in DEVIATIONS:
         said[1] += _note(DEVIATIONS[case].reason, notes)
+    if case in BLIND:
+        said[list(COLUMNS).index("images")] = "none" + _note(BLIND[case], notes)
     if layers == SCANNED and case in TEXT_WHERE_SCANNED:
         layers += _note(TEXT_ALONE, notes)
     findings = row.findings.values() if row else ()

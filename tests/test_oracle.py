@@ -78,6 +78,15 @@ def test_families_are_named_or_begun():
         cases.named(["llma"])
 
 
+def test_models_that_see_are_shown_images_or_it_is_said_why_not():
+    for case in cases.configurations():
+        config = cases.configuration(case)
+        sees = any(config.get(each) for each in ("vision_config", "thinker_config"))
+        shown = "images" in cases.steps_of(case, cases.UNSCANNED)
+        assert sees == (shown or bool(cases.BLIND.get(case)))
+    assert set(cases.BLIND) <= set(cases.configurations())
+
+
 def test_what_maxtext_computes_otherwise_is_said_of_models_that_there_are():
     assert set(cases.DEVIATIONS) <= set(cases.configurations())
     for name, deviation in cases.DEVIATIONS.items():

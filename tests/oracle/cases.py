@@ -105,6 +105,16 @@ DEVIATIONS = {
 NONE = Deviation("")
 # MaxText scans no layers that take what a tower's inner blocks see: scanned, these are their text alone.
 TEXT_WHERE_SCANNED = frozenset({"qwen3-omni", "qwen3-vl", "qwen3-vl-moe"})
+# Models that see, and why MaxText is shown nothing.
+BLIND = {
+    "gemma3": "MaxText's tower makes 256 tokens of an image, this model 4; gemma3-vision is one of 256",
+    "gemma4-e2b": "MaxText refuses use_multimodal for E2B and E4B: their clipped layers are not in its tower",
+    "gemma4-moe": (
+        "MaxText makes 42 by 60 patches of all images, more than the 16 places that this tower has a side; "
+        "gemma4-vision has 64"
+    ),
+    "kimi-k2.5": "MaxText has no tower like Kimi's, and neither has `ckpt`: it is carried",
+}
 # Layers share keys and values.
 NEVER_SCANNED = frozenset({"gemma4-e2b"})
 
@@ -131,7 +141,8 @@ def forms(case: str) -> tuple[str, ...]:
 
 def steps_of(case: str, layers: str) -> tuple[str, ...]:
     """Those that one form of a model has."""
-    seen = prompt(configuration(case)) is not None and not (layers == SCANNED and case in TEXT_WHERE_SCANNED)
+    blind = case in BLIND or (layers == SCANNED and case in TEXT_WHERE_SCANNED)
+    seen = not blind and prompt(configuration(case)) is not None
     some = (("images",) if seen else ()) + (("quantized",) if case in QUANTIZED else ())
     return ("convert", "load", "logits", *some, "train", "export", "resume")
 
