@@ -22,7 +22,8 @@ from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.torch.names import is_of_training
-from ckpttools.formats.torch.pickled import Record, unpickled
+from ckpttools.formats.torch.pickled import Record
+from ckpttools.formats.torch.unpickling import unpickled
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
 

@@ -14,9 +14,11 @@ from support.torch_files import save, whole
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/torch/zero"
+TRAINED = FIXTURES.parent / "deepspeed"
 
 
 @pytest.mark.parametrize("stage", (1, 2, 3))
@@ -28,6 +30,36 @@ def test_weights_are_what_deepspeeds_own_script_makes_of_them(stage):
     for path, array in theirs.items():
         assert (ours[path].shape, ours[path].dtype) == (array.shape, array.dtype), path
         assert ours[path].read().tobytes() == array.read().tobytes(), path
+
+
+@pytest.mark.parametrize("stage", (1, 3))
+def test_what_deepspeed_trained_is_what_its_own_scripts_make_of_it(stage):
+    """Weights as `zero_to_fp32.py` has them; moments as `ds_to_universal.py` has them, read as its files."""
+    files, both = TRAINED / f"stage{stage}", ReadOptions(with_optimizer=True)
+    ours = open_tree(files / "global_step3", both).arrays
+    for path, array in open_tree(f"{files}.safetensors").arrays.items():
+        assert ours[path].read().astype(array.dtype.numpy).tobytes() == array.read().tobytes(), path
+    theirs = open_tree(files / "global_step3_universal", both).arrays
+    assert ours.keys() - theirs.keys() <= {("optimizer_state", "step")}
+    for path, array in theirs.items():
+        assert (ours[path].shape, ours[path].dtype) == (array.shape, array.dtype), path
+        assert ours[path].read().tobytes() == array.read().tobytes(), path
+
+
+def test_universal_checkpoints(tmp_path):
+    source = tmp_path / "c"
+    shutil.copytree(TRAINED / "stage1", source)
+    (source / "latest").unlink()
+    run("convert", "to-safetensors", source, tmp_path / "out", "--with-optimizer")
+    run("verify", tmp_path / "out", "--against", TRAINED / "stage1", "--with-optimizer")
+    assert "deepspeed-universal" in ckpt("inspect", "tree", source).output
+    zero = source / "global_step3_universal/zero"
+    save(zero / "norm.bias/exp_avg.pt", {"param": "x"})
+    assert "norm.bias/exp_avg.pt: no tensor" in run("hash", source, "--with-optimizer", code=3)
+    (zero / "head.weight/fp32.pt").unlink()
+    assert "head.weight/fp32.pt" in run("hash", source, code=3)
+    shutil.rmtree(zero / "head.weight")
+    assert "parameters are missing:\n    head.weight" in run("hash", source, code=3)
 
 
 def test_commands(tmp_path):
@@ -77,8 +109,11 @@ def padded(vector, length):
     return np.concatenate([vector, np.zeros(length - vector.size, vector.dtype)])
 
 
-def write_zero(root, stage, groups, world, cut_at=0):
-    """Writes `groups`, dictionaries of arrays, as `world` processes would have; returns the directory."""
+def write_zero(root, stage, groups, world, cut_at=0, steps=(3,), is_elastic=False):
+    """Writes `groups`, dictionaries of arrays, as `world` processes would have; returns the directory.
+
+    Moments are twice and three times the weights; process r has taken `steps[r]`, those after it the last.
+    """
     shapes = [{name: array.shape for name, array in group.items()} for group in groups]
     model = {"module": {}, "buffer_names": [], "param_shapes": shapes, "shared_params": {}}
     vectors = [np.concatenate([each.reshape(-1) for each in group.values()]) for group in groups]
@@ -86,9 +121,8 @@ def write_zero(root, stage, groups, world, cut_at=0):
     for rank in range(world):
         state = {"zero_stage": stage, "partition_count": world}
         if stage < 3:
-            state["single_partition_of_fp32_groups"] = [
-                whole(part_of_group(vector, rank, world)) for vector in vectors
-            ]
+            parts = [part_of_group(vector, rank, world) for vector in vectors]
+            state["single_partition_of_fp32_groups"] = [whole(part) for part in parts]
         else:
             every = [each for group in groups for each in group.values()]
             flat = np.concatenate([part_of_each(each, rank, world) for each in every])
@@ -96,10 +130,27 @@ def write_zero(root, stage, groups, world, cut_at=0):
             parts = [flat[:at].copy(), flat[at:].copy()] if at else [flat]
             state["fp32_flat_groups"] = [whole(part) for part in parts]
             save(root / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model)
+        state |= kept_of(parts, stage, steps[min(rank, len(steps) - 1)], is_elastic)
         save(root / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt", {"optimizer_state_dict": state})
     if stage < 3:
         save(root / "mp_rank_00_model_states.pt", model)
     return root
+
+
+def kept_of(parts, stage, step, is_elastic):
+    """What the optimizer keeps of vectors; behind those of stages 1 and 2 there may be padding."""
+    behind = 2 if stage < 3 and not is_elastic else 0
+    kept = [
+        {
+            "step": step,
+            "exp_avg": whole(padded(part * 2, part.size + behind)),
+            "exp_avg_sq": whole(padded(part * 3, part.size + behind)),
+            "odd": "x",
+        }
+        for part in parts
+    ]
+    name = "base_optimizer_state" if stage < 3 else "optimizer_state_dict"
+    return {name: kept if is_elastic else {"state": dict(enumerate(kept)), "param_groups": [{"lr": 0.1}]}}
 
 
 def part_of_group(vector, rank, world):
@@ -128,20 +179,31 @@ def models(draw):
     ]
 
 
-@settings(max_examples=40)
-@given(models(), st.sampled_from((1, 2, 3)), st.integers(1, 7), st.integers(0, 40), st.data())
-def test_any_model_on_any_number_of_processes(tmp_path_factory, groups, stage, world, cut_at, data):
+@settings(max_examples=30)
+@given(models(), st.sampled_from((1, 2, 3)), st.integers(1, 7), st.integers(0, 40), st.booleans(), st.data())
+def test_any_model_on_any_number_of_processes(
+    tmp_path_factory, groups, stage, world, cut_at, is_elastic, data
+):
     """A parameter may lie in the vectors of several processes, and with stage 3 in two vectors of one."""
-    root = write_zero(tmp_path_factory.mktemp("zero") / "t", stage, groups, world, cut_at)
-    tree = open_tree(root)
+    root = tmp_path_factory.mktemp("zero") / "t"
+    write_zero(root, stage, groups, world, cut_at, is_elastic=is_elastic and stage < 3)
     truths = {name: array for group in groups for name, array in group.items()}
-    assert {dotted(path) for path in tree.arrays} == truths.keys()
-    for path, array in tree.arrays.items():
-        truth = truths[dotted(path)]
-        assert np.array_equal(array.read(), truth)
+    weights = open_tree(root)
+    assert {dotted(path) for path in weights.arrays} == truths.keys()
+    for factor, moment in ((2, "exp_avg"), (3, "exp_avg_sq")):
+        truths |= {
+            f"optimizer_state.{dotted(path)}.{moment}": truths[dotted(path)] * factor for path in weights
+        }
+    tree = open_tree(root, ReadOptions(with_optimizer=True))
+    assert {dotted(path) for path in tree.arrays} == {*truths, "optimizer_state.step"}
+    assert tree["optimizer_state", "step"].read() == 3
+    for path, truth in ((path, truths.get(dotted(path))) for path in tree.arrays):
+        if truth is None:
+            continue
+        assert np.array_equal(tree[path].read(), truth)
         start = tuple(data.draw(st.integers(0, n - 1)) for n in truth.shape)
         region = Region(start, tuple(min(a + 2, n) for a, n in zip(start, truth.shape, strict=True)))
-        assert np.array_equal(array.read(region), truth[region.slices])
+        assert np.array_equal(tree[path].read(region), truth[region.slices])
 
 
 MODEL = [{"a": np.arange(60, dtype="f4").reshape(3, 20), "b": np.arange(7, dtype="f4")}]
@@ -166,6 +228,23 @@ def test_files_of_another_run_do_not_add_up(tmp_path, stage):
     other = write_zero(tmp_path / "o", stage, [{"a": np.ones(4, "f4")}], 2)
     shutil.copy(other / "zero_pp_rank_1_mp_rank_00_optim_states.pt", root)
     assert "do not add up" in run("hash", root, code=3)
+
+
+@pytest.mark.parametrize("stage", (2, 3))
+def test_ranks_of_two_steps(tmp_path, stage):
+    """Shapes are the same: without this a mixture of two saves would be read at exit code 0."""
+    root = write_zero(tmp_path / "t", stage, MODEL, 3, steps=(7, 7, 8))
+    assert "of two saves" in run("hash", root, code=3)
+
+
+def test_moments_are_asked_for(tmp_path):
+    root = write_zero(tmp_path / "t", 2, MODEL, 2)
+    assert "moments are left out" in run("convert", "to-safetensors", root, tmp_path / "w")
+    run("convert", "to-safetensors", root, tmp_path / "all", "--with-optimizer")
+    assert run("hash", root, "--with-optimizer") != run("hash", root)
+    assert run("hash", root, "--with-optimizer").split()[-1] == run("hash", tmp_path / "all").split()[-1]
+    run("strip-optimizer", tmp_path / "all", tmp_path / "weights")
+    run("verify", tmp_path / "weights", "--against", root)
 
 
 def test_what_is_not_known_is_refused(tmp_path):

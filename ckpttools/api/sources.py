@@ -35,11 +35,13 @@ class Opening(TypedDict, total=False):
         step: training step; None for the latest finished one.
         max_header_bytes: longest safetensors header that is accepted.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
+        with_optimizer: whether to read the moments that DeepSpeed keeps beside weights, too.
     """
 
     step: int | None
     max_header_bytes: int | str
     max_index_bytes: int | str
+    with_optimizer: bool
 
 
 class Scanning(Opening, total=False):

@@ -138,7 +138,12 @@ step_option = click.option(
     metavar="N",
     help="Training step to open; by default the latest finished one.",
 )
-read_options = together(step_option, max_header_option, max_index_option)
+with_optimizer_option = click.option(
+    "--with-optimizer",
+    is_flag=True,
+    help="Read the moments that DeepSpeed keeps, too; in other formats they are arrays like all others.",
+)
+read_options = together(step_option, max_header_option, max_index_option, with_optimizer_option)
 """Adds how a path is opened."""
 
 

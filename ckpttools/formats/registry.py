@@ -41,7 +41,7 @@ _MOST_TRIED, _MOST_NAMED = 100, 5
 # Modules of this package with a `FORMAT`, in the order in which they are tried.
 _BUILT_IN = (
     *("orbax.format", "safetensors.format", "zarr.read"),
-    *("torch.format", "torch.dcp", "torch.ranks", "torch.zero"),
+    *("torch.format", "torch.dcp", "torch.ranks", "torch.zero", "torch.universal"),
 )
 
 

@@ -25,10 +25,11 @@ from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.torch.directories import DirectoryFormat
 from ckpttools.formats.torch.entry import Part, SavedTensor, saved_value
 from ckpttools.formats.torch.names import is_of_training
-from ckpttools.formats.torch.pickled import Record, unpickled
+from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import left_out
 from ckpttools.formats.torch.state import state_of
 from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, lengths_of
+from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.formats.weight_files import config_beside
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place

@@ -18,8 +18,9 @@ from ckpttools.core.region import Region, Shape
 from ckpttools.formats.safetensors.header import parse_header
 from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.names import is_of_training
-from ckpttools.formats.torch.pickled import Record, unpickled
+from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.tensors import NotReadableError, StorageRange, lazy_tensor
+from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.base import File
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Reading what `torch.save` wrote: one file, numbered ones with an index, or a directory that holds either.
 
-torch is not needed, and nothing in a file is ever executed: see `ckpttools.formats.torch.pickled`.
+torch is not needed, and nothing in a file is ever executed: see `ckpttools.formats.torch.unpickling`.
 """
 
 from __future__ import annotations

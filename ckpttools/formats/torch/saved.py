@@ -15,8 +15,9 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.names import is_of_training
-from ckpttools.formats.torch.pickled import Record, unpickled
+from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.tensors import StorageRange, lazy_tensor
+from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 

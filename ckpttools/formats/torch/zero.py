@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO checkpoints: the float32 weights of stages 1, 2 and 3, from the files of all processes.
 
-Neither torch nor DeepSpeed is needed, and nothing is executed. Moments of the optimizer are left out.
+Neither torch nor DeepSpeed is needed, and nothing is executed. Moments of the optimizer are read where they
+are asked for.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
@@ -17,13 +18,14 @@ from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
-from ckpttools.core.region import Shape
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.torch.directories import DirectoryFormat
 from ckpttools.formats.torch.pickled import Record, described
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
-from ckpttools.formats.torch.tensors import NotReadableError, is_tensor, lengths_of
-from ckpttools.formats.torch.zero_shards import Shapes, Vector, of_groups, of_ranks, shaped
+from ckpttools.formats.torch.tensors import NotReadableError
+from ckpttools.formats.torch.zero_model import ModelStates, dictionary, flat, listed
+from ckpttools.formats.torch.zero_moments import Groups, groups_of, moment, moments_of, step_array, step_of
+from ckpttools.formats.torch.zero_shards import Vector, of_groups, of_ranks
 from ckpttools.formats.weight_files import config_beside
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
@@ -36,6 +38,9 @@ _LATEST = "latest"
 _MOST_STAGE = 3
 # Where the vectors are, with stages 1 and 2, and with 3.
 _STAGE_2, _STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
+LEFT_OUT = Notes(remarks=("the optimizer's moments are left out: the weights are its float32 copies",))
+# The key of the tree under which an optimizer lies: a name that no module of a model has.
+STATE = "optimizer_state"
 _HINT = "copy the files of all processes of one save into one directory"
 
 
@@ -49,11 +54,15 @@ class ZeroFormat(DirectoryFormat):
     def why_not(self, path: Place) -> str | None:
         if not path.is_dir():
             return "not a directory"
-        return None if _ranks(_step(path)) else "no zero_pp_rank_N_mp_rank_00_optim_states.pt in it"
+        return (
+            None
+            if _ranks(step_named(path, _LATEST))
+            else "no zero_pp_rank_N_mp_rank_00_optim_states.pt in it"
+        )
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
         try:
-            return _opened(path, _step(path), options)
+            return _opened(path, step_named(path, _LATEST), options)
         except (ValueError, NotReadableError) as error:
             raise _damaged(path, str(error)) from error
 
@@ -65,12 +74,12 @@ def _damaged(path: Place, got: str) -> FormatError:
     return FormatError("the files of the processes do not add up", place=path, got=got, hint=_HINT)
 
 
-def _step(path: Place) -> Place:
-    """The directory of the files: `path`, or what its `latest` names."""
-    latest = path / _LATEST
-    if not latest.is_file():
+def step_named(path: Place, latest: str) -> Place:
+    """The directory of a step: the one that a file names which is called `latest`, or `path`."""
+    file = path / latest
+    if not file.is_file():
         return path
-    tag = latest.read_bytes()[:4096].decode("utf-8", "replace").strip()
+    tag = file.read_bytes()[:4096].decode("utf-8", "replace").strip()
     return path / tag if tag and "/" not in tag and tag not in (".", "..") and "\0" not in tag else path
 
 
@@ -102,32 +111,69 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
         )
     ordered = [names[key] for key in sorted(names)]
     optim = at_once(step.store, lambda name: saved_file(step / name, options), ordered)
-    states = [_dictionary(file, "optimizer_state_dict") for file in optim]
-    stage = states[0].get("zero_stage")
-    stage = stage.args[0] if isinstance(stage, Record) and stage.args else stage
-    if type(stage) is not int or not 0 < stage <= _MOST_STAGE:
-        got = stage if type(stage) is int else described(stage)
-        raise FormatError("the stage of ZeRO is not known", place=step, got=got, wanted="1, 2 or 3")
-    _check_world(step, sorted(rank for rank, _ in names), states)
-    models = _models(step, stage, len(optim), options)
-    leaves = _weights(stage, optim, states, models)
-    arrays: dict[TreePath, Leaf] = {(name,): array for name, array in leaves.items()}
+    ranks = [_Rank.of(file) for file in optim]
+    stage = _stage(ranks[0].state, step)
+    _check_world(step, sorted(rank for rank, _ in names), ranks)
+    model = ModelStates(_models(step, stage, len(optim), options), is_cut=stage == _MOST_STAGE)
+    model.check_step()
+    done = step_array({rank.file.place.name: rank.step for rank in ranks})
+    arrays: dict[TreePath, Leaf] = {(name,): array for name, array in _weights(stage, ranks, model).items()}
+    notes = Notes()
+    if options.with_optimizer:
+        arrays |= _moments(stage, ranks, model)
+        arrays |= {} if done is None else {(STATE, "step"): done}
+    else:
+        notes = LEFT_OUT
     config = config_beside(step) or config_beside(path)
-    notes = Notes(remarks=("the optimizer's moments are left out: the weights are its float32 copies",))
     return Tree(arrays, Metadata("deepspeed-zero", config=config, place=str(path), notes=notes))
 
 
-def _dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
-    value = file.value.get(key) if key is not None and isinstance(file.value, dict) else file.value
-    if not isinstance(value, dict):
-        raise FormatError(
-            f"there is no {key or 'dictionary'} in the file", place=file.place, hint="it is not DeepSpeed's"
-        )
-    return value
+@dataclass(frozen=True)
+class _Rank:
+    """What one process saved of the optimizer.
+
+    Attributes:
+        file: it lies in.
+        state: of the optimizer.
+        vectors: float32 weights of each group.
+    """
+
+    file: SavedFile
+    state: Mapping[Any, Any]
+
+    @classmethod
+    def of(cls, file: SavedFile) -> _Rank:
+        return cls(file, dictionary(file, "optimizer_state_dict"))
+
+    @cached_property
+    def vectors(self) -> tuple[Stored, ...]:
+        key = _STAGE_3 if _STAGE_3 in self.state else _STAGE_2
+        return tuple(flat(each, self.file) for each in listed(self.state.get(key), key))
+
+    @property
+    def groups(self) -> Groups:
+        return groups_of(self.state, len(self.vectors))
+
+    @property
+    def step(self) -> Any:
+        return step_of(self.state, self.groups, self.file)
+
+    def moments(self, name: str) -> tuple[Stored, ...]:
+        pairs = zip(self.groups, self.vectors, strict=True)
+        return tuple(moment(name, group, vector, self.file) for group, vector in pairs)
 
 
-def _check_world(step: Place, ranks: Sequence[int], states: Sequence[Mapping[Any, Any]]) -> None:
-    counts = states[0].get("partition_count")
+def _stage(state: Mapping[Any, Any], step: Place) -> int:
+    stage = state.get("zero_stage")
+    stage = stage.args[0] if isinstance(stage, Record) and stage.args else stage
+    if type(stage) is int and 0 < stage <= _MOST_STAGE:
+        return stage
+    got = stage if type(stage) is int else described(stage)
+    raise FormatError("the stage of ZeRO is not known", place=step, got=got, wanted="1, 2 or 3")
+
+
+def _check_world(step: Place, ranks: Sequence[int], saved: Sequence[_Rank]) -> None:
+    counts = saved[0].state.get("partition_count")
     world = max(counts) if isinstance(counts, list) and counts else counts
     if type(world) is not int or not 0 < world <= MOST_RANKS:
         raise ValueError("how many processes saved is not said")
@@ -155,61 +201,33 @@ def _models(step: Place, stage: int, world: int, options: ReadOptions) -> list[S
     return at_once(step.store, lambda name: saved_file(step / name, options), names)
 
 
-def _weights(
-    stage: int, optim: Sequence[SavedFile], states: Sequence[Mapping[Any, Any]], models: Sequence[SavedFile]
-) -> dict[str, LazyArray]:
-    said = _dictionary(models[0])
-    _refuse_experts(said, models[0].place)
-    shapes = [_shapes(group) for group in _listed(said.get("param_shapes"), "param_shapes")]
-    found = {**_buffers(said, models[0]), **_frozen(stage, models)}
-    if stage == _MOST_STAGE:
-        found |= of_ranks([_vector(*each) for each in zip(states, optim, strict=True)], shapes)
-    else:
-        gaps = _gaps(states[0].get("param_alignment_paddings"))
-        found |= of_groups(_group_vectors(states, optim), shapes, len(optim), gaps)
-    shared = said.get("shared_params")
-    for alias, name in shared.items() if isinstance(shared, dict) else ():
-        if type(alias) is str and type(name) is str and name in found:
-            found[alias] = found[name]
-    return {**found, **_others(said, models[0], found)} if stage < _MOST_STAGE else found
+def _weights(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[str, LazyArray]:
+    found = {**model.beside(), **_cut(stage, ranks, model, [rank.vectors for rank in ranks])}
+    found |= model.shared(found)
+    return {**found, **model.others(found)} if stage < _MOST_STAGE else found
 
 
-def _others(said: Mapping[Any, Any], file: SavedFile, found: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """Tensors of the model that no process trained, which older releases list nowhere: as they are."""
-    module = said.get("module")
-    kept = module.items() if isinstance(module, dict) else ()
+def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[TreePath, Leaf]:
+    """What the optimizer keeps of each parameter."""
+    names = moments_of([rank.groups for rank in ranks], [rank.vectors for rank in ranks])
     return {
-        name: file.tensor(value)
-        for name, value in kept
-        if type(name) is str and name not in found and is_tensor(value)
+        (STATE, parameter, name): array
+        for name in names
+        for parameter, array in _cut(stage, ranks, model, [rank.moments(name) for rank in ranks]).items()
     }
 
 
-def _refuse_experts(said: Mapping[Any, Any], place: Place) -> None:
-    layers = said.get("ds_autoep_layers") or said.get("autoep_layers") or ()
-    listed = layers if isinstance(layers, list) else ()
-    forms = [each.get("checkpoint_format") for each in listed if isinstance(each, dict)]
-    if "zero3_partitioned" in forms:
-        raise FormatError(
-            "experts are cut over groups of processes of their own (AutoEP), which no file here says",
-            place=place,
-            hint="make a universal checkpoint of it: python -m deepspeed.checkpoint.ds_to_universal",
-        )
-
-
-def _listed(value: Any, name: str) -> Sequence[Any]:
-    if isinstance(value, list | tuple) and value:
-        return value
-    raise ValueError(f"there is no {name}")
-
-
-def _shapes(group: Any) -> Shapes:
-    named = group.items() if isinstance(group, dict) else ()
-    shapes = {name: lengths_of(size) for name, size in named if type(name) is str}
-    sound: dict[str, Shape] = {name: size for name, size in shapes.items() if size is not None}
-    if not isinstance(group, dict) or len(sound) < len(group):
-        raise ValueError("the shapes of parameters are damaged")
-    return sound
+def _cut(
+    stage: int, ranks: Sequence[_Rank], model: ModelStates, vectors: Sequence[Sequence[Stored]]
+) -> dict[str, LazyArray]:
+    """The array of each parameter, out of the vectors of each process by group."""
+    if stage == _MOST_STAGE:
+        return of_ranks([Vector(tuple(each)) for each in vectors], model.shapes)
+    if len({*map(len, vectors)}) > 1:
+        raise ValueError("processes have other numbers of groups")
+    groups = [Vector(column) for column in zip(*vectors, strict=True)]
+    gaps = _gaps(ranks[0].state.get("param_alignment_paddings"))
+    return of_groups(groups, model.shapes, len(ranks), gaps)
 
 
 def _gaps(value: Any) -> list[list[int]] | None:
@@ -220,66 +238,3 @@ def _gaps(value: Any) -> list[list[int]] | None:
     if not gaps or any(type(each) is not int or each < 0 for group in gaps for each in group):
         raise ValueError("the paddings of parameters are damaged")
     return gaps
-
-
-def _flat(value: Any, file: SavedFile) -> Stored:
-    array = file.tensor(value) if isinstance(value, Record) and is_tensor(value) else None
-    if isinstance(array, Stored) and array.ndim == 1:
-        return array
-    if array is not None and not array.size:
-        return Stored((0,), array.dtype, next(iter(file.storages.values())).file, 0)
-    raise ValueError(f"{file.place.name}: no flat vector")
-
-
-def _vector(state: Mapping[Any, Any], file: SavedFile) -> Vector:
-    """All that a process has with stage 3: its groups one after the other."""
-    groups = _listed(state.get(_STAGE_3), _STAGE_3)
-    return Vector(tuple(_flat(each, file) for each in groups))
-
-
-def _group_vectors(states: Sequence[Mapping[Any, Any]], optim: Sequence[SavedFile]) -> list[Vector]:
-    """The vector of each group with stages 1 and 2: the processes' parts one after the other."""
-    groups = [_listed(state.get(_STAGE_2), _STAGE_2) for state in states]
-    if len({*map(len, groups)}) > 1:
-        raise ValueError("processes have other numbers of groups")
-    parts = [[_flat(each, file) for each in group] for group, file in zip(groups, optim, strict=True)]
-    return [Vector(tuple(column)) for column in zip(*parts, strict=True)]
-
-
-def _buffers(said: Mapping[Any, Any], file: SavedFile) -> dict[str, LazyArray]:
-    """What the model keeps beside its parameters, as it is."""
-    module, names = said.get("module"), said.get("buffer_names")
-    if not isinstance(names, list | tuple | set):
-        _no_model(file)
-    kept = module if isinstance(module, dict) else {}
-    return {
-        name: file.tensor(kept[name]) for name in names if type(name) is str and is_tensor(kept.get(name))
-    }
-
-
-def _no_model(file: SavedFile) -> NoReturn:
-    raise ValueError(f"{file.place.name} names no buffers: it is no file of a model's state")
-
-
-def _frozen(stage: int, models: Sequence[SavedFile]) -> dict[str, LazyArray]:
-    """Weights that are not trained, in their own dtype: whole, or with stage 3 cut in equal parts."""
-    found: dict[str, LazyArray] = {}
-    for name, size in (_dictionary(models[0]).get("frozen_param_shapes") or {}).items():
-        shape = lengths_of(size)
-        fragments = [_dictionary(file, "frozen_param_fragments").get(name) for file in models]
-        records = [each for each in fragments if isinstance(each, Record)]
-        if shape is None or len(records) < len(models):
-            raise ValueError(f"{name} is frozen, and not all of its parts are here")
-        if stage < _MOST_STAGE:
-            found[name] = models[0].tensor(records[0])
-            continue
-        vector = Vector(tuple(_flat(each, file) for each, file in zip(records, models, strict=True)))
-        found[name] = shaped([*vector.stretch(0, _count(shape, vector, name))], shape)
-    return found
-
-
-def _count(shape: Shape, vector: Vector, name: str) -> int:
-    count = prod(shape)
-    if not 0 < count <= vector.size:
-        raise ValueError(f"{name} has {count:,} elements, and its parts {vector.size:,}")
-    return count

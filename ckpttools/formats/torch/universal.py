@@ -1,0 +1,149 @@
+"""DeepSpeed's universal checkpoints: for each parameter a directory with its float32 weights and moments."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Stored
+from ckpttools.array.tree import Leaf, Metadata, Tree
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.notes import Notes
+from ckpttools.core.region import Shape
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.torch.directories import DirectoryFormat
+from ckpttools.formats.torch.pickled import Record
+from ckpttools.formats.torch.saved import SavedFile, saved_file
+from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
+from ckpttools.formats.torch.zero import LEFT_OUT, STATE, step_named
+from ckpttools.formats.torch.zero_model import ModelStates
+from ckpttools.formats.torch.zero_moments import as_step, step_array
+from ckpttools.formats.torch.zero_shards import shaped
+from ckpttools.formats.weight_files import config_beside
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.place import Place
+
+_LATEST, _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "latest_universal", "zero", "fp32.pt", "step.pt", ".pt"
+_MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt", re.DOTALL)
+_HINT = "make it again: python -m deepspeed.checkpoint.ds_to_universal"
+
+
+@dataclass(frozen=True)
+class UniversalFormat(DirectoryFormat):
+    """The `deepspeed-universal` format, as `ckpttools.formats.base.Format` describes it."""
+
+    name: str = "deepspeed-universal"
+    looks_for: str = "universal checkpoints of DeepSpeed that lack files or do not add up"
+
+    def why_not(self, path: Place) -> str | None:
+        if not path.is_dir():
+            return "not a directory"
+        folder = step_named(path, _LATEST) / _FOLDER
+        first = next((each for each in folder.iterdir() if each.is_dir()), None) if folder.is_dir() else None
+        return None if first and any(first.glob(f"*{_SUFFIX}")) else f"no {_FOLDER} with parameters in it"
+
+    def open(self, path: Place, options: ReadOptions) -> Tree:
+        try:
+            return _opened(path, step_named(path, _LATEST), options)
+        except (ValueError, NotReadableError) as error:
+            message = "the files of the parameters do not add up"
+            raise FormatError(message, place=path, got=str(error), hint=_HINT) from error
+
+
+FORMAT = UniversalFormat()
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """The files of one parameter, by name."""
+
+    name: str
+    files: Mapping[str, SavedFile]
+
+    def array(self, file: str, shape: Shape | None) -> LazyArray:
+        """The tensor in a file; those of stage 3 are flat, and what the model says is their shape."""
+        saved = self.files[file]
+        value = saved.value.get("param") if isinstance(saved.value, dict) else saved.value
+        if not isinstance(value, Record) or not is_tensor(value):
+            raise ValueError(f"{self.name}/{file}: no tensor")
+        array = saved.tensor(value)
+        if isinstance(saved.value, dict) or array.shape == shape:
+            return array
+        if shape is None or not isinstance(array, Stored) or array.size != prod(shape):
+            raise ValueError(f"{self.name}/{file} has {array.size:,} elements, and its shape is {shape}")
+        return shaped([array], shape)
+
+    def step(self) -> int | None:
+        saved = self.files[_STEP]
+        return as_step(saved.value, saved)
+
+
+def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
+    found = _parameters(step / _FOLDER, options)
+    model, is_whole = _model(step, options)
+    shapes = {name: shape for group in model.shapes for name, shape in group.items()}
+    saved = {name: each.array(_WEIGHTS, shapes.get(name)) for name, each in found.items()}
+    weights = {name: array for name, array in saved.items() if name in shapes} | model.beside()
+    weights |= model.shared(weights)
+    # What is not trained is there once more in float32, whatever its own dtype.
+    others = {} if model.is_cut else model.others(weights)
+    weights = {**saved, **weights, **others} if is_whole else {**saved, **weights}
+    lacking = sorted({*shapes} - {*saved} | {*others} - {*weights})
+    if lacking:
+        raise FormatError(f"parameters are missing:{listing(lacking)}", place=step / _FOLDER, hint=_HINT)
+    arrays: dict[TreePath, Leaf] = {(name,): array for name, array in weights.items()}
+    if options.with_optimizer:
+        arrays |= _moments(found, shapes)
+    config = config_beside(step) or config_beside(path)
+    notes = Notes() if options.with_optimizer else LEFT_OUT
+    return Tree(arrays, Metadata(FORMAT.name, config=config, place=str(path), notes=notes))
+
+
+def _moments(found: Mapping[str, _Parameter], shapes: Mapping[str, Shape]) -> dict[TreePath, Leaf]:
+    arrays: dict[TreePath, Leaf] = {
+        (STATE, name, file.removesuffix(_SUFFIX)): each.array(file, shapes.get(name))
+        for name, each in found.items()
+        for file in each.files
+        if file not in (_WEIGHTS, _STEP)
+    }
+    steps = {name: each.step() for name, each in found.items() if _STEP in each.files}
+    done = step_array(steps) if steps else None
+    return arrays if done is None else {**arrays, (STATE, "step"): done}
+
+
+def _parameters(folder: Place, options: ReadOptions) -> dict[str, _Parameter]:
+    """What lies in the directory of each parameter; its weights alone if nothing else is asked for."""
+    names = sorted(each.name for each in folder.entries() if each.is_dir)
+
+    def files(name: str) -> list[str]:
+        there = (each for each in (folder / name).entries() if not each.is_dir)
+        return sorted(each.name for each in there if each.name.endswith(_SUFFIX))
+
+    listed = dict(zip(names, at_once(folder.store, files, names), strict=True))
+    without = [f"{name}/{_WEIGHTS}" for name, each in listed.items() if _WEIGHTS not in each]
+    if without:
+        raise FormatError(f"weights are missing:{listing(without)}", place=folder, hint=_HINT)
+    every = [(name, file) for name, each in listed.items() for file in each]
+    wanted = [each for each in every if options.with_optimizer or each[1] == _WEIGHTS]
+    saved = at_once(folder.store, lambda at: saved_file(folder / at[0] / at[1], options), wanted)
+    found: dict[str, dict[str, SavedFile]] = defaultdict(dict)
+    for (name, file), each in zip(wanted, saved, strict=True):
+        found[name][file] = each
+    return {name: _Parameter(name, each) for name, each in found.items()}
+
+
+def _model(step: Place, options: ReadOptions) -> tuple[ModelStates, bool]:
+    """What the model's files say, and whether the first of them has all of the model."""
+    matches = [match for each in step.entries() if (match := _MODEL.fullmatch(each.name))]
+    is_cut = any(match["rank"] is not None for match in matches)
+    first = [each for each in matches if int(each["model"]) == 0 and (each["rank"] is not None) == is_cut]
+    names = [match[0] for match in sorted(first, key=lambda match: int(match["rank"] or 0))]
+    if not names:
+        raise FormatError("no file says which model it is", place=step, wanted="*model_states.pt", hint=_HINT)
+    files = at_once(step.store, lambda name: saved_file(step / name, options), names)
+    return ModelStates(files, is_cut), all(int(match["model"]) == 0 for match in matches)

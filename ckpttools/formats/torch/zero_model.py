@@ -1,0 +1,162 @@
+"""What DeepSpeed's files of model states say: shapes in order, buffers, frozen and shared weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Stored
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Shape
+from ckpttools.formats.torch.pickled import Record
+from ckpttools.formats.torch.saved import SavedFile
+from ckpttools.formats.torch.tensors import is_tensor, lengths_of
+from ckpttools.formats.torch.zero_shards import Shapes, Vector, shaped
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """What lies beside the optimizer's vectors.
+
+    Attributes:
+        files: of all processes that cut frozen weights; else of the first.
+        is_cut: whether frozen weights are cut over the processes (stage 3).
+    """
+
+    files: Sequence[SavedFile]
+    is_cut: bool
+
+    @property
+    def _said(self) -> dict[Any, Any]:
+        return dictionary(self.files[0])
+
+    @property
+    def shapes(self) -> list[Shapes]:
+        """Of the parameters of each group, in the order of its vector."""
+        return [_shapes(group) for group in listed(self._said.get("param_shapes"), "param_shapes")]
+
+    def beside(self) -> dict[str, LazyArray]:
+        """Buffers, and weights that are not trained, in their own dtypes."""
+        self._refuse_experts()
+        return {**self._buffers(), **self._frozen()}
+
+    def shared(self, found: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """What has the values of a parameter under another name."""
+        said = self._said.get("shared_params")
+        aliases = said.items() if isinstance(said, dict) else ()
+        return {
+            alias: found[name]
+            for alias, name in aliases
+            if type(alias) is str and type(name) is str and name in found
+        }
+
+    def others(self, found: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """Tensors of the model that no process trained, which older releases list nowhere: as they are."""
+        module = self._said.get("module")
+        kept = module.items() if isinstance(module, dict) else ()
+        return {
+            name: self.files[0].tensor(value)
+            for name, value in kept
+            if type(name) is str and name not in found and is_tensor(value)
+        }
+
+    def check_step(self) -> None:
+        """Raises ValueError where the processes saved after other numbers of steps."""
+        steps = {file.place.name: dictionary(file).get("global_steps") for file in self.files}
+        check_one_step({name: step if type(step) is int else None for name, step in steps.items()})
+
+    def _buffers(self) -> dict[str, LazyArray]:
+        """What the model keeps beside its parameters, as it is."""
+        module, names = self._said.get("module"), self._said.get("buffer_names")
+        file = self.files[0]
+        if not isinstance(names, list | tuple | set):
+            raise ValueError(f"{file.place.name} names no buffers: it is no file of a model's state")
+        kept = module if isinstance(module, dict) else {}
+        return {
+            name: file.tensor(kept[name]) for name in names if type(name) is str and is_tensor(kept.get(name))
+        }
+
+    def _frozen(self) -> dict[str, LazyArray]:
+        """Weights that are not trained, in their own dtype: whole, or with stage 3 cut in equal parts."""
+        found: dict[str, LazyArray] = {}
+        for name, size in (self._said.get("frozen_param_shapes") or {}).items():
+            shape = lengths_of(size)
+            fragments = [dictionary(file, "frozen_param_fragments").get(name) for file in self.files]
+            records = [each for each in fragments if isinstance(each, Record)]
+            if shape is None or len(records) < len(self.files):
+                raise ValueError(f"{name} is frozen, and not all of its parts are here")
+            if not self.is_cut:
+                found[name] = self.files[0].tensor(records[0])
+                continue
+            vector = Vector(tuple(flat(each, file) for each, file in zip(records, self.files, strict=True)))
+            found[name] = shaped([*vector.stretch(0, _count(shape, vector, name))], shape)
+        return found
+
+    def _refuse_experts(self) -> None:
+        layers = self._said.get("ds_autoep_layers") or self._said.get("autoep_layers") or ()
+        entries = layers if isinstance(layers, list) else ()
+        forms = [each.get("checkpoint_format") for each in entries if isinstance(each, dict)]
+        if "zero3_partitioned" in forms:
+            raise FormatError(
+                "experts are cut over groups of processes of their own (AutoEP), which no file here says",
+                place=self.files[0].place,
+                hint="make a universal checkpoint of it: python -m deepspeed.checkpoint.ds_to_universal",
+            )
+
+
+def check_one_step(steps: Mapping[str, int | None]) -> None:
+    """Raises ValueError where files do not have the same number of steps: name of the file -> number."""
+    (first, wanted), *_ = steps.items()
+    other = next((name for name, step in steps.items() if step != wanted), None)
+    if other is not None:
+        raise ValueError(f"{first} is of step {wanted} and {other} of step {steps[other]}: of two saves")
+
+
+def dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
+    """What a file holds, or that under a key of it.
+
+    Raises:
+        FormatError: it is no dictionary.
+    """
+    value = file.value.get(key) if key is not None and isinstance(file.value, dict) else file.value
+    if not isinstance(value, dict):
+        raise FormatError(
+            f"there is no {key or 'dictionary'} in the file", place=file.place, hint="it is not DeepSpeed's"
+        )
+    return value
+
+
+def listed(value: Any, name: str) -> Sequence[Any]:
+    """A list that has something in it; raises ValueError otherwise."""
+    if isinstance(value, list | tuple) and value:
+        return value
+    raise ValueError(f"there is no {name}")
+
+
+def flat(value: Any, file: SavedFile) -> Stored:
+    """The vector that a record in a file stands for; raises ValueError where it is none."""
+    array = file.tensor(value) if isinstance(value, Record) and is_tensor(value) else None
+    if isinstance(array, Stored) and array.ndim == 1:
+        return array
+    if array is not None and not array.size:
+        return Stored((0,), array.dtype, next(iter(file.storages.values())).file, 0)
+    raise ValueError(f"{file.place.name}: no flat vector")
+
+
+def _shapes(group: Any) -> Shapes:
+    named = group.items() if isinstance(group, dict) else ()
+    shapes = {name: lengths_of(size) for name, size in named if type(name) is str}
+    sound: dict[str, Shape] = {name: size for name, size in shapes.items() if size is not None}
+    if not isinstance(group, dict) or len(sound) < len(group):
+        raise ValueError("the shapes of parameters are damaged")
+    return sound
+
+
+def _count(shape: Shape, vector: Vector, name: str) -> int:
+    count = prod(shape)
+    if not 0 < count <= vector.size:
+        raise ValueError(f"{name} has {count:,} elements, and its parts {vector.size:,}")
+    return count
