@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ckpttools.api.average import average as average
     from ckpttools.api.changes import cast as cast
     from ckpttools.api.changes import remap as remap
     from ckpttools.api.changes import select as select
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
 
 # Module -> what it has of what is here.
 _MODULES = {
+    "api.average": "average",
     "api.changes": "cast remap select stack strip_optimizer transform unstack",
     "api.chunks_report": "chunks",
     "api.conversion": "Conversion Resources open",

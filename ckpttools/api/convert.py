@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckpttools.api.arguments import Patterns, Storing, patterns_of
@@ -10,6 +10,7 @@ from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
 from ckpttools.api.tree_plan import plan_tree
+from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
@@ -65,6 +66,7 @@ def write_changed(
     said: Mapping[str, Any],
     *,
     as_read: bool = True,
+    make: Callable[[Mapping[str, Any]], Tree] | None = None,
 ) -> Prepared:
     """Prepares writing a transformed source.
 
@@ -74,12 +76,13 @@ def write_changed(
         said: `Changing`.
         as_read: whether names and chunks stay as in the source unless an option says otherwise; such chunks
             are shared.
+        make: makes the tree that is transformed, of how paths are opened; None to open the source.
     """
     opening, writing = part_of(said, Opening), part_of(said, Writing)
     how = {name: said[name] for name in said if name not in {**opening, **writing}}
 
     def plan(resources: Resources) -> Conversion:
-        tree = opened(source, read_options(opening))
+        tree = make(opening) if make else opened(source, read_options(opening))
         writer = writer_for(tree, destination=parse(destination), keeps_names=as_read, shares=as_read, **how)
         return plan_tree(tree.pipe(*transforms), writer, resources)
 

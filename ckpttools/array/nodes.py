@@ -21,6 +21,8 @@ from ckpttools.array.dequantized import Dequantized as Dequantized
 from ckpttools.array.held import Held as Held
 from ckpttools.array.held import Holder as Holder
 from ckpttools.array.lazy import Derived, LazyArray, OfParts, ReadCost, Regionwise
+from ckpttools.array.mean import Mean as Mean
+from ckpttools.array.mean import mean as mean
 from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout
 from ckpttools.array.stored import Chunked as Chunked

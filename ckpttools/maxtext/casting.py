@@ -30,7 +30,7 @@ class SparingTables:
         kept: dict[str, DType | str] = {
             spelled(path): array.dtype
             for path, array in tree.arrays.items()
-            if array.dtype.is_float and _is_table(path) and spelled(path) not in self.casts.dtypes
+            if array.dtype.is_float and is_table(path) and spelled(path) not in self.casts.dtypes
         }
         if self.casts.dtype is None or not kept:
             return self.casts(tree)
@@ -39,5 +39,6 @@ class SparingTables:
         return replace(made, notes=made.notes + Notes(remarks=(said,)))
 
 
-def _is_table(path: Path) -> bool:
+def is_table(path: Path) -> bool:
+    """Whether an array is a table of whole numbers, in whichever dtype."""
     return any(path[at : at + len(each)] == each for each in TABLES for at in range(len(path)))

@@ -22,6 +22,7 @@ from ckpttools.array.nodes import (
     Decoded,
     Dequantized,
     Elementwise,
+    Mean,
     Padded,
     Relayout,
     Stack,
@@ -94,6 +95,9 @@ class NodeLines:
                 return ["stack", *kind, array.axis, [self.number(part) for part in array.parts]]
             case Concat():
                 return ["concat", *kind, array.axis, [self.number(part) for part in array.parts]]
+            case Mean():
+                weights = [each.hex() for each in (*array.weights, array.total)]
+                return ["mean", *kind, weights, [self.number(part) for part in array.parts]]
             case Take():
                 return ["take", self.number(array.source), array.axis, array.index]
             case Relayout():
@@ -186,6 +190,9 @@ class Nodes:
                 return Stack(shape, dtype, cast("tuple[LazyArray, ...]", _Parts(self, numbers)), axis)
             case "concat", [axis, numbers]:
                 return Concat(shape, dtype, tuple(map(self.array, numbers)), axis)
+            case "mean", [numbers, parts]:
+                *weights, total = map(float.fromhex, numbers)
+                return Mean(shape, dtype, tuple(map(self.array, parts)), tuple(weights), total)
             case "relayout", [source, split, order, merge]:
                 groups = tuple(map(tuple, split))
                 return Relayout(shape, dtype, self.array(source), groups, tuple(order), tuple(merge))

@@ -13,7 +13,7 @@ from math import lcm, prod
 
 from ckpttools.array.fingerprint import nodes
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import BlockCodes, Chunked, Dequantized, Elementwise, Stack, Take
+from ckpttools.array.nodes import BlockCodes, Chunked, Dequantized, Elementwise, Mean, Stack, Take
 from ckpttools.array.scratch import rounded_up
 from ckpttools.core.budget import BASE_BYTES, does_not_fit
 from ckpttools.core.errors import ShapeError
@@ -195,6 +195,9 @@ def grain(array: LazyArray) -> Shape:
             return tuple(map(min, array.chunk, array.shape))
         case Elementwise():
             return grain(array.source)
+        case Mean():
+            cells = zip(*map(grain, array.parts), strict=True)
+            return tuple(min(lcm(*cell), n) for cell, n in zip(cells, array.shape, strict=True))
         case BlockCodes(encoder=encoder):
             *outer, rows, columns = grain(array.source)
             high, wide = encoder.block

@@ -20,7 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Chunked, Constant, Stored, concat, elementwise, relayout, stack, take
+from ckpttools.array.nodes import Chunked, Constant, Stored, concat, elementwise, mean, relayout, stack, take
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Region, Shape, grid_cell, grid_indices
 from ckpttools.mapping.values import Cast
@@ -30,6 +30,7 @@ _Thing = TypeVar("_Thing")
 WHOLE = tuple(dtype for dtype in DTYPES.values() if not dtype.packed)
 PACKED = tuple(dtype for dtype in DTYPES.values() if dtype.packed)
 _SIDES = (1, 1, 2, 3, 5, 7)
+_FLOATS = ("bfloat16", "float8_e4m3fn", "float32", "float64")
 # Nothing is nested below arrays of more: every node may add axes and elements to what it is made of.
 _MOST_AXES, _MOST_ELEMENTS = 6, 400
 
@@ -187,6 +188,7 @@ def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType
         kinds += ["stack"] if shape else []
         kinds += ["concat"] if shape and shape[0] > 1 else []
         kinds += ["cast"] if values and dtype.name in ("float32", "float64") else []
+        kinds += ["mean"] if values and dtype.name in ("float32", "float64") else []
     kind = draw(_one_of(tuple(kinds)))
     inner = partial(_array, draw, depth - 1, values)
     if kind == "leaf":
@@ -208,12 +210,34 @@ def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType
         parts = [inner((length, *shape[1:]), dtype) for length in (cut, shape[0] - cut)]
         joined = concat([each.array for each in parts], 0)
         return Known(joined, np.concatenate([each.truth for each in parts]))
+    if kind == "mean":
+        parts = [inner(shape, DTYPES[draw(_one_of(_FLOATS))]) for _ in range(draw(st.integers(1, 3)))]
+        return _mean(parts, dtype)
     if kind == "cast":
         source = inner(shape, DTYPES["bfloat16"])
         with np.errstate(invalid="ignore"):
             cast = source.truth.view(DTYPES["bfloat16"].numpy).astype(dtype.numpy)
         return Known(elementwise(source.array, Cast(dtype, DTYPES["bfloat16"])), cast.view(dtype.carrier))
     return _relaid(draw, shape, dtype, inner)
+
+
+def _mean(parts: Sequence[Known], dtype: DType) -> Known:
+    """Half of twice the first, three times the second and so on; NaN always has the same bits."""
+    terms = [each.truth.view(each.array.dtype.numpy) for each in parts]
+    with np.errstate(all="ignore"):
+        made, wide = (_summed(terms, each) for each in (dtype.numpy, np.dtype(np.float64)))
+        made = np.where(np.isfinite(made), made, wide).astype(dtype.numpy)
+    made[np.isnan(made)] = np.nan
+    array = mean([each.array for each in parts], range(2, len(parts) + 2), 2, dtype)
+    return Known(array, made.view(dtype.carrier))
+
+
+def _summed(terms: Sequence[np.ndarray], dtype: np.dtype[np.generic]) -> np.ndarray:
+    total = np.zeros((), dtype)
+    for k, each in enumerate(terms):
+        term = each.astype(dtype) * dtype.type(k + 2)
+        total = total + term if k else term
+    return np.asarray(total / dtype.type(2))
 
 
 def _relaid(draw: st.DrawFn, shape: Shape, dtype: DType, inner: Callable[[Shape, DType], Known]) -> Known:

@@ -1,0 +1,108 @@
+"""Means of checkpoints: steps of a run, or checkpoints of any formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckpttools.api.arguments import dtype_of
+from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.prepared import Prepared, command
+from ckpttools.api.sources import Source, opened, place_of, read_options
+from ckpttools.api.step_choice import finished_steps, steps_of
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.registry import writer_options
+from ckpttools.maxtext.average import Average
+from ckpttools.run.apart import check_apart
+from ckpttools.stores.registry import Where, parse
+from ckpttools.transforms.mean_weights import Decay, MeanWeights
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+@command(Changing, more=writer_options)
+def average(
+    source: Source,
+    destination: Where,
+    *,
+    others: Sequence[Source] = (),
+    steps: str | Sequence[int] | None = None,
+    last: int | None = None,
+    weights: Sequence[float] | None = None,
+    ema: float | None = None,
+    decay: Decay | None = None,
+    normalize: bool = True,
+    parameters: str | None = None,
+    dtype: DType | str | None = None,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Writes the weighted mean of steps of a run, or of several checkpoints of any formats.
+
+    Sums are made in the order of the checkpoints and rounded once, so that the bits do not depend on `jobs`
+    or `memory`: in float32 where all numbers have 16 bits, else in float64. Of training states the parameters
+    are taken. What is no floating-point number, the step and the files of a model are those of the last.
+
+    Args:
+        source: the first checkpoint, or a run with `steps` or `last`.
+        destination: directory that appears when everything is written.
+        others: the other checkpoints, in order.
+        steps: of a run: numbers, or text such as "1000..5000/500", "1000,2000", "1000..5000".
+        last: of a run: so many of the latest finished steps.
+        weights: one for each checkpoint; None for all alike.
+        ema: weights of an exponential moving average with this decay, such as 0.9.
+        decay: weights that amount to a learning rate that falls in this way: "linear", "cosine", "sqrt".
+        normalize: divide by the sum of the weights. Without it a + s (b - c) is `weights=[1, s, -s]`.
+        parameters: in a training state the key of an average that stands for the parameters, such as
+            "opt_state/1/ema"; "ema" for the only one there is. One checkpoint is enough then.
+        dtype: of the result; None for that of the arrays, the widest of several.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        UsageError: one checkpoint alone, steps that are not there, or weights that do not fit.
+        CoverageError: names or shapes differ; lists all.
+        MappingError: whole numbers that are parameters differ.
+        CheckpointError: as `ckpttools.convert`.
+    """
+    if common.get("step") is not None:
+        raise UsageError(f"{option('step')} opens one step", hint="name the steps of the mean instead")
+    chosen = _numbers(source, others, steps, last)
+    how = Average(MeanWeights(weights, ema, decay, normalize), dtype_of(dtype), parameters)
+    if len(others) + len(chosen) < 2 and parameters is None:
+        raise UsageError("one checkpoint alone has no mean", hint="name several, or steps of a run")
+    for each in others:
+        place = place_of(each)
+        if place is not None:
+            check_apart(place, parse(destination))
+
+    def make(opening: Mapping[str, Any]) -> Tree:
+        trees = [opened(source, read_options({**opening, "step": number})) for number in chosen]
+        return how([*trees, *(opened(each, read_options(opening)) for each in others)])
+
+    return write_changed([], source, destination, common, make=make)
+
+
+def _numbers(
+    source: Source, others: Sequence[Source], steps: str | Sequence[int] | None, last: int | None
+) -> Sequence[int | None]:
+    """The steps of the source that are opened; [None] for the latest alone."""
+    if steps is None and last is None:
+        return [None]
+    if others or isinstance(source, Tree) or (steps is not None and last is not None):
+        raise UsageError(
+            "steps are those of one run",
+            got="other checkpoints beside it" if others else "an open tree, or two choices of steps",
+            hint="name one run and its steps, or a step directory of each checkpoint",
+        )
+    if last is not None:
+        found = finished_steps(source)[-last:] if last > 0 else ()
+        if len(found) < last or last < 1:
+            raise UsageError(f"{source} has not so many finished steps", got=len(found), wanted=last)
+        return found
+    chosen = steps_of(source, steps) if isinstance(steps, str) else tuple(steps or ())
+    if not chosen:
+        raise UsageError("no steps are named", got=repr(steps))
+    return chosen

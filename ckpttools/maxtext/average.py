@@ -1,0 +1,179 @@
+"""Several checkpoints of one model as one: a weighted mean of their parameters, or a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import elementwise, mean
+from ckpttools.array.tree import Leaf, Path, Tree, dotted, spelled
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import CoverageError, MappingError, listing
+from ckpttools.core.notes import Note, Notes
+from ckpttools.core.region import Region, split_to
+from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
+from ckpttools.maxtext.casting import is_table
+from ckpttools.maxtext.layout import STEPS
+from ckpttools.maxtext.stacked_on import KeepingAxis
+from ckpttools.maxtext.stored_average import StoredAverage
+from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.quantized.tree import quantized_in
+from ckpttools.roles.of_tree import roles
+from ckpttools.transforms.conversion import Convert
+from ckpttools.transforms.dequantize import Dequantize
+from ckpttools.transforms.mean_weights import MeanWeights, Weighted
+
+# Whole numbers that are compared at once.
+_COMPARED = 1 << 18
+# Weights that are listed.
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Average:
+    """What a mean is made with.
+
+    Attributes:
+        weights: how much each checkpoint counts.
+        dtype: of the result; None for that of the arrays, of several the widest.
+        parameters: the key below which a state has an average that stands for its parameters, as of
+            `StoredAverage`; None for the parameters themselves.
+    """
+
+    weights: MeanWeights = field(default_factory=MeanWeights)
+    dtype: DType | None = None
+    parameters: str | None = None
+
+    def __call__(self, trees: Sequence[Tree]) -> Tree:
+        """The mean of checkpoints of one model; metadata, and what is no floating-point number, of the last.
+
+        Of training states the parameters are taken: means of moments mean nothing. Quantised weights are the
+        numbers that they stand for. Whole numbers that are parameters are read and compared.
+
+        Raises:
+            UsageError: the weights are not what `MeanWeights.of` wants.
+            CoverageError: names or shapes of arrays differ; lists all that do.
+            MappingError: whole numbers differ, or numbers of few bits may have lost their scales.
+            CheckpointError: as `StripOptimizer`, `StoredAverage` and `Dequantize`.
+        """
+        weights = self.weights.of(len(trees))
+        plain = [self._parameters(tree) for tree in trees]
+        _check_alike(plain)
+        last = plain[-1]
+        others = [{dotted(path): array for path, array in tree.arrays.items()} for tree in plain[:-1]]
+        parts = {
+            path: [*(each[dotted(path)] for each in others), array] for path, array in last.arrays.items()
+        }
+        averaged = {path for path in parts if _has_mean(last, path)}
+        _check_equal({path: each for path, each in parts.items() if path not in averaged}, plain)
+        leaves: dict[Path, Leaf] = {
+            path: self._mean(parts[path], weights) if path in averaged else leaf
+            for path, leaf in last.items()
+        }
+        made = Tree(leaves, last.metadata)
+        notes = last.metadata.notes + self._notes(made, averaged, plain, weights)
+        return made.with_metadata(notes=notes)
+
+    def _parameters(self, tree: Tree) -> Tree:
+        if self.parameters is not None:
+            tree = tree.pipe(StoredAverage(self.parameters))
+        known = roles(tree)
+        if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
+            tree = tree.pipe(KeepingAxis(StripOptimizer(keep_step=any(s in tree.arrays for s in STEPS))))
+        tree = tree.pipe(Dequantize(self.dtype))
+        found = quantized_in(tree)
+        if odd := [*found.weights, *found.unclear]:
+            raise MappingError(
+                f"numbers of few bits may have scales, without which they have no mean{listing(odd)}",
+                place=tree.metadata.place or None,
+                hint=f"cast the checkpoint first; {option('force', True)} there takes them as they are",
+            )
+        return tree
+
+    def _mean(self, parts: Sequence[LazyArray], weights: Weighted) -> LazyArray:
+        pairs = zip(parts, weights.weights, strict=True)
+        counted = [(part, weight) for part, weight in pairs if weight] or [(parts[-1], 0.0)]
+        to = self.dtype or _widest([part.dtype for part in parts])
+        (first, weight), *rest = counted
+        if not rest and weight == weights.total and first.dtype == to:
+            return first
+        is_narrow = max(to.bits, *(part.dtype.bits for part, _ in counted)) <= 16
+        sums = DTYPES["float32" if is_narrow else "float64"]
+        made = mean([part for part, _ in counted], [each for _, each in counted], weights.total, sums)
+        return made if to == sums else elementwise(made, Convert(to))
+
+    def _notes(self, made: Tree, averaged: set[Path], trees: Sequence[Tree], weights: Weighted) -> Notes:
+        """What is rounded, and how much each checkpoint counts."""
+        dtypes = ", ".join(sorted({made.arrays[path].dtype.name for path in averaged}))
+        kind = "mean" if self.weights.normalize else "sum"
+        what = Note(array_count(averaged), f"{kind} of {len(trees)}, rounded once to {dtypes}")
+        pairs = zip(trees, weights.weights, strict=True)
+        shares = [f"{_place(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
+        more = f", and {len(shares) - _SHOWN} more" if len(shares) > _SHOWN else ""
+        return Notes((what,), remarks=(f"weights: {', '.join(shares[:_SHOWN])}{more}",))
+
+
+def _has_mean(tree: Tree, path: Path) -> bool:
+    """Whether an array is learned; tables of experts are numbers of them, whatever their dtype."""
+    array = tree.arrays[path]
+    learned = roles(tree).of(path) == "parameter" and path not in STEPS
+    return learned and array.dtype.is_float and not is_table(path)
+
+
+def _widest(dtypes: Sequence[DType]) -> DType:
+    """The dtype of most bits; float32 where several have as many."""
+    most = max(each.bits for each in dtypes)
+    found = {each for each in dtypes if each.bits == most}
+    return found.pop() if len(found) == 1 else DTYPES["float32"]
+
+
+def _check_alike(trees: Sequence[Tree]) -> None:
+    """Raises CoverageError where names or shapes are not those of the last tree."""
+    last = trees[-1]
+    wanted = {dotted(path): array for path, array in last.arrays.items()}
+    for tree in trees[:-1]:
+        there = {dotted(path): array for path, array in tree.arrays.items()}
+        odd = [f"{name}: missing" for name in wanted if name not in there]
+        odd += [f"{name}: left over" for name in there if name not in wanted]
+        odd += [
+            f"{name}: {list(array.shape)}, there {list(wanted[name].shape)}"
+            for name, array in there.items()
+            if name in wanted and array.shape != wanted[name].shape
+        ]
+        if odd:
+            raise CoverageError(
+                f"checkpoints of one layout have a mean; this one differs from the last:{listing(odd)}",
+                place=_place(tree),
+                wanted=f"the names and shapes of {_place(last)}",
+                hint="make them alike first: ckpt stack and ckpt unstack for layers, ckpt convert for names",
+            )
+
+
+def _check_equal(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree]) -> None:
+    """Raises MappingError where parameters that have no mean are not the same in all trees."""
+    known = roles(trees[-1])
+    odd = []
+    for path, arrays in parts.items():
+        if path in STEPS or known.of(path) != "parameter":
+            continue
+        which = [k for k, array in enumerate(arrays[:-1]) if not _equal(array, arrays[-1])]
+        odd += [f"{spelled(path)}: not as in {_place(trees[k])}" for k in which]
+    if odd:
+        raise MappingError(
+            f"whole numbers have no mean, and these are not the same in all checkpoints:{listing(odd)}",
+            place=_place(trees[-1]),
+            hint="leave them out with ckpt select, or take checkpoints of one model",
+        )
+
+
+def _equal(a: LazyArray, b: LazyArray) -> bool:
+    import numpy as np
+
+    pieces = split_to(Region.whole(b.shape), _COMPARED)
+    return a is b or all(np.array_equal(a.read(each), b.read(each)) for each in pieces)
+
+
+def _place(tree: Tree) -> str:
+    return tree.metadata.place or "a tree"

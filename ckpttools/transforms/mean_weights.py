@@ -1,0 +1,98 @@
+"""What each checkpoint of a mean counts: numbers that are given, or the curve they are on.
+
+The weights of a decay are those with which a mean of checkpoints, saved at even distances while the learning
+rate was constant, is what training with a learning rate on that curve would have come to: w_i = l(i/n) -
+l((i+1)/n), with l falling from 1 to 0 (WSM, arXiv:2507.17634, theorem 3.1). They add up to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import cos, fsum, isfinite, pi, sqrt
+from typing import Literal, NamedTuple
+
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+
+Decay = Literal["cosine", "linear", "sqrt"]
+DECAYS: Mapping[str, Callable[[float], float]] = {
+    "cosine": lambda t: (1 + cos(pi * t)) / 2,
+    "linear": lambda t: 1 - t,
+    "sqrt": lambda t: 1 - sqrt(t),
+}
+
+
+class Weighted(NamedTuple):
+    """A weight for each checkpoint, in their order, and what the sum is divided by."""
+
+    weights: tuple[float, ...]
+    total: float
+
+
+@dataclass(frozen=True)
+class MeanWeights:
+    """How much each checkpoint counts; all alike where nothing is said.
+
+    Attributes:
+        weights: one for each.
+        ema: the decay b of an exponential moving average: (1 - b) b^(n - i), and b^(n - 1) for the first.
+        decay: the curve of a learning rate.
+        normalize: divide by the sum of the weights; without it they are taken as they are.
+    """
+
+    weights: Sequence[float] | None = None
+    ema: float | None = None
+    decay: Decay | None = None
+    normalize: bool = True
+
+    def of(self, count: int) -> Weighted:
+        """The weights of so many checkpoints.
+
+        Raises:
+            UsageError: several are said at once; one is no number; there are more or fewer than checkpoints,
+                or they add up to nothing.
+        """
+        said = [name for name in ("weights", "ema", "decay") if getattr(self, name) is not None]
+        if len(said) > 1:
+            raise UsageError(
+                "checkpoints have one weight each",
+                got=" and ".join(map(option, said)),
+                hint="say one of them",
+            )
+        weights = tuple(map(float, self._weights(count)))
+        if len(weights) != count or not all(map(isfinite, weights)):
+            raise UsageError(
+                "each checkpoint needs a weight, a finite number",
+                got=f"{', '.join(f'{each:g}' for each in weights)} for {count} checkpoints",
+            )
+        if not self.normalize:
+            return Weighted(weights, 1.0)
+        total = fsum(weights)
+        if not total or abs(total) < 1e-9 * max(map(abs, weights)):
+            raise UsageError(
+                "the weights add up to nothing, so that there is no mean",
+                got=", ".join(f"{each:g}" for each in weights),
+                hint=f"for a sum or a difference say {option('normalize', False)}",
+            )
+        return Weighted(weights, total)
+
+    def _weights(self, count: int) -> Sequence[float]:
+        if self.ema is not None:
+            return _moving(self.ema, count)
+        if self.decay is not None:
+            return _decaying(self.decay, count)
+        return [1.0] * count if self.weights is None else self.weights
+
+
+def _moving(decay: float, count: int) -> list[float]:
+    if not 0 <= decay < 1:
+        raise UsageError("the decay of a moving average lies between 0 and 1", got=f"{option('ema', decay)}")
+    return [decay ** (count - 1), *((1 - decay) * decay ** (count - 1 - k) for k in range(1, count))]
+
+
+def _decaying(name: str, count: int) -> list[float]:
+    if name not in DECAYS:
+        raise UsageError(f"no curve is called {name}", wanted=", ".join(DECAYS), hint="choose one of them")
+    curve = DECAYS[name]
+    return [curve(k / count) - curve((k + 1) / count) for k in range(count)]

@@ -1,0 +1,250 @@
+"""Means of checkpoints: numbers against numpy's, the same bits however they are made, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from support.command_line import ckpt, run
+from support.hf_models import write_llama
+from support.pages import run_page
+from support.places import DOCS, HF, TRAINED
+from support.stored_trees import contents
+from support.trees import lazy, tree_with
+
+import ckpttools
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, CoverageError, MappingError, UsageError
+from ckpttools.maxtext.average import Average
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.transforms.mean_weights import DECAYS, MeanWeights
+
+WEIGHTS = st.lists(st.floats(-4, 4, width=16), min_size=1, max_size=6)
+NAMES = ("bfloat16", "float16", "float32", "float64")
+
+
+def mean_of(arrays, **options):
+    """The mean of these numbers."""
+    trees = [Tree({("w",): each}) for each in arrays]
+    dtype = options.pop("dtype", None)
+    return Average(MeanWeights(**options), dtype)(trees)["w"].read()
+
+
+@st.composite
+def terms(draw):
+    """Arrays of one shape and several dtypes, of magnitudes that are not far apart, with weights."""
+    shape = draw(st.sampled_from(((), (7,), (3, 5))))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    weights = [abs(w) + 0.5 for w in draw(WEIGHTS)]
+    dtypes = [draw(st.sampled_from(NAMES)) for _ in weights]
+    return [rng.uniform(1, 9, shape).astype(DTYPES[d].numpy) for d in dtypes], weights
+
+
+@settings(max_examples=60)
+@given(terms(), st.sampled_from(NAMES[:3]))
+def test_a_mean_is_the_exact_one_to_within_one_rounding(known, to):
+    arrays, weights = known
+    made = mean_of(map(lazy, arrays), weights=weights, dtype=DTYPES[to])
+    exact = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
+    for place in np.ndindex(made.shape):
+        truth = sum(w * Fraction(float(each[place])) for w, each in zip(exact, arrays, strict=True))
+        # Numbers below 16 have a last digit of at most epsilon * 8; half of it is one rounding. Sums of six
+        # numbers below 16 in float32 are off by less than a 500th of that of float16.
+        assert abs(Fraction(float(made[place])) - truth) <= Fraction(DTYPES[to].epsilon) * 4 * (1 + 2**-9)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from((*NAMES, "float8_e5m2")), st.integers(0, 99), WEIGHTS)
+@example("bfloat16", 1, [1.0] * 6)
+def test_the_mean_of_equal_arrays_is_the_array(name, seed, weights):
+    dtype = DTYPES[name]
+    bits = noise((4, 33), dtype, seed)
+    values = bits.view(dtype.numpy)
+    # Every NaN becomes the same one; float64 has no digits to spare, and its largest sums are infinite.
+    with np.errstate(invalid="ignore"):
+        known = np.isfinite(values) & ((np.abs(values.astype(np.float64)) < 1e300) | (dtype.bits < 64))
+    weights = [abs(each) + 0.25 for each in weights]
+    weights = [1.0] * 2 if name == "float64" else weights
+    if name == "float8_e5m2":
+        with pytest.raises(MappingError, match="numbers of few bits"):
+            mean_of([stored(bits, dtype)] * len(weights), weights=weights)
+        return
+    made = mean_of([stored(bits, dtype)] * len(weights), weights=weights).view(dtype.carrier)
+    assert np.array_equal(made[known], bits[known])
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=9), st.sampled_from(sorted(DECAYS)))
+def test_a_decay_weighs_every_update_with_the_rate_on_its_curve(updates, decay):
+    weights, total = MeanWeights(decay=decay).of(len(updates))
+    states = np.cumsum(updates)
+    rates = [DECAYS[decay](k / len(updates)) for k in range(len(updates))]
+    assert np.dot(weights, states) / total == pytest.approx(np.dot(rates, updates), abs=1e-12)
+    assert sum(weights) == pytest.approx(1) and min(weights) > 0
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=9), st.floats(0, 0.999))
+def test_a_moving_average_is_the_one_that_training_keeps(states, decay):
+    kept = states[0]
+    for each in states[1:]:
+        kept = decay * kept + (1 - decay) * each
+    weights, total = MeanWeights(ema=decay).of(len(states))
+    assert np.dot(weights, states) / total == pytest.approx(kept, abs=1e-12)
+
+
+def test_a_sum_of_differences_is_as_it_is_said():
+    a, b, c = (np.float32([1, 2, 4]) * k for k in (1, 3, 5))
+    made = mean_of(map(lazy, (a, b, c)), weights=[1, 0.5, -0.5], normalize=False)
+    assert made.tolist() == (a + 0.5 * (b - c)).tolist()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Three models of one shape, the second in other dtypes, and a run of the same as steps."""
+    root = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("seed-1", "seed-2", "last-seed")):
+        write_llama(root / name, seed=seed, num_hidden_layers=2, dtype="float32" if seed == 1 else "bfloat16")
+        ckpttools.hf_to_maxtext(root / name, root / "made")
+        (root / "run/checkpoints").mkdir(parents=True, exist_ok=True)
+        (root / "made/0").rename(root / f"run/checkpoints/{1000 * (seed + 1)}")
+        (root / "made").rmdir()
+    write_ema(root / "ema-run")
+    return root
+
+
+def write_ema(directory):
+    """A training state with the average that optax.ema keeps."""
+    rng = np.random.default_rng(0)
+    model = {("decoder", "w"): (4, 3), ("decoder", "norm", "scale"): (4,)}
+    values = {("step",): np.int32(7), ("opt_state", 1, "count"): np.int32(7)}
+    for head in (("params", "params"), *(("opt_state", 0, name, "params") for name in ("mu", "nu"))):
+        values |= {(*head, *path): rng.standard_normal(shape) for path, shape in model.items()}
+    values |= {
+        ("opt_state", 1, "ema", "params", *path): rng.standard_normal(shape) for path, shape in model.items()
+    }
+    values["opt_state", 0, "count"] = np.int32(7)
+    wide = {path: np.asarray(each, np.float32 if each.ndim else np.int32) for path, each in values.items()}
+    ckpttools.save(tree_with(wide, step=7), directory, format="orbax")
+
+
+def test_the_page_is_true(models, tmp_path, monkeypatch):
+    for each in models.iterdir():
+        (tmp_path / each.name).symlink_to(each)
+    monkeypatch.chdir(tmp_path)
+    run_page("average.md")
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "average.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(block, names)
+    one, two = (load_file(models / name / "model.safetensors") for name in ("seed-1", "seed-2"))
+    soup = load_file("soup/model.safetensors")
+    for name, made in soup.items():
+        wanted = ((one[name].astype(np.float64) + two[name]) / 2).astype(np.float32)
+        assert made.dtype == np.float32 and made.tobytes() == wanted.tobytes(), name
+    assert json.loads(Path("soup/config.json").read_text())["torch_dtype"] == "float32"
+    mean, last = ckpttools.open("mean"), ckpttools.open("run/checkpoints/3000")
+    assert mean.metadata.step == 3000 and mean.keys() == last.keys()
+    kept, ema = ckpttools.open("ema-model"), ckpttools.open("ema-run")
+    for path in (("decoder", "w"), ("decoder", "norm", "scale")):
+        wanted = ema["opt_state", 1, "ema", "params", *path].read()
+        assert np.array_equal(kept["params", "params", *path].read(), wanted)
+    assert kept["step"].read() == 7 and not any("ema" in path for path in kept)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+def test_the_bytes_do_not_depend_on_how_the_work_is_cut(models, tmp_path, format):
+    paths = [models / name for name in ("seed-1", "seed-2", "last-seed")]
+    for jobs, memory in ((1, "1GiB"), (4, "110MiB")):
+        options = ["--jobs", jobs, "--memory", memory, "--to", format, "--weights", "1,2,5"]
+        run("average", *paths, tmp_path / str(jobs), *options)
+    assert contents(tmp_path / "1") == contents(tmp_path / "4")
+    run(
+        "plan",
+        "average",
+        *paths,
+        tmp_path / "dealt",
+        "--weights",
+        "1,2,5",
+        "--to",
+        format,
+        "--jobs",
+        "1",
+        "-o",
+        tmp_path / "plan",
+    )
+    for part in ("0/2", "1/2"):
+        run("run", tmp_path / "plan", "--part", part)
+    run("run", tmp_path / "plan", "--publish")
+    dealt, whole = (ckpttools.open(tmp_path / name) for name in ("dealt", "1"))
+    assert all(dealt[path].read().tobytes() == array.read().tobytes() for path, array in whole.arrays.items())
+
+
+def test_a_mean_of_training_states_is_that_of_their_parameters(tmp_path):
+    said = run("average", TRAINED, TRAINED, tmp_path / "out", "--ema", "0.5")
+    run("strip-optimizer", TRAINED, tmp_path / "stripped", "--keep-step")
+    assert ckpt("diff", tmp_path / "out", tmp_path / "stripped").exit_code == 0
+    assert "rounded once to" in said
+
+
+def test_a_checkpoint_that_counts_for_nothing_is_not_read(models):
+    paths = [models / "seed-1", models / "last-seed"]
+    made = ckpttools.average.plan(paths[0], "nowhere", others=paths[1:], weights=[0, 1])
+    assert {Path(each.path).parent.name for each in made.plan.sources} == {"last-seed"}
+
+
+REFUSED = [
+    (["seed-1"], 2, "one checkpoint alone has no mean"),
+    (["seed-1", "seed-2", "--weights", "1"], 2, "each checkpoint needs a weight"),
+    (["seed-1", "seed-2", "--weights", "1,-1"], 2, "add up to nothing"),
+    (["seed-1", "seed-2", "--weights", "1,x"], 2, "no list of numbers"),
+    (["seed-1", "seed-2", "--weights", "1,nan"], 2, "a finite number"),
+    (["seed-1", "seed-2", "--ema", "1"], 2, "between 0 and 1"),
+    (["seed-1", "seed-2", "--ema", ".5", "--decay", "sqrt"], 2, "say one of them"),
+    (["seed-1", "seed-2", "--last", "2"], 2, "steps are those of one run"),
+    (["run", "--steps", "1000..3000/500"], 2, "1500"),
+    (["run", "--steps", "4000.."], 2, "no finished steps in 4000.."),
+    (["run", "--steps", "1000/2"], 2, "names no steps"),
+    (["run", "--steps", "2000,1000"], 2, "the first first"),
+    (["run", "--last", "4"], 2, "not so many finished steps"),
+    (["seed-1", "run"], 3, "left over"),
+    (["seed-1", "--parameters", "ema"], 2, "there is no ema in the state"),
+    (["ema-run", "--parameters", "opt_state/0"], 3, "are not the parameters"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "said"), REFUSED, ids=lambda each: str(each)[:40])
+def test_what_has_no_mean_is_refused(models, tmp_path, words, code, said):
+    words = [models / word if (models / word).exists() else word for word in words]
+    at = next((k for k, each in enumerate(words) if str(each).startswith("--")), len(words))
+    output = run("average", *words[:at], tmp_path / "out", *words[at:], code=code)
+    assert said in " ".join(output.split()) and not (tmp_path / "out").exists()
+
+
+def test_whole_numbers_must_agree():
+    one, other = (tree_with({("w",): np.float32([1]), ("table",): np.int32([1, k])}) for k in (2, 3))
+    assert Average()([one, one])["table"].read().tolist() == [1, 2]
+    with pytest.raises(MappingError, match="whole numbers have no mean"):
+        Average()([one, other])
+
+
+def test_shapes_and_names_must_agree():
+    one = tree_with({("w",): np.zeros((2, 3), np.float32), ("a",): np.zeros(2, np.float32)})
+    other = tree_with({("w",): np.zeros((3, 2), np.float32), ("b",): np.zeros(2, np.float32)})
+    with pytest.raises(CoverageError) as refused:
+        Average()([one, other])
+    assert all(
+        part in str(refused.value) for part in ("b: missing", "a: left over", "w: [2, 3], there [3, 2]")
+    )
+
+
+def test_errors_are_those_of_the_library():
+    with pytest.raises(UsageError, match="one checkpoint alone"):
+        ckpttools.average.plan(HF, "out")
+    with pytest.raises(CheckpointError):
+        ckpttools.average.plan(HF, HF, others=[HF])
