@@ -12,6 +12,7 @@ from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.codecs.zstd import Zstd
+from ckpttools.core import budget
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.notes import Note, Notes
@@ -54,7 +55,7 @@ class Grids:
 def small():
     """Budgets and tasks of a size that fits the small arrays of these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "BASE_BYTES", 0)
+        patch.setattr(budget, "BASE_BYTES", 0)
         patch.setattr(planning, "LARGEST_TASK", 256)
         patch.setattr(planning, "_SMALLEST_TASK", 16)
         patch.setattr(slabs, "SLAB_BYTES", 512)

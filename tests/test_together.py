@@ -8,8 +8,11 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.command_line import ckpt, run
+from support.measured import RUN
 from support.object_stores import files_in
 from support.places import GOLDEN, TESTS
 
@@ -17,7 +20,7 @@ SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 STAMPED = re.compile(r"(^|/)_CHECKPOINT_METADATA$")
 
 
-def job(words, count=2, dying=None):
+def job(words, count=2, dying=None, started_as=("-m", "ckpttools")):
     """Starts all processes of a job; how they end, and what each says."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -25,10 +28,9 @@ def job(words, count=2, dying=None):
     together = ["--distributed", "--coordinator", address, "--no-progress"]
     started = []
     for number in range(count):
-        script = ["support.dying_part_script", "2"] if number == dying else ["ckpttools"]
+        script = ["-m", "support.dying_part_script", "2"] if number == dying else started_as
         command = [
             sys.executable,
-            "-m",
             *script,
             *map(str, words),
             *together,
@@ -101,3 +103,22 @@ def test_a_dry_run_needs_no_job(tmp_path):
     words = ("--dtype", "float16", "--dry-run", "--distributed")
     result = ckpt("cast", SHARDED, tmp_path / "out", *words)
     assert result.exit_code == 0 and "Dry run" in result.output
+
+
+def test_what_jax_takes_is_inside_the_memory_allowed(tmp_path):
+    arrays = {f"layers.{k}.weight": np.ones((8192, 4096), np.float16) for k in range(4)}
+    save_file(arrays, tmp_path / "model.safetensors")
+    words = ["cast", tmp_path / "model.safetensors", tmp_path / "out", "--dtype", "float32"]
+    codes, said = job([*words, "--memory", "300MiB"], started_as=("-c", RUN))
+    assert codes == [0, 0], said
+    peaks = [int(re.search(r"^peak (\d+)$", each, re.MULTILINE)[1]) >> 20 for each in said]
+    assert max(peaks) <= 300, (peaks, said)
+
+    codes, said = job([*words, "--memory", "200MiB", "--overwrite"], started_as=("-c", RUN))
+    assert codes == [4, 5] and "--memory 200MiB" in said[0], (codes, said)
+
+
+def test_the_closing_line_is_of_the_whole_job(tmp_path):
+    codes, said = job(["convert", "hf-to-maxtext", SHARDED, tmp_path / "out"])
+    assert codes == [0, 0], said
+    assert "done before" not in said[0] and "/s)" in said[0], said

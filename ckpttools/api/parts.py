@@ -12,7 +12,7 @@ from ckpttools.api.plans import Planned, check_version, destination_of, opened_p
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import check_unpublished, published_at
 from ckpttools.api.replanning import replanned
-from ckpttools.core.budget import BASE_BYTES, does_not_fit, parse_size
+from ckpttools.core.budget import base_bytes, does_not_fit, parse_size
 from ckpttools.core.wording import as_planned
 from ckpttools.plan.dealing import Part, dealt, parse_part
 from ckpttools.plan.engines import part_here
@@ -166,7 +166,7 @@ def _workers(file: PlanFile, memory: int, jobs: int | None, relocation: Relocati
     streams = destination_of(header, relocation).store.streams
     requests = max(each.requests or 0 for each in costs)
     wanted = jobs or max(min(16, 2 * cores()), requests, streams.files if streams else 0)
-    base = BASE_BYTES + _BYTES_PER_FILE_BYTE * file.nbytes + sum(each.memory for each in costs)
+    base = base_bytes() + _BYTES_PER_FILE_BYTE * file.nbytes + sum(each.memory for each in costs)
     each = header.buffer_bytes + header.scratch_bytes + (streams.memory if streams else 0)
     if base + each > memory:
         raise does_not_fit("a part does not fit into the memory allowed", memory, base + each)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpttools.api.parts import part_done
 from ckpttools.api.plans import content_of
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.standing import PartStatus, PlanStatus, plan_status
+from ckpttools.core.budget import resident_beside
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.plan.dealing import Part
 from ckpttools.plan.plan_file import PlanFile, decoded
 from ckpttools.run.events import Event, Observer, Receipt
 from ckpttools.run.parts import PartReceipt
-from ckpttools.sharding.service import Service
+from ckpttools.sharding.service import JOB_BYTES, Service
 from ckpttools.stores.relocation import AS_PLANNED
 from ckpttools.stores.shares import this_process
 
@@ -64,9 +65,10 @@ def convert_together(job: Service, plan: Callable[[], Prepared], told: Told) -> 
         CheckpointError: as `Prepared.run`.
     """
     try:
-        if job.number == 0:
-            return _first(job, plan, told)
-        _other(job, told)
+        with resident_beside(JOB_BYTES):
+            if job.number == 0:
+                return _first(job, plan, told)
+            _other(job, told)
     except BaseException as error:
         if not isinstance(error, OtherProcessError):
             job.note(_FAILED, str(error).partition("\n")[0] or type(error).__name__)
@@ -98,7 +100,8 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Told) -> Receipt:
         content = content_of(prepared)
         file = decoded(content, "the plan")
         # Nobody of this job begins before it knows the plan.
-        earlier = {each.token for each in plan_status(file).parts}
+        began, before = time.monotonic(), plan_status(file)
+        earlier = {each.token for each in before.parts}
         job.put_bytes("plan", zlib.compress(content, 1))
         is_planned = True
         told.done(part_done(file, _part_of(job), AS_PLANNED, observe=_heeding(job, told.observe)))
@@ -116,7 +119,13 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Told) -> Receipt:
         job.put("end", f"process 0 of {job.count} has ended the job: {said}")
         raise
     job.put("end", "")
-    return receipt
+    # To the publishing all tasks were done before, by one of the job or another.
+    return replace(
+        receipt,
+        seconds=time.monotonic() - began,
+        tasks_resumed=before.tasks_done,
+        bytes_resumed=before.bytes_done,
+    )
 
 
 def _check_failed(job: Service) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckpttools.copying.pieces import BLOCK_BYTES
-from ckpttools.core.budget import BASE_BYTES, does_not_fit
+from ckpttools.core.budget import base_bytes, does_not_fit
 from ckpttools.stores.base import Store
 
 # What a file takes beside its name in listings, statuses and pieces, and what a character of it takes.
@@ -43,7 +43,7 @@ def room_for(
         MemoryBudgetError: there is no room for one.
     """
     listed = len(names) * _BYTES_PER_FILE + sum(map(len, names)) * _BYTES_PER_CHARACTER
-    base = BASE_BYTES + source.costs.memory + listed + held
+    base = base_bytes() + source.costs.memory + listed + held
     if destination is not source:
         base += destination.costs.memory
     streams = destination.streams.memory if destination.streams else 0

@@ -39,6 +39,22 @@ class _Allowed:
 
 
 _ALLOWED: ContextVar[_Allowed | None] = ContextVar("allowed", default=None)
+_BESIDE: ContextVar[int] = ContextVar("beside", default=0)
+
+
+def base_bytes() -> int:
+    """What is resident before anything is opened."""
+    return BASE_BYTES + _BESIDE.get()
+
+
+@contextmanager
+def resident_beside(nbytes: int) -> Iterator[None]:
+    """Inside the `with` so much more is resident than other commands take, as of what only some import."""
+    token = _BESIDE.set(_BESIDE.get() + nbytes)
+    try:
+        yield
+    finally:
+        _BESIDE.reset(token)
 
 
 @contextmanager
@@ -74,11 +90,11 @@ def require_room(arrays: int, nbytes: int, place: object) -> None:
     allowed.needed += arrays * _LEAST_PER_ARRAY + nbytes
     allowed.arrays = max(allowed.arrays, arrays)
     at_ease = allowed.arrays * (_MOST_PER_ARRAY - _LEAST_PER_ARRAY)
-    if BASE_BYTES + allowed.needed > allowed.memory and allowed.needed > _WORKER_BYTES:
+    if base_bytes() + allowed.needed > allowed.memory and allowed.needed > _WORKER_BYTES:
         raise does_not_fit(
             f"the names and places of {arrays:,} arrays do not fit into the memory allowed",
             allowed.memory,
-            BASE_BYTES + allowed.needed + at_ease + _WORKER_BYTES,
+            base_bytes() + allowed.needed + at_ease + _WORKER_BYTES,
             place,
         )
 

@@ -15,7 +15,7 @@ from ckpttools.array.fingerprint import nodes
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import BlockCodes, Chunked, Dequantized, Elementwise, Mean, Stack, Take
 from ckpttools.array.scratch import rounded_up
-from ckpttools.core.budget import BASE_BYTES, does_not_fit
+from ckpttools.core.budget import base_bytes, does_not_fit
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, grid_cells, split_to
 from ckpttools.plan.plan import BYTES_PER_NODE
@@ -83,7 +83,7 @@ def fitted(
     arrays = [array for item in items for array in item]
     costs = reading_costs(arrays)
     reserved += costs.memory
-    base = BASE_BYTES + nodes(arrays) * BYTES_PER_NODE + len(items) * _BYTES_PER_ITEM + reserved
+    base = base_bytes() + nodes(arrays) * BYTES_PER_NODE + len(items) * _BYTES_PER_ITEM + reserved
     for count, most in _choices(jobs or readers(costs)):
         peak = base + count * (most + pages + rounded_up(scratch) + _WAITING_BYTES)
         if peak <= memory:

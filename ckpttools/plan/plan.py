@@ -14,7 +14,7 @@ from ckpttools.array.fingerprint import Describer, Identify, identity, nodes, on
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, spelled
-from ckpttools.core.budget import BASE_BYTES, does_not_fit, names_bytes
+from ckpttools.core.budget import base_bytes, does_not_fit, names_bytes
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div
 from ckpttools.core.wording import option, place
@@ -139,12 +139,12 @@ class Plan:
     @property
     def projected_peak(self) -> int:
         """Bytes resident at most: the interpreter, the plan, and every worker's buffers."""
-        return BASE_BYTES + self.held_bytes + self.jobs * (self.buffer_bytes + self.scratch_bytes)
+        return base_bytes() + self.held_bytes + self.jobs * (self.buffer_bytes + self.scratch_bytes)
 
     @property
     def held_bytes(self) -> int:
         """What is resident beside the interpreter and the workers' buffers."""
-        return self.reserved + _base_bytes(self.tree, self.layout, len(self.tasks)) - BASE_BYTES
+        return self.reserved + _base_bytes(self.tree, self.layout, len(self.tasks)) - base_bytes()
 
     @property
     def sources(self) -> tuple[ByteSource, ...]:
@@ -315,7 +315,7 @@ def _base_bytes(tree: Tree, layout: Layout, tasks: int) -> int:
     """What is resident beside the workers' buffers."""
     chunks = sum(prod(each.grid) * _bytes_per_chunk(each) for each in layout.placements.values())
     return (
-        BASE_BYTES
+        base_bytes()
         + names_bytes(map(spelled, tree))
         + nodes(tree.arrays.values()) * BYTES_PER_NODE
         + len(tree) * _BYTES_PER_ARRAY

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import jax
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.core.budget import BASE_BYTES, does_not_fit
+from ckpttools.core.budget import base_bytes, does_not_fit
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
@@ -207,7 +207,7 @@ def _route(leaf: Assigned, sharing: Sharing, room: int) -> Route:
 
 def _room(memory: int) -> int:
     """Bytes of parts on their way to devices that may be held; as many again are sent meanwhile."""
-    return (memory - BASE_BYTES - 4 * PIECE_BYTES) // 2
+    return (memory - base_bytes() - 4 * PIECE_BYTES) // 2
 
 
 def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
@@ -220,7 +220,7 @@ def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
     if not sizes:
         return 0
     if max(sizes) > room:
-        needed = BASE_BYTES + 4 * PIECE_BYTES + 2 * max(sizes)
+        needed = base_bytes() + 4 * PIECE_BYTES + 2 * max(sizes)
         raise does_not_fit("the parts of one array do not fit into the memory allowed", memory, needed)
     return 2 * min(room, sum(sizes))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from ckpttools.core.budget import BASE_BYTES, does_not_fit
+from ckpttools.core.budget import base_bytes, does_not_fit
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
@@ -119,7 +119,7 @@ def differing(
         StorageError: the store cannot be read.
     """
     costs = root.store.costs
-    room = memory - BASE_BYTES - costs.memory
+    room = memory - base_bytes() - costs.memory
     if room < _BLOCK:
         raise does_not_fit("no block of a file fits into the memory", memory, memory - room + _BLOCK, root)
     requests = min(costs.requests or os.cpu_count() or 1, room // _BLOCK)
