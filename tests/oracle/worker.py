@@ -18,6 +18,11 @@ ENVIRONMENT = {
 }
 
 
+# Tiny models compute at once and compile for long: training a Llama and taking it back takes 22 s of CPU with
+# this, 29 s without.
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
 class StepError(Exception):
     """A step did not come out as it must; the message says why, in the words of who refused."""
 
@@ -29,7 +34,7 @@ class Worker:
         """Starts it, with so many devices of JAX; what it logs is in `directory`."""
         self._script = script
         self.log = directory / f"{script}.log"
-        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICKLY_COMPILED}"}
         environment = {**os.environ, **ENVIRONMENT, **flags}
         environment.pop("PYTHONPATH", None)
         with self.log.open("a") as log:
