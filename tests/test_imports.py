@@ -112,7 +112,7 @@ ONLY_IN = {
     "xxhash": {"digest"},
     "hypothesis": {"testing"},
 }
-MECHANISM = ("__init__", "family", "file", "registry", "summary", "toml_read", "toml_write")
+MECHANISM = ("__init__", "family", "file", "registry", "silent", "summary", "toml_read", "toml_write")
 BRANCHING = (
     ast.If,
     ast.IfExp,

@@ -314,7 +314,7 @@ class TestSettings:
             ckpttools.maxtext_config(tmp_path / "m", scan=False)
 
     def test_what_nothing_says_is_refused(self, tmp_path):
-        config = {key: value for key, value in LLAMA_8B.items() if key != "rms_norm_eps"}
+        config = {**LLAMA_8B, "rms_norm_eps": None}
         with pytest.raises(ConfigError, match="nothing says normalization_layer_epsilon"):
             ckpttools.maxtext_config(written(tmp_path / "m", config))
         with pytest.raises(ConfigError, match="MaxText has no mlp_activations") as caught:

@@ -68,6 +68,8 @@ SIZES = {
     "kv_heads": ("num_key_value_heads", "num_attention_heads"),
     "head_dim": ("head_dim",),
 }
+# Where none is stated.
+HEADS = {"head_dim": "embed // heads"}
 
 # What MaxText is told of any of these decoders.
 DECODER_SETTINGS = """

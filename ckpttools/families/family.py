@@ -10,13 +10,14 @@ from typing import Any
 
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import with_options
+from ckpttools.families.silent import silent_fields
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.joining import with_parts
 from ckpttools.mapping.keys import Field, Key, parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.settings import SettingRules
-from ckpttools.mapping.sizes import Alternatives, Size, derive, nested, sizes_from_config
+from ckpttools.mapping.sizes import Alternatives, Size, derive, first_said, sizes_from_config
 from ckpttools.mapping.table import Table
 
 
@@ -41,17 +42,15 @@ class FlagRule:
     by_arrays: bool = False
 
     def read(self, config: Mapping[str, Any], place: str) -> Flag:
-        """The flag as a configuration sets it."""
-        remedy = with_options(self.remedy)
-        for name in self.field:
-            value = nested(config, name)
-            if value is not None:
-                there = value in self.equals if self.equals else bool(value)
-                return Flag(
-                    there, f"{place}: {name} is {json.dumps(value)}", remedy, by_arrays=self.by_arrays
-                )
-        source = f"{place}: no {self.field[0]}" if self.field else ""
-        return Flag(self.default, source, remedy, by_arrays=self.by_arrays)
+        """The flag as a configuration sets it, or as transformers does where that is silent."""
+        name, value, source = first_said(config, self.field, place, silent_fields(config))
+        if name is not None:
+            there = value in self.equals if self.equals else bool(value)
+            return self._flag(there, source or f"{place}: {name} is {json.dumps(value)}")
+        return self._flag(self.default, f"{place}: no {self.field[0]}" if self.field else "")
+
+    def _flag(self, value: bool, source: str) -> Flag:
+        return Flag(value, source, with_options(self.remedy), by_arrays=self.by_arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +279,8 @@ class Family:
         rules = {name: rule for name, rule in self.flags.items() if config is not None or not rule.field}
         flags = {name: rule.read(config or {}, place) for name, rule in rules.items()}
         if config is not None:
-            sizes = {**sizes_from_config(config, self.sizes, place), **sizes}
+            silent = silent_fields(config)
+            sizes = {**sizes_from_config(config, self.sizes, place, silent), **sizes}
             sizes = derive(sizes, self.derived, place)
         absent = {name: Flag(False, f"the model is taken without {name}") for name in without}
         return Table(

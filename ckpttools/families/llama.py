@@ -3,6 +3,7 @@
 from ckpttools.families.decoder import (
     EMBEDDINGS,
     EVERY_LAYER,
+    HEADS,
     LLAMA3_ROPE,
     LLAMA_LAYERS,
     LLAMA_SETTINGS,
@@ -22,7 +23,7 @@ FAMILY = Family(
     layers=(LLAMA_LAYERS,),
     sizes=SIZES,
     constants={"half": 2},
-    derived={"pair": "head_dim // half"},
+    derived={**HEADS, "pair": "head_dim // half"},
     flags={"tied": TIED, "interleaved": LLAMA3_ROPE},
     dropped=ROTARY_BUFFERS,
     settings=setting_rules(

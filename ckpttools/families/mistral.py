@@ -2,6 +2,7 @@
 
 from ckpttools.families.decoder import (
     EMBEDDINGS,
+    HEADS,
     LLAMA_LAYERS,
     LLAMA_SETTINGS,
     NEVER,
@@ -22,7 +23,7 @@ FAMILY = Family(
     layers=(LLAMA_LAYERS,),
     sizes=SIZES,
     constants={"half": 2},
-    derived={"pair": "head_dim // half"},
+    derived={**HEADS, "pair": "head_dim // half"},
     flags={"tied": TIED, "interleaved": NEVER},
     dropped=ROTARY_BUFFERS,
     settings=setting_rules(

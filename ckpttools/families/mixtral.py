@@ -3,6 +3,7 @@
 from ckpttools.families.decoder import (
     EMBEDDINGS,
     EXPERT_SETTINGS,
+    HEADS,
     LLAMA_SETTINGS,
     NO_WINDOW,
     NORMS,
@@ -30,6 +31,7 @@ FAMILY = Family(
     rows=EMBEDDINGS,
     layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *SCALED_ATTENTION, *EXPERTS)),),
     sizes={**SIZES, "expert": ("num_local_experts",)},
+    derived=HEADS,
     flags={"tied": TIED},
     settings=setting_rules(
         """

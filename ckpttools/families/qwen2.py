@@ -3,6 +3,7 @@
 from ckpttools.families.decoder import (
     ATTENTION,
     EMBEDDINGS,
+    HEADS,
     LLAMA_SETTINGS,
     MLP,
     NO_SWITCHED_WINDOW,
@@ -27,6 +28,7 @@ FAMILY = Family(
     rows=EMBEDDINGS,
     layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *MLP, *ATTENTION, *BIASES)),),
     sizes=SIZES,
+    derived=HEADS,
     flags={"tied": TIED},
     settings=setting_rules(
         """

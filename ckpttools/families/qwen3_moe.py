@@ -6,6 +6,7 @@ from ckpttools.families.decoder import (
     EXPERT_SETTINGS,
     EXPERTS_EVERYWHERE,
     HEAD_NORMS,
+    HEADS,
     LLAMA_SETTINGS,
     NO_SWITCHED_WINDOW,
     NORMS,
@@ -47,6 +48,7 @@ FAMILY = Family(
         # `num_local_experts` from transformers 5 on.
         "expert": ("num_experts", "num_local_experts"),
     },
+    derived=HEADS,
     flags={"tied": TIED},
     settings=setting_rules(
         """

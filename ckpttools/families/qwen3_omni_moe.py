@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckpttools.families.decoder import TIED
+from ckpttools.families.decoder import HEADS, TIED
 from ckpttools.families.family import Family, FlagRule, Part, Spelling, tower_blocks, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.families.qwen3_moe import TEXT
@@ -114,10 +114,15 @@ FAMILY = Family(
         **within(AUDIO_SIZES, *AUDIO_PARTS),
     },
     constants={**CONSTANTS, "conv": 2, "one": 1},
-    derived={**DERIVED, "sound_in": "sound", "audio_head_dim": "audio_embed / audio_heads"},
+    derived={**DERIVED, **HEADS, "sound_in": "sound", "audio_head_dim": "audio_embed / audio_heads"},
     flags={
         "tied": FlagRule(
-            ("thinker_config.text_config.tie_word_embeddings", *TIED.field[::-1]), remedy=TIED.remedy
+            (
+                "thinker_config.tie_word_embeddings",
+                "thinker_config.text_config.tie_word_embeddings",
+                *TIED.field,
+            ),
+            remedy=TIED.remedy,
         ),
         "vision": replace(
             VISION, field=("thinker_config.vision_config.hidden_size", "vision_config.hidden_size")

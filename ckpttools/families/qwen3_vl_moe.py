@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, NORMS, TIED
+from ckpttools.families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, HEADS, NORMS, TIED
 from ckpttools.families.family import Family, FlagRule, decoder_layers, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.families.qwen3_moe import TEXT
@@ -45,7 +45,7 @@ FAMILY = Family(
     ),
     sizes={**within(QWEN3_MOE.sizes, "text_config.", ""), **within(DEEP_SIZES, "vision_config.")},
     constants={**CONSTANTS, "part": 2},
-    derived=DERIVED,
+    derived={**DERIVED, **HEADS},
     flags={"tied": TIED, "turned": TURNED, "apart": APART, "vision": VISION},
     towers=("vision",),
     unscanned_with_towers=DEEPSTACK,

@@ -46,7 +46,10 @@ def made_up(definition: Definition) -> Iterator[Model]:
         lacking = [f"no {family.sizes[axis][0]}" for axis in sorted(absent)]
         for setting in islice(flag_settings(family, sizes.stated), _MOST_SETTINGS):
             said = ", ".join([*setting.said, *lacking]) or "no flags"
-            config = configuration(family, {**sizes.stated, **setting.fields})
+            absent_fields = {
+                name: None for axis in absent for name in family.sizes[axis] if isinstance(name, str)
+            }
+            config = configuration(family, {**absent_fields, **sizes.stated, **setting.fields})
             yield Model(said, config, sizes.lengths, {**definition.unruled, **setting.flags})
 
 
@@ -55,7 +58,7 @@ class Setting:
     """One setting of a family's flags.
 
     Attributes:
-        fields: value of each configuration field that a flag reads, None for one that is not there.
+        fields: value of each configuration field that a flag reads, None for one that says nothing.
         flags: those that only a user sets.
     """
 
@@ -93,14 +96,17 @@ def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[Setting
 
 
 def configuration(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with these fields, dots in their names for nested ones; those of None are left out."""
+    """A configuration with these fields, dots in their names for nested ones.
+
+    Those of None are null: of what is not there at all, transformers would take a default of its own.
+    """
     made: dict[str, Any] = {"model_type": next(iter(family.model_types), "made-up")}
     for name, each in fields.items():
         *above, last = name.split(".")
         inner = made
         for key in above:
             inner = inner.setdefault(key, {})
-        if each is not None:
+        if each is not None or name != "model_type":
             inner[last] = each
     return made
 

@@ -145,6 +145,7 @@ def check_coverage(
         *_flag_hints([key for key in missing if key not in alternatives], wanted, lengths, "wanted"),
         *_flag_hints(extra, unwanted, lengths, "not expected"),
         *_beyond_hints(extra, wanted, sizes),
+        *_short_hints(arrays, wanted, sizes),
     ]
     wrong = {*missing, *extra, *(each.key for each in misshapen)}
     hints += _choices(wrong, (*wanted, *unwanted), lengths)
@@ -292,3 +293,27 @@ def _beyond_hints(
         hits = [(index[axis], name) for index, name in found if index]
         if hits:
             yield f"{min(hits)[1]} is beyond the {sizes[axis].length} that {sizes[axis].source} says"
+
+
+def _short_hints(
+    arrays: Collection[str], wanted: Sequence[Expected], sizes: Mapping[str, Size]
+) -> Iterator[str]:
+    """Says which size is too large for the keys that are there, or which nobody states."""
+    lengths = lengths_of(sizes)
+    told: set[str] = set()
+    for side in (each.side for each in wanted):
+        lacking = next((key for key in side.keys(lengths) if key not in arrays), None)
+        for axis in side.axes if lacking else ():
+            short = sizes[axis].is_assumed or _lacks_the_last(side, axis, lengths, arrays)
+            if short and axis not in told:
+                told.add(axis)
+                yield f"{lacking} is wanted with {axis} {lengths[axis]} from {sizes[axis].source}"
+
+
+def _lacks_the_last(side: Side, axis: str, lengths: Mapping[str, int], arrays: Collection[str]) -> bool:
+    """Whether the first of the arrays along an axis in a side's key is there, and the last is not."""
+    if axis not in side.key.axes:
+        return False
+    first = dict.fromkeys(side.key.axes, 0)
+    last = {**first, axis: lengths[axis] - 1}
+    return side.key.format(first, lengths) in arrays and side.key.format(last, lengths) not in arrays

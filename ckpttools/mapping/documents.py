@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -132,3 +133,10 @@ def placed(place: str) -> Iterator[None]:
         raise MappingError(
             error.message, place=place, got=got, wanted=error.wanted, hint=error.hint
         ) from None
+
+
+def pairs(text: str) -> Iterator[tuple[str, Any]]:
+    """The words `NAME=JSON` of a text, taken apart."""
+    for word in text.split():
+        name, _, value = word.partition("=")
+        yield name, json.loads(value)

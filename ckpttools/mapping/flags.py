@@ -51,6 +51,8 @@ def inferred_flags(
 def _inferred(name: str, sides: Sequence[tuple[Row, Side]], keys: Collection[str]) -> Flag:
     having = {side.key.first() for row, side in sides if name in row.when.split()}
     lacking = {side.key.first() for row, side in sides if name in row.unless.split()}
+    if not (having or lacking):
+        return Flag(False, "")
     common = sorted(having & lacking & set(keys))
     if common and not (having ^ lacking) & set(keys):
         return Flag(False, "", open_key=common[0])

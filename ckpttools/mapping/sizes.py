@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -18,10 +19,17 @@ _MOST_UNSEEN = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The length of an axis and who says so."""
+    """The length of an axis and who says so.
+
+    Attributes:
+        length: of the axis.
+        source: who says so.
+        is_assumed: whether nothing says it, and it is what models of the type have that are silent.
+    """
 
     length: int
     source: str
+    is_assumed: bool = False
 
 
 def lengths_of(sizes: Mapping[str, Size]) -> dict[str, int]:
@@ -53,10 +61,48 @@ def nested(config: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def states(config: Mapping[str, Any], name: str) -> bool:
+    """Whether a configuration has a field, dots for nested ones, be it null."""
+    first, _, rest = name.partition(".")
+    inner = config.get(first)
+    return first in config and (not rest or (isinstance(inner, Mapping) and states(inner, rest)))
+
+
+def first_said(
+    config: Mapping[str, Any], names: Iterable[str], place: str, silent: Mapping[str, Any]
+) -> tuple[str | None, Any, str]:
+    """The first of these fields that a configuration states, or that a model of its type has all the same.
+
+    Args:
+        config: the parsed `config.json`.
+        names: of fields.
+        place: of the configuration, for messages.
+        silent: what a model of its type has where it is silent, as it would state that.
+
+    Returns:
+        The name, None without any; the value; and where it is not stated, what that means, else "".
+    """
+    for name in names:
+        if (value := nested(config, name)) is not None:
+            return name, value, ""
+        if (value := nested(silent, name)) is not None:
+            return name, value, f"{place}: no {name}, which means {json.dumps(value)} to transformers"
+    return None, None, ""
+
+
 def sizes_from_config(
-    config: Mapping[str, Any], fields: Mapping[str, Alternatives], place: str
+    config: Mapping[str, Any],
+    fields: Mapping[str, Alternatives],
+    place: str,
+    silent: Mapping[str, Any] | None = None,
 ) -> dict[str, Size]:
-    """The axis lengths that a configuration states; axes that it is silent about are left out.
+    """The axis lengths that a configuration states; axes that nothing is known of are left out.
+
+    Args:
+        config: the parsed `config.json`.
+        fields: axis -> where it is stated.
+        place: of the configuration, for messages.
+        silent: what a model of its type has where it is silent, as it would state that.
 
     Raises:
         ConfigError: a field is no positive whole number.
@@ -65,11 +111,10 @@ def sizes_from_config(
     for axis, alternatives in fields.items():
         names = [each for each in alternatives if isinstance(each, str)]
         default = next((each for each in alternatives if isinstance(each, int)), None)
-        name = next((name for name in names if nested(config, name) is not None), None)
+        name, value, source = first_said(config, names, place, silent or {})
         if name is not None:
-            sizes[axis] = Size(
-                _length(nested(config, name), name, place, 1 if default != 0 else 0), f"{place}: {name}"
-            )
+            length = _length(value, name, place, 1 if default != 0 else 0)
+            sizes[axis] = Size(length, source or f"{place}: {name}", is_assumed=bool(source))
         elif default is not None:
             sizes[axis] = Size(default, f"{place}: no {names[0]}")
     return sizes
@@ -110,7 +155,8 @@ def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], place: str) -
                 ) from error
             if length < 0:
                 raise ConfigError(f"{axis} = {formula} would be {length}", place=place, got=sources)
-            found[axis] = Size(length, f"{formula} ({sources})")
+            is_assumed = any(found[name].is_assumed for name in axes_in(formula))
+            found[axis] = Size(length, f"{formula} ({sources})", is_assumed)
     return found
 
 

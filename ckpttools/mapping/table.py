@@ -92,6 +92,11 @@ class _Direction:
     def target(self) -> Side:
         return self.row.right if self.inverse else self.row.left
 
+    @property
+    def fills(self) -> bool:
+        """Whether it makes arrays of which the source side has none."""
+        return isinstance(self.row.op, Fill) and not self.inverse
+
     def conversion(self, sizes: Mapping[str, int], exact: DType | None = None) -> RowConversion:
         """The expressions that this makes; errors as `Table.to_left`.
 
@@ -250,14 +255,13 @@ class Table:
         sides = [each.source for each in settled.directions]
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
         require(said, axes, _observed(settled.arrays, sides, said), self.place)
-        settled = _filled_up(settled)
         kept = settled.arrays
-        expected = [_expected(each, flags) for each in settled.directions]
+        expected = [_expected(each, flags) for each in settled.directions if not each.fills]
         unwanted = [_expected(each, flags) for each in settled.absent]
         dropped, remedies = settled.dropped, self.remedies
         check_coverage(kept, expected, unwanted, said, self.place, dropped, remedies, leave_out)
         refuse_open(flags, self.place)
-        return _made(settled, exact)
+        return _made(_filled_up(settled), exact)
 
     def _settled(
         self, arrays: Mapping[str, LazyArray], drop: tuple[str, ...], *, inverse: bool = False
@@ -376,7 +380,7 @@ def _filled_up(settled: _Settled) -> _Settled:
     made: dict[str, LazyArray] = {}
     for each in settled.directions:
         known = {*each.source.axes, *each.source.key.needs} <= sizes.keys()
-        if isinstance(each.row.op, Fill) and known and not each.inverse:
+        if each.fills and known and isinstance(each.row.op, Fill):
             made |= dict.fromkeys(each.source.keys(sizes), each.row.op.array(each.source.shape(sizes)))
     return replace(settled, arrays={**made, **settled.arrays})
 

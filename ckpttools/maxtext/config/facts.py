@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttools.mapping.sizes import nested
-from ckpttools.maxtext.config.silent import THETA
+from ckpttools.families.silent import TEXT_PARTS, THETA
+from ckpttools.mapping.sizes import nested, states
 
 _USUAL = "rope.usual_attention_factor"
 _SCALES = ("mscale", "mscale_all_dim")
@@ -18,7 +18,7 @@ _CONFIG, _ROPE = "config.", "rope."
 # A list with the kind of each layer; and whether every N-th attends to everything.
 LAYER_TYPES, CYCLE = "layer_types", "layer_types.full_every_"
 # Where a multimodal configuration has its text model.
-_PARTS = ("thinker_config.text_config", "text_config", "thinker_config")
+_PARTS = (*TEXT_PARTS, "thinker_config")
 # `rope_scaling` until transformers 4, `rope_parameters` from 5 on; by kind of layers where there are two.
 # Where a file has both, transformers takes the older one.
 _ROPES = ("rope_scaling", "rope_parameters")
@@ -101,7 +101,7 @@ class ModelFacts:
 
     def _silent(self, name: str) -> Any:
         """What transformers takes for a field of which nothing is said; None where that is not known."""
-        is_stated = any(_states(part, name) for _, part in self.parts())
+        is_stated = any(states(part, name) for _, part in self.parts())
         return None if is_stated else self.silent.get(name)
 
     def _cycles(self, every: int) -> tuple[str | None, bool | None]:
@@ -170,13 +170,6 @@ class ModelFacts:
 def layer_types(every: int, layers: int) -> list[str]:
     """The kinds of layers of which every N-th attends to everything, and the others have a window."""
     return [_GLOBAL if k % every == every - 1 else _LOCAL for k in range(layers)]
-
-
-def _states(part: Mapping[str, Any], name: str) -> bool:
-    """Whether a part has a field, dots for nested ones, be it null."""
-    first, _, rest = name.partition(".")
-    inner = part.get(first)
-    return first in part and (not rest or (isinstance(inner, Mapping) and _states(inner, rest)))
 
 
 def _yarn(factor: float, scale: float) -> float:

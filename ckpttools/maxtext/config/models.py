@@ -6,11 +6,11 @@ models; all that decides what a model computes, and that a family of ours says o
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from ckpttools.mapping.documents import pairs
 from ckpttools.maxtext.config import towers
 from ckpttools.maxtext.loading.settings import SIZES
 from ckpttools.maxtext.loading.sizes import MODELS
@@ -235,10 +235,3 @@ def models() -> Mapping[str, Mapping[str, Any]]:
                 names = line.split()
                 found = {**{name: dict(MODELS[name]) for name in names}, **found}
     return found
-
-
-def pairs(text: str) -> Iterator[tuple[str, Any]]:
-    """The words `NAME=JSON` of a text, taken apart."""
-    for word in text.split():
-        name, _, value = word.partition("=")
-        yield name, json.loads(value)

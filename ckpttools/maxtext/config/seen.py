@@ -9,12 +9,11 @@ from typing import Any
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
+from ckpttools.families.silent import taken
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.report import ModelSetting
-from ckpttools.maxtext.config.silent import completed, taken
-from ckpttools.maxtext.config.written import MODEL_TYPE
 from ckpttools.maxtext.from_native import block_of
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
@@ -56,24 +55,14 @@ def seen_in_config(config: Mapping[str, Any], place: str, family: str | None) ->
     """
     found = family_for(config, ModelOptions(family=family), place)
     facts = _facts(config)
-    # Sizes that nothing says are those of transformers, too.
-    where, text = next(iter(facts.parts()))
-    whole = _with(config, where, completed(text, facts.silent))
-    table = found.table(whole, place)
+    table = found.table(config, place)
     flags = {name: flag.value for name, flag in table.flags.items()}
     return SeenModel(found, replace(facts, lengths=lengths_of(table.sizes), flags=flags), place)
 
 
 def _facts(config: Mapping[str, Any]) -> ModelFacts:
     """What a configuration says, and what transformers takes where it is silent."""
-    plain = ModelFacts(config)
-    return replace(plain, silent=taken(plain.field(MODEL_TYPE)))
-
-
-def _with(config: Mapping[str, Any], where: str, part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A configuration with another part in a place, dots for nested ones and at the end."""
-    first, _, rest = where.partition(".")
-    return part if not first else {**config, first: _with(config[first], rest, part)}
+    return ModelFacts(config, silent=taken(config))
 
 
 def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:

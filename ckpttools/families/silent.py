@@ -1,0 +1,83 @@
+"""What transformers takes where a `config.json` is silent: published files state little of some models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from ckpttools.families.transformers_defaults import DEFAULTS
+from ckpttools.mapping.documents import pairs
+from ckpttools.mapping.sizes import nested, states
+
+# Where a rotary embedding is stated, this alone of it counts.
+THETA = "rope.theta"
+# Where a multimodal configuration has its text model.
+TEXT_PARTS = ("thinker_config.text_config", "text_config")
+# Of all that a configuration says of heads, these are the whole model's, not the text model's.
+_OF_THE_WHOLE = ("tie_word_embeddings",)
+_THINKER = "thinker_config"
+
+
+def taken(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Field -> what transformers takes where a model of this type says nothing; none of unknown types.
+
+    Fields are the text model's, and those of towers below `vision_config` and `audio_config`.
+    """
+    whole = _of_type(config.get("model_type"))
+    part = _text_part(config)
+    text = _of_type(nested(config, f"{part}.model_type")) if part else {}
+    return {**whole, **text, **{name: whole[name] for name in _OF_THE_WHOLE if name in whole}}
+
+
+def silent_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers takes for the fields that a configuration does not state, as it would state them.
+
+    A field that is null is stated. Of a tower of which nothing is said at all, nothing is taken.
+    """
+    part = _text_part(config)
+    around = _THINKER if isinstance(config.get(_THINKER), Mapping) else ""
+    made: dict[str, Any] = {}
+    for name, value in taken(config).items():
+        place = around if "." in name or name in _OF_THE_WHOLE else part
+        full = f"{place}.{name}" if place else name
+        parent = full.rpartition(".")[0]
+        is_there = not parent or isinstance(nested(config, parent), Mapping)
+        if is_there and not name.startswith("rope.") and not states(config, full):
+            _put(made, full, value)
+    return made
+
+
+def _put(config: dict[str, Any], name: str, value: Any) -> None:
+    first, _, rest = name.partition(".")
+    if rest:
+        _put(config.setdefault(first, {}), rest, value)
+    else:
+        config[first] = value
+
+
+def _text_part(config: Mapping[str, Any]) -> str:
+    """Where a configuration has its text model, dots for nested ones; "" at the top."""
+    return next((name for name in TEXT_PARTS if isinstance(nested(config, name), Mapping)), "")
+
+
+def _of_type(model_type: object) -> Mapping[str, Any]:
+    return _by_type().get(model_type, {}) if isinstance(model_type, str) else {}
+
+
+@cache
+def _by_type() -> Mapping[str, Mapping[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for names, line in _entries():
+        for name in names:
+            found.setdefault(name, {}).update(pairs(line))
+    return found
+
+
+def _entries() -> Iterator[tuple[list[str], str]]:
+    names: list[str] = []
+    for line in DEFAULTS.strip().splitlines():
+        if line.startswith(" "):
+            yield names, line
+        else:
+            names = line.split()
