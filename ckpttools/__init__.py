@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ckpttools.api.adapters import merge_adapter as merge_adapter
     from ckpttools.api.average import average as average
     from ckpttools.api.changes import cast as cast
     from ckpttools.api.changes import remap as remap
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
 
 # Module -> what it has of what is here.
 _MODULES = {
+    "api.adapters": "merge_adapter",
     "api.average": "average",
     "api.changes": "cast remap select stack strip_optimizer transform unstack",
     "api.chunks_report": "chunks",

@@ -468,6 +468,15 @@ def test_the_page_on_runs_is_true(tmp_path, monkeypatch):
     run_of("runs.md", tmp_path, monkeypatch)
 
 
+def test_the_page_on_adapters_is_true(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fixtures").mkdir()
+    (tmp_path / "fixtures/peft").symlink_to(ROOT / "fixtures/peft")
+    lines = "".join(code_blocks(ROOT / "docs" / "adapters.md", "console")).splitlines()
+    done = ckpt_session(*(shlex.split(line.removeprefix("$ ckpt ")) for line in lines), path=tmp_path)
+    assert [each["output"] for each in done if each["code"]] == []
+
+
 def test_every_command_has_an_example():
     page = (ROOT / "docs" / "cli.md").read_text()
     for section in page.split("\n## ")[1:]:

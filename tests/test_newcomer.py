@@ -233,7 +233,7 @@ class TestWhatItIs:
         (tmp_path / "adapter_config.json").write_text(json.dumps(said))
         told = run("convert", command, tmp_path, tmp_path.with_name("out"), code=3)
         assert "this is a LoRA adapter of me/base, not a whole model" in told
-        assert "merge_and_unload" in told and "config.json" not in told
+        assert "ckpt adapter merge" in told and "config.json" not in told
         (found,) = json.loads(ckpt("doctor", tmp_path, "--json").stdout)["findings"]
         assert (found["level"], found["check"]) == ("info", "config") and "LoRA adapter" in found["what"]
 
@@ -298,7 +298,7 @@ class TestWhatItIs:
         sources = {model: "", model / "model.safetensors": "", tmp_path / "pickled": " of me/base"}
         for source, base in sources.items():
             told = run("convert", command, source, tmp_path / "out", code=3)
-            assert f"this is a LoRA adapter{base}, not a whole model" in told and "merge_and_unload" in told
+            assert f"this is a LoRA adapter{base}, not a whole model" in told and "ckpt adapter merge" in told
 
     def test_files_of_other_programs(self, model, tmp_path):
         (model / "model.safetensors").unlink()

@@ -47,7 +47,7 @@ def test_an_adapter_of_peft(tmp_path, way):
     for source in (there, there / "adapter_model.safetensors"):
         told = run("convert", way, source, tmp_path / "out", code=3)
         assert "this is a LoRA adapter of me/base, not a whole model" in told
-        assert "merge_and_unload" in told and "missing" not in told
+        assert "ckpt adapter merge" in told and "missing" not in told
 
 
 def test_an_adapter_as_the_model_that_it_came_from(maxtext, tmp_path):

@@ -17,7 +17,8 @@ def compared(
 
     Args:
         tree: any checkpoint.
-        what: the name of a family or a file with one, a configuration, or another checkpoint.
+        what: the name of a family or a file with one, a configuration, or another checkpoint; of an adapter
+            the model that it should be of.
         pattern: shell pattern of paths.
         read: how to open the other checkpoint.
 
@@ -25,15 +26,20 @@ def compared(
         CheckpointError: it is none of them, or cannot be read.
         UsageError: no array matches, or the pattern cannot be applied to what is missing.
     """
+    from ckpttools.adapters.bases import base_of
+    from ckpttools.adapters.report import adapter_report, peft_adapter
     from ckpttools.families.file import SUFFIXES
     from ckpttools.families.registry import families, family_called, family_of
     from ckpttools.formats.json_file import read_json
     from ckpttools.formats.registry import open_tree
+    from ckpttools.inspect.adapters import against_base
     from ckpttools.inspect.against import against_family, against_tree
 
     if isinstance(what, Tree):
         return against_tree(*_alike(tree, what), pattern)
     name, path = str(what), parse(what)
+    if adapter_report(tree) is not None:
+        return against_base(peft_adapter(tree), base_of(open_tree(path, read)))
     own_arrays = as_numbers(tree).tree
     if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):
         family, own = family_called(name), tree.metadata.config

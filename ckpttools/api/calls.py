@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
 
 # What these get is a place, even where it is text.
-_PLACES = ("source", "destination", "like", "model")
+_PLACES = ("source", "destination", "like", "model", "adapter", "base")
 # What matters to the process alone that makes the call.
 _OWN = ("observe", "command", "resume", "jobs")
 

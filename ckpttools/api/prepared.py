@@ -283,7 +283,7 @@ def _remembering(plan: Callable[P, Made], own: Signature) -> Callable[P, Made]:
     """A call that takes models of the hub by their names, too, and of which is noted how it was made."""
 
     def called(*args: Any, **options: Any) -> Any:
-        for name in ("source", "like"):
+        for name in ("source", "like", "adapter", "base"):
             if name in options:
                 options[name] = _model(options[name])
         args = (*map(_model, args[:1]), *args[1:])

@@ -21,6 +21,12 @@ from ckpttools.array.dequantized import Dequantized as Dequantized
 from ckpttools.array.held import Held as Held
 from ckpttools.array.held import Holder as Holder
 from ckpttools.array.lazy import Derived, LazyArray, OfParts, ReadCost, Regionwise
+from ckpttools.array.lowrank import LowRank as LowRank
+from ckpttools.array.lowrank import Plus as Plus
+from ckpttools.array.lowrank import Renormed as Renormed
+from ckpttools.array.lowrank import low_rank as low_rank
+from ckpttools.array.lowrank import plus as plus
+from ckpttools.array.lowrank import renormed as renormed
 from ckpttools.array.mean import Mean as Mean
 from ckpttools.array.mean import mean as mean
 from ckpttools.array.relayout import Relayout as Relayout

@@ -22,6 +22,7 @@ from ckpttools.core.errors import StepWarning
 from ckpttools.core.wording import as_flags
 
 _COMMANDS = {
+    "adapter": in_module("adapter", "adapter", "LoRA adapters: merge."),
     "average": in_module("average", "average", "The weighted mean of checkpoints."),
     "cast": in_module("cast", "cast", "The same arrays in other dtypes."),
     "convert": in_module("convert", "convert", "Write a checkpoint in another form."),

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ckpttools.adapters.report import AdapterReport
 from ckpttools.cli.output import labelled
 from ckpttools.cli.units import count, disk
 from ckpttools.core.text import plural, printable
@@ -41,6 +42,8 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
     axis = None if report.scan_axis is None else f"scan axis {report.scan_axis}"
     if kind := _joined(report.kind, report.flavour, axis):
         yield "kind", kind
+    if report.adapter:
+        yield from _adapter(report.adapter)
     if report.layers:
         yield "layers", ", ".join(map(_layers, report.layers))
     if report.maxtext:
@@ -65,6 +68,20 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
         yield "metadata", _metadata(custom)
     for warning in report.warnings:
         yield "warning", warning.text
+
+
+def _adapter(found: AdapterReport) -> Iterator[tuple[str, str]]:
+    yield "adapter", f"a LoRA of {printable(found.base_model) or 'a model that it does not name'}"
+    if found.problem:
+        yield "warning", f"it is not read: {printable(found.problem)}"
+    if found.ranks:
+        mixed = len(found.ranks) > 1
+        ranks = ", ".join(f"{rank} ({times})" if mixed else str(rank) for rank, times in found.ranks.items())
+        alpha = None if found.alpha is None else f"alpha {found.alpha:g}"
+        yield "rank", _joined(ranks, alpha, *found.features)
+        targets = ", ".join(f"{printable(name)} × {times}" for name, times in found.targets.items())
+        whole = f"{plural(found.replaced, 'array')} replaced as a whole" if found.replaced else None
+        yield "targets", _joined(targets, whole)
 
 
 def _joined(*facts: str | None) -> str:

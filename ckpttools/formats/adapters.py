@@ -1,4 +1,4 @@
-"""Adapters, such as a LoRA, without their base model: recognised and refused."""
+"""Adapters, such as a LoRA, without their base model: recognised, and refused where a model is wanted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from ckpttools.stores.registry import parse
 
 ADAPTER = "adapter_config.json"
 # What PEFT puts before all names, and in those of low-rank factors.
-_PREFIX, _PART = "base_model.model.", ".lora_"
+PREFIX, _PART = "base_model.model.", ".lora_"
 _FORMATS = ("safetensors", "torch")
-MERGING = "PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(MODEL)"
-MERGE = (
-    f"merge it into its base model first, in Python: {MERGING}; ckpt inspect, diff and hash take it as it is"
-)
+MERGING = "ckpt adapter merge BASE ADAPTER MODEL"
+MERGE = f"merge it into its base model first: {MERGING}; ckpt inspect, diff and hash take it as it is"
 
 
 def refuse_adapter(tree: Tree) -> None:
@@ -23,7 +21,7 @@ def refuse_adapter(tree: Tree) -> None:
     place = parse(tree.metadata.place)
     folder = place if place.is_dir() else place.parent
     alone = tree.metadata.config is None and (folder / ADAPTER).is_file()
-    if tree.metadata.format in _FORMATS and (alone or _is_adapter(tree)):
+    if tree.metadata.format in _FORMATS and (alone or is_adapter(tree)):
         raise FormatError(
             f"this is {adapter_in(folder)}, not a whole model",
             place=place,
@@ -32,10 +30,10 @@ def refuse_adapter(tree: Tree) -> None:
         )
 
 
-def _is_adapter(tree: Tree) -> bool:
+def is_adapter(tree: Tree) -> bool:
     """Whether all names are those that PEFT gives to what it adds, whatever lies beside the file."""
     names = map(dotted, tree.arrays)
-    return bool(tree.arrays) and all(name.startswith(_PREFIX) or _PART in name for name in names)
+    return bool(tree.arrays) and all(name.startswith(PREFIX) or _PART in name for name in names)
 
 
 def adapter_in(folder: Place) -> str:

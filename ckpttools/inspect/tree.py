@@ -9,6 +9,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ckpttools.adapters.report import AdapterReport, adapter_report
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, dotted, spelled
 from ckpttools.core.errors import listing
@@ -87,6 +88,7 @@ class TreeReport:
         scales: scales and whatever else belongs to quantised weights, as far as those are among `arrays`;
             None where there is none.
         comparison: with what it should be; None if it was not compared.
+        adapter: what it is as a low-rank adapter; None where it is none.
         traffic: what looking took of stores behind a network, by address: "gs://".
     """
 
@@ -113,6 +115,7 @@ class TreeReport:
     quantization: Quantization | None = None
     scales: Total | None = None
     comparison: Comparison | None = None
+    adapter: AdapterReport | None = None
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -184,6 +187,7 @@ def inspect_tree(
         companions=tuple(companions),
         quantization=quantization_of(tree),
         scales=scales,
+        adapter=adapter_report(tree),
     )
 
 

@@ -183,6 +183,42 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
 
 
+@dataclass(frozen=True)
+class ModelRows:
+    """The parameters of a MaxText tree, and the rows of the model that they are of.
+
+    Attributes:
+        arrays: by dotted names.
+        family, table, spelling: of the model; the rows are those of the layout that the tree has.
+        scan_axis: the axis on which layers are stacked; None where none are.
+        config: what the model's `config.json` says, None where none is known.
+    """
+
+    arrays: Mapping[str, LazyArray]
+    family: Family
+    table: Table
+    spelling: Spelling
+    scan_axis: int | None
+    config: Mapping[str, object] | None
+
+    def as_huggingface(self) -> Mapped:
+        """The arrays under their Hugging Face names; raises CoverageError where they are not the model's."""
+        return self.table.to_right(self.arrays, (_VOCAB,))
+
+
+def rows_of(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
+    """The rows of the model that a MaxText tree is of; errors as of `to_huggingface`."""
+    tree = with_scan_axis(tree, options.scan_axis)
+    arrays = _parameters(tree, options.prefix)
+    refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
+    options = _on_its_axis(options, arrays, tree)
+    files = _with_made_config(files, options, arrays)
+    options = _as_it_was_made(options, files)
+    bound = _Unbound(arrays, tree.metadata.place, options, files).bound()
+    axis = stored_scan_axis(bound.family, arrays, options.scan_axis)
+    return ModelRows(arrays, bound.family, bound.table, bound.spelling, axis, files.config)
+
+
 def _mapped(
     bound: _Bound, arrays: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
 ) -> Mapped:

@@ -22,9 +22,12 @@ from ckpttools.array.nodes import (
     Decoded,
     Dequantized,
     Elementwise,
+    LowRank,
     Mean,
     Padded,
+    Plus,
     Relayout,
+    Renormed,
     Stack,
     Stored,
     Take,
@@ -95,6 +98,10 @@ class NodeLines:
                 return ["stack", *kind, array.axis, [self.number(part) for part in array.parts]]
             case Concat():
                 return ["concat", *kind, array.axis, [self.number(part) for part in array.parts]]
+            case LowRank():
+                return ["lowrank", *kind, array.scale, [self.number(part) for part in array.parts]]
+            case Plus() | Renormed():
+                return [type(array).__name__, *kind, [self.number(part) for part in array.parts]]
             case Mean():
                 weights = [each.hex() for each in (*array.weights, array.total)]
                 return ["mean", *kind, weights, [self.number(part) for part in array.parts]]
@@ -190,6 +197,11 @@ class Nodes:
                 return Stack(shape, dtype, cast("tuple[LazyArray, ...]", _Parts(self, numbers)), axis)
             case "concat", [axis, numbers]:
                 return Concat(shape, dtype, tuple(map(self.array, numbers)), axis)
+            case "lowrank", [scale, numbers]:
+                return LowRank(shape, dtype, tuple(map(self.array, numbers)), scale)
+            case "Plus" | "Renormed", [numbers]:
+                made_of_parts = Plus if kind == "Plus" else Renormed
+                return made_of_parts(shape, dtype, tuple(map(self.array, numbers)))
             case "mean", [numbers, parts]:
                 *weights, total = map(float.fromhex, numbers)
                 return Mean(shape, dtype, tuple(map(self.array, parts)), tuple(weights), total)

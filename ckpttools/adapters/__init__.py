@@ -1,0 +1,1 @@
+"""Low-rank adapters: what they change of a model, and between PEFT, MaxText and merged weights."""

@@ -1,0 +1,197 @@
+"""The model that an adapter is of: its weights under their Hugging Face names, and the way back to its own.
+
+What an adapter changes is said in Hugging Face's names. For a base that is MaxText's it goes through the rows
+of the family like any weights: the changes, in a model that is zero otherwise, are converted as a model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant, distinct, padded
+from ckpttools.array.tree import Path, Tree, dotted
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, FormatError, listing, near_names
+from ckpttools.core.text import array_count
+from ckpttools.families.family import Family
+from ckpttools.families.registry import family_of
+from ckpttools.mapping.keys import Key
+from ckpttools.maxtext.direction import named_as
+from ckpttools.maxtext.model import CONFIG, ModelOptions
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.to_hf import ModelRows, ToHuggingFace, rows_of
+from ckpttools.maxtext.view import view_of
+from ckpttools.quantized.weights import refuse_quantized
+from ckpttools.stores.registry import Where
+from ckpttools.transforms.cast import cast
+
+_FLOAT32 = DTYPES["float32"]
+# Added to anything it changes no bit.
+_NOTHING = b"\x00\x00\x00\x80"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model that adapters are of.
+
+    Attributes:
+        tree: as it was opened.
+        weights: its arrays under Hugging Face's names.
+        config: what its `config.json` says; None where none is known.
+        rows: of a MaxText base; None for a Hugging Face one.
+    """
+
+    tree: Tree
+    weights: Mapping[str, LazyArray]
+    config: Mapping[str, Any] | None
+    rows: ModelRows | None = None
+
+    def moved(self, changes: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+        """Changes as the base has them: path -> array of the base's shape, for all that they change.
+
+        Args:
+            changes: name -> what is added to a weight, float32.
+        """
+        if self.rows is None:
+            return {path: changes[name] for name, path in self._paths.items() if name in changes}
+        return self._padded(self.in_rows(changes))
+
+    def in_rows(self, changes: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """Of a MaxText base: dotted name -> what the rows make of changes; nothing is added elsewhere."""
+        assert self.rows is not None
+        nothing = {
+            name: Constant(array.shape, _FLOAT32, _NOTHING)
+            for name, array in self.weights.items()
+            if name not in changes
+        }
+        made = self.rows.table.to_left({**nothing, **changes}).arrays
+        known = {id(each) for each in distinct(changes.values())}
+        return {
+            name: array
+            for name, array in made.items()
+            if any(id(each) in known for each in distinct([array]))
+        }
+
+    def _padded(self, made: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+        """At their paths, with zeros where MaxText's vocabulary is longer than the model's."""
+        assert self.rows is not None
+        view = view_of(self.tree)
+        found: dict[Path, LazyArray] = {}
+        for path, home in view.homes.items():
+            name = dotted(path)
+            if name not in made:
+                continue
+            own = self.tree.arrays[home]
+            if own.shape != self.rows.arrays[name].shape:
+                raise FormatError(
+                    "this array is stacked otherwise than the others, and adapters of such are not read",
+                    place=f"{self.tree.metadata.place}, {name}",
+                )
+            found[home] = padded(made[name], own.shape)
+        return found
+
+    @cached_property
+    def in_float32(self) -> Mapping[str, LazyArray]:
+        """The weights as float32, before any rounding on the way to Hugging Face's names."""
+        if self.rows is None:
+            return {name: cast(array, _FLOAT32) for name, array in self.weights.items()}
+        wide = {
+            name: cast(array, _FLOAT32) for name, array in self.rows.arrays.items() if array.dtype.is_float
+        }
+        return replace(self.rows, arrays={**self.rows.arrays, **wide}).as_huggingface().arrays
+
+    @cached_property
+    def _paths(self) -> Mapping[str, Path]:
+        return {dotted(path): path for path in self.tree.arrays}
+
+    @cached_property
+    def family(self) -> Family | None:
+        """The model's family, where that is known."""
+        if self.rows is not None:
+            return self.rows.family
+        try:
+            return family_of(self.config or {}, CONFIG)
+        except CheckpointError:
+            return None
+
+    def named(self, name: str) -> str | None:
+        """What the base calls a weight, in any of its family's spellings; None if it has none."""
+        return next((each for each in self._spellings(name) if each in self.weights), None)
+
+    def _spellings(self, name: str) -> Iterator[str]:
+        yield name
+        if self.family is None:
+            return
+        for theirs in self.family.spellings:
+            plain = theirs.plain(name)
+            yield from (str(ours.key(Key((plain,)))) for ours in self.family.spellings)
+
+    def fitted(self, adapter: Adapter) -> Adapter:
+        """The adapter in the base's names, with all that only the base tells.
+
+        Raises:
+            FormatError: it is not of this base: lists what that lacks.
+        """
+        wanted = [*(each.name for each in adapter.factors), *adapter.replaced]
+        names = {name: self.named(name) for name in wanted}
+        if lacking := [name for name, found in names.items() if found is None]:
+            raise not_of_base(adapter.place, self.tree.metadata.place, lacking, self.weights)
+        factors = [replace(each, name=names[each.name] or "") for each in adapter.factors]
+        return replace(
+            adapter,
+            factors=tuple(map(self._oriented, factors)),
+            replaced={names[name] or "": array for name, array in adapter.replaced.items()},
+        )
+
+    def _oriented(self, factor: Factor) -> Factor:
+        """With the order of axes of experts, where their own shape does not tell: that of their siblings."""
+        shape = self.weights[factor.name].shape
+        if factor.kind != "experts" or len(shape) != 3 or shape[1] != shape[2]:
+            return factor
+        above = factor.name.rpartition(".")[0]
+        sibling = self.weights.get(f"{above}.gate_up_proj")
+        if sibling is None or sibling.shape[1] == sibling.shape[2]:
+            return factor
+        # As wide as the model: the inputs of gate and up.
+        return replace(factor, is_in_first=sibling.shape[1] == shape[1])
+
+
+def base_of(tree: Tree, model: ModelOptions | None = None, like: Where | None = None) -> Base:
+    """The base that a tree is.
+
+    Args:
+        tree: a Hugging Face model, or a MaxText checkpoint.
+        model: what the user says of a MaxText one.
+        like: directory of the model that a MaxText one came from; None for what was carried along.
+
+    Raises:
+        FormatError: weights are quantised.
+        CheckpointError: as of `ckpttools.maxtext.to_hf.rows_of`.
+    """
+    if named_as(tree.arrays) != "maxtext":
+        weights = {dotted(path): array for path, array in tree.arrays.items()}
+        refuse_quantized(weights, tree.metadata.config, tree.metadata.place)
+        return Base(tree, weights, tree.metadata.config)
+    options = ToHuggingFace(like=like, model=model or ModelOptions())
+    rows = rows_of(tree, options, ModelFiles.of(tree, like))
+    return Base(tree, rows.as_huggingface().arrays, rows.config, rows)
+
+
+def not_of_base(adapter: str, base: str, lacking: Collection[str], names: Iterable[str]) -> FormatError:
+    """The error about weights that an adapter changes and its base does not have."""
+    known = list(names)
+    near = [
+        f"{name} (near {found[0]})" if (found := near_names(name, known, 1)) else name for name in lacking
+    ]
+    return FormatError(
+        f"the base has no such weights, and the adapter changes them: {array_count(lacking)}" + listing(near),
+        place=adapter,
+        got=base,
+        wanted="the model that was adapted",
+        hint="`ckpt inspect tree ADAPTER` says which that is",
+    )

@@ -1,0 +1,103 @@
+"""What `adapter_config.json` says: which adapters are read, and what their products are multiplied by."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.core.errors import ConfigError, FormatError, listing
+
+WITH_PEFT = "merge it with PEFT, in Python: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()"
+# Field -> why such an adapter is more than factors that are added to weights.
+_REFUSED = {
+    "layer_replication": "it has more layers than its base",
+    "use_qalora": "its factors are of groups of inputs",
+    "alora_invocation_tokens": "it acts only from certain tokens on",
+    "trainable_token_indices": "it replaces rows of embeddings",
+    "megatron_config": "its layers are cut over devices",
+    "lora_bias": "it has biases of its own",
+    "use_bdlora": "its factors are block-diagonal",
+    "arrow_config": "it chooses between adapters for each token",
+    "kasa_config": "it has more than two factors",
+    "monteclora_config": "its weights are random variables",
+}
+# Ways to begin that change the base, which then is not the model that it names.
+_CHANGING = ("pissa", "olora", "corda", "lora_ga", "loftq")
+_CONVERTED = "path_initial_model_for_weight_conversion"
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """The configuration of a LoRA adapter, as far as it decides what is added to weights.
+
+    Attributes:
+        said: all of it.
+        place: where it lies, for messages.
+    """
+
+    said: Mapping[str, Any]
+    place: str
+
+    def __post_init__(self) -> None:
+        kind = self.said.get("peft_type", "LORA")
+        if kind != "LORA":
+            raise FormatError(
+                f"this is an adapter of another kind ({kind})",
+                place=self.place,
+                wanted="peft_type LORA",
+                hint=WITH_PEFT,
+            )
+        if problems := list(self._problems()):
+            raise FormatError(
+                "this adapter is more than factors that are added to weights:" + listing(problems),
+                place=self.place,
+                hint=WITH_PEFT,
+            )
+
+    def _problems(self) -> Iterator[str]:
+        for name, why in _REFUSED.items():
+            if self.said.get(name):
+                yield f"{name}: {why}"
+        if self.said.get("bias", "none") != "none":
+            yield f"bias {self.said['bias']!r}: it trains the model's own biases"
+        begun = str(self.said.get("init_lora_weights", "")).lower()
+        if begun.startswith(_CHANGING) and not self.said.get(_CONVERTED):
+            yield f"init_lora_weights {begun!r}: its base is not the model that it names"
+
+    def rank(self, module: str) -> int:
+        """The rank of a module's factors. Raises ConfigError where that is no whole number."""
+        said = self._of("rank_pattern", module, "r", 8)
+        if said != int(said) or said < 1:
+            raise ConfigError("a rank is no whole number", place=self.place, got=said, wanted="1 or more")
+        return int(said)
+
+    def scale(self, module: str) -> float:
+        """What the product of a module's factors is multiplied by; errors as of `rank`."""
+        alpha, rank = self._of("alpha_pattern", module, "lora_alpha", 8), self.rank(module)
+        return alpha / (math.sqrt(rank) if self.said.get("use_rslora") else rank)
+
+    def _of(self, patterns: str, module: str, otherwise: str, default: int) -> float:
+        """A number for a module: that of the first pattern that it matches, as PEFT has it."""
+        for pattern, number in dict(self.said.get(patterns) or {}).items():
+            try:
+                matches = re.match(rf"(.*\.)?({pattern})$", module)
+            except re.error as error:
+                raise ConfigError(
+                    f"a key of {patterns} is no pattern", place=self.place, got=f"{pattern!r}: {error}"
+                ) from error
+            if matches:
+                return self._number(number, patterns)
+        return self._number(self.said.get(otherwise, default), otherwise)
+
+    def _number(self, value: object, name: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"{name} is no number", place=self.place, got=repr(value))
+        return value
+
+    @property
+    def is_in_first(self) -> bool:
+        """Whether weights have their inputs first, as GPT-2's."""
+        return bool(self.said.get("fan_in_fan_out"))

@@ -1,0 +1,141 @@
+"""What an adapter changes of a model: factors of low rank, and arrays that it replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import low_rank, relayout, renormed
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Shape
+
+Kind = Literal["linear", "embedding", "experts"]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The change of one weight of a Hugging Face model, as PEFT has it.
+
+    Attributes:
+        name: of the weight.
+        a: (rank, in); of experts (expert * rank, in), of an embedding (rank, vocab).
+        b: (out, rank); of experts (out, rank * expert), of an embedding (embed, rank).
+        scale: what the product `b @ a` is multiplied by.
+        kind: what the weight is of: its axes are (out, in), (vocab, embed) or (expert, …, …).
+        is_in_first: whether a weight has its inputs before its outputs; None for experts where shapes tell.
+        magnitude: (out,) lengths of the rows of the changed weight (DoRA), or None.
+        rank: of the product; of experts that of each.
+    """
+
+    name: str
+    a: LazyArray
+    b: LazyArray
+    scale: float
+    rank: int
+    kind: Kind = "linear"
+    is_in_first: bool | None = False
+    magnitude: LazyArray | None = None
+
+    @property
+    def shape(self) -> Shape | None:
+        """The weight's shape; None of experts, of which only the weight tells the order of axes."""
+        outer, inner = self.b.shape[0], self.a.shape[1]
+        if self.kind == "experts":
+            return None
+        return (inner, outer) if self.kind == "embedding" or self.is_in_first else (outer, inner)
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether these are the factors of a weight of this shape."""
+        if self.kind == "experts":
+            ends = (self.b.shape[0], self.a.shape[1])
+            return shape in (
+                (self.a.shape[0] // self.rank, *ends),
+                (self.a.shape[0] // self.rank, *ends[::-1]),
+            )
+        return shape == self.shape
+
+    def change(self, weight: LazyArray) -> LazyArray:
+        """What is added to a weight, float32.
+
+        Args:
+            weight: in float32 where it has a magnitude: its numbers are read then.
+
+        Raises:
+            FormatError: the factors are not those of such a weight.
+        """
+        delta = self.delta(weight.shape)
+        if self.magnitude is None:
+            return delta
+        if self.kind != "linear" or self.is_in_first or self.magnitude.shape != weight.shape[:1]:
+            raise FormatError(
+                "a magnitude (DoRA) is read for weights (out, in) of linear layers alone",
+                place=self.name,
+                got=f"{list(self.magnitude.shape)} for a weight {list(weight.shape)}",
+            )
+        return renormed(weight, delta, self.magnitude)
+
+    def delta(self, shape: Shape) -> LazyArray:
+        """The product of the factors for a weight of this shape, float32; errors as of `change`."""
+        self._check(shape)
+        if self.kind == "embedding":
+            return low_rank(_swapped(self.a), _swapped(self.b), self.scale)
+        if self.kind == "linear":
+            made = low_rank(self.b, self.a, self.scale)
+            return _swapped(made) if self.is_in_first else made
+        experts, rank = shape[0], self.rank
+        outputs, inputs = self.b.shape[0], self.a.shape[1]
+        right = relayout(self.a, ((experts, rank), (inputs,)), (0, 1, 2), (1, 1, 1))
+        left = relayout(self.b, ((outputs,), (rank, experts)), (2, 0, 1), (1, 1, 1))
+        if not self._has_inputs_first(shape):
+            return low_rank(left, right, self.scale)
+        return low_rank(_swapped(right), _swapped(left), self.scale)
+
+    def _has_inputs_first(self, shape: Shape) -> bool:
+        """Of experts, whether the weight is (expert, in, out)."""
+        if self.is_in_first is not None:
+            return self.is_in_first
+        if shape[1] == shape[2]:
+            raise FormatError(
+                "it cannot be told which axis of these experts is that of their inputs",
+                place=self.name,
+                got=f"{list(shape)}",
+                wanted="a model whose configuration or whose gate_up_proj tells",
+            )
+        return shape[1:] == (self.a.shape[1], self.b.shape[0])
+
+    def _check(self, shape: Shape) -> None:
+        """Raises FormatError where the factors are not those of a weight of this shape."""
+        if not self.fits(shape):
+            raise FormatError(
+                "these factors are not those of the base's weight",
+                place=self.name,
+                got=f"A {list(self.a.shape)} and B {list(self.b.shape)}, for a weight {list(shape)}",
+                wanted="A (rank, inputs) and B (outputs, rank)",
+                hint="check that it is of this model: `ckpt inspect tree ADAPTER --against BASE`",
+            )
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of a Hugging Face model.
+
+    Attributes:
+        place: where it lies.
+        factors: of each weight that it changes.
+        replaced: name -> array that stands in for the base's own (`modules_to_save`).
+        config: what `adapter_config.json` says.
+    """
+
+    place: str
+    factors: tuple[Factor, ...]
+    replaced: Mapping[str, LazyArray] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _swapped(array: LazyArray) -> LazyArray:
+    """With its last two axes exchanged."""
+    *rest, last = range(array.ndim)
+    order = (*rest[:-1], last, rest[-1])
+    return relayout(array, [(length,) for length in array.shape], order, [1] * array.ndim)

@@ -1,0 +1,91 @@
+"""A model with an adapter merged into its weights: a tree of the same names, shapes and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ckpttools.adapters.bases import Base
+from ckpttools.adapters.factors import Adapter
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import plus
+from ckpttools.array.tree import Leaf, Path, Tree
+from ckpttools.core.errors import ShapeError, UsageError
+from ckpttools.core.notes import Note, Notes
+from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
+from ckpttools.maxtext.view import view_of
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.cast import cast
+
+_HEAD, _TABLE = "lm_head.weight", "embed_tokens.weight"
+
+
+def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
+    """The base's tree with `scale` times the adapter's changes added; other arrays stay as they are.
+
+    Products are summed in float64, rounded to float32, added in float32, and rounded once to the dtype of the
+    base.
+
+    Raises:
+        FormatError: the adapter is not of this base, or its factors do not fit.
+        UsageError: an adapter with magnitudes (DoRA) is to be scaled.
+    """
+    fitted = base.fitted(adapter)
+    factors = [replace(each, scale=each.scale * scale) for each in fitted.factors]
+    if scale != 1 and any(each.magnitude is not None for each in factors):
+        raise UsageError(
+            "an adapter that sets lengths of rows (DoRA) is whole or not there",
+            place=adapter.place,
+            got=option("scale", scale),
+            hint="leave it out",
+        )
+    deltas = {
+        each.name: each.change((base.weights if each.magnitude is None else base.in_float32)[each.name])
+        for each in factors
+    }
+    # An embedding may be replaced, and changed then.
+    replaced = _replaced(base, fitted)
+    leaves: dict[Path, Leaf] = {**base.tree.leaves, **replaced}
+    for path, delta in base.moved(deltas).items():
+        leaves[path] = plus(replaced.get(path, base.tree.arrays[path]), delta)
+    notes = Notes(
+        (Note(array_count(deltas), _said(fitted, scale)),), remarks=tuple(_remarks(base, fitted, scale))
+    )
+    return Transformed(Tree(leaves, base.tree.metadata), notes)
+
+
+def _replaced(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
+    """Whole arrays of the adapter in the dtypes of those that they stand in for."""
+    for name, array in adapter.replaced.items():
+        wanted = base.weights[name].shape
+        if array.shape != wanted:
+            raise ShapeError(
+                "an array that the adapter replaces has another shape in its base",
+                place=f"{adapter.place}, {name}",
+                got=list(array.shape),
+                wanted=f"{list(wanted)} ({base.tree.metadata.place})",
+                hint="if the vocabulary was resized, save the base with the new size first",
+            )
+    moved = base.moved(adapter.replaced)
+    return {path: cast(array, base.tree.arrays[path].dtype) for path, array in moved.items()}
+
+
+def _said(adapter: Adapter, scale: float) -> str:
+    ranks = sorted({each.rank for each in adapter.factors})
+    ranked = f" of rank {' and '.join(map(str, ranks))}" if ranks else ""
+    times = "" if scale == 1 else f"{scale:g} times "
+    return (
+        f"{times}the adapter{ranked} is added: summed in float64, added in float32, rounded once to the "
+        "dtype of the base"
+    )
+
+
+def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
+    if adapter.replaced:
+        yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"
+    names = [*(each.name for each in adapter.factors), *adapter.replaced]
+    if any(name.endswith(_TABLE) for name in names) and not any(_HEAD in name for name in base.weights):
+        yield "the output head is the table of embeddings, which the adapter changes: it changes with it"
+    if base.rows is not None and view_of(base.tree).optimizer is not None:
+        yield "the state of the optimizer stays that of the base"

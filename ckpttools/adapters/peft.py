@@ -1,0 +1,173 @@
+"""Adapters as PEFT saves them: a configuration, and factors named after modules of the model.
+
+base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      (rank, in)
+base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      (out, rank)
+base_model.model.model.embed_tokens.lora_embedding_A                (rank, vocab)
+base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight    of the first of two parameters
+base_model.model.lm_head.weight                                     a whole array
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ckpttools.adapters.config import WITH_PEFT, PeftConfig
+from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.errors import ConfigError, CoverageError, FormatError, listing
+from ckpttools.formats.adapters import ADAPTER, PREFIX
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.registry import open_tree
+from ckpttools.stores.place import Place
+
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+# Behind these words the adapter's own name may stand, where somebody saved a state as it was.
+_PART = re.compile(
+    r"^(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
+    r"(?:\.(?!weight$)[^.]+)?(?:\.weight)?$"
+)
+_BASE_LAYER = ".base_layer"
+_FUSED = ("gate_up_proj", "down_proj")
+
+
+def is_peft(place: Place) -> bool:
+    """Whether this is a directory that PEFT wrote, or weights in one."""
+    folder = place if place.is_dir() else place.parent
+    return (folder / ADAPTER).is_file()
+
+
+def weights_of(place: Place) -> Place:
+    """The file of an adapter's weights.
+
+    Raises:
+        FormatError: there is none.
+    """
+    if not place.is_dir():
+        return place
+    found = next((place / name for name in WEIGHTS if (place / name).is_file()), None)
+    if found is None:
+        raise FormatError(
+            f"there is {ADAPTER}, but no weights",
+            place=place,
+            wanted=" or ".join(WEIGHTS),
+            hint="copy all of the adapter's directory",
+        )
+    return found
+
+
+def open_peft(place: Place, read: ReadOptions | None = None) -> Adapter:
+    """The adapter at a place that `is_peft`.
+
+    Raises:
+        FormatError: it is of another kind, or has factors without their other half.
+        ConfigError: the configuration contradicts the factors.
+        CheckpointError: it cannot be read.
+    """
+    file = weights_of(place)
+    config = (place if place.is_dir() else place.parent) / ADAPTER
+    return adapter_of(open_tree(file, read), PeftConfig(read_json(config), str(config)))
+
+
+def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
+    """The adapter that these arrays are; errors as of `open_peft`."""
+    parts: dict[str, dict[str, LazyArray]] = {}
+    whole: dict[str, LazyArray] = {}
+    unknown: list[str] = []
+    for path, array in tree.arrays.items():
+        name = dotted(path).removeprefix(PREFIX)
+        found = _PART.match(name)
+        if found:
+            parts.setdefault(found["module"], {})[found["part"]] = array
+        elif name.endswith((".weight", ".bias")) and "lora_" not in name:
+            whole[name.replace(_BASE_LAYER, "").replace(".modules_to_save.default", "")] = array
+        else:
+            unknown.append(dotted(path))
+    place = tree.metadata.place
+    if unknown:
+        raise CoverageError(
+            "these are no parts of an adapter that is read:" + listing(unknown),
+            place=place,
+            wanted="lora_A, lora_B, lora_embedding_A, lora_embedding_B, lora_magnitude_vector, whole weights",
+            hint=WITH_PEFT,
+        )
+    reader = _Reader(config, parts, place)
+    factors = [factor for module in parts for factor in reader.factors(module)]
+    return Adapter(place, tuple(factors), whole, config.said)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Makes factors of parts.
+
+    Attributes:
+        config: the adapter's.
+        parts: module -> word -> array.
+        place: for messages.
+    """
+
+    config: PeftConfig
+    parts: Mapping[str, Mapping[str, LazyArray]]
+    place: str
+
+    def factors(self, module: str) -> Iterator[Factor]:
+        """The factor of a module; raises as `open_peft`."""
+        parts, name = self.parts[module], self._weight(module)
+        embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
+        words = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
+        lacking = [word for word in words if word not in parts]
+        if lacking or any(parts[word].ndim != 2 for word in words):
+            got = ", ".join(f"{word} {list(array.shape)}" for word, array in parts.items())
+            raise FormatError(
+                "a factor of a product is not there, or is no matrix",
+                place=f"{self.place}, {module}",
+                got=got,
+                wanted=f"{words[0]} (rank, in) and {words[1]} (out, rank)",
+                hint="save it again, with all parameters gathered from the devices",
+            )
+        a, b = (parts[word] for word in words)
+        yield self._factor(module, name, a, b, embedding)
+
+    def _factor(self, module: str, name: str, a: LazyArray, b: LazyArray, embedding: bool) -> Factor:
+        plain = module.replace(_BASE_LAYER, "")
+        is_linear = name == f"{plain}.weight"
+        key = plain if is_linear else name
+        rank, scale = self.config.rank(key), self.config.scale(key)
+        if a.shape[0] != b.shape[1] or (a.shape[0] != rank if is_linear else a.shape[0] % rank):
+            raise ConfigError(
+                "the configuration says another rank than the factors have",
+                place=f"{self.place}, {module}",
+                got=f"A {list(a.shape)} and B {list(b.shape)}",
+                wanted=f"rank {rank} ({self.config.place})",
+                hint="check that the configuration belongs to these weights",
+            )
+        if not is_linear:
+            return Factor(name, a, b, scale, rank, "experts", None)
+        magnitude = self.parts[module].get("lora_magnitude_vector")
+        if embedding:
+            return Factor(name, a, b, scale, rank, "embedding", False, magnitude)
+        return Factor(name, a, b, scale, rank, "linear", self.config.is_in_first, magnitude)
+
+    def _weight(self, module: str) -> str:
+        """The name of what a module's factors change: its weight, or a parameter that the configuration says.
+
+        Of several parameters of a module the first is the innermost, as PEFT wraps them.
+        """
+        plain = module.replace(_BASE_LAYER, "")
+        targets = [str(each).rpartition(".") for each in self.config.said.get("target_parameters") or ()]
+        names = {name for above, _, name in targets if f".{plain}".endswith(f".{above}")}
+        known = [each for each in _FUSED if each in names]
+        if not names:
+            return f"{plain}.weight"
+        depth = len(known) - 1 - module.count(_BASE_LAYER)
+        if (names - {*known} and len(names) > 1) or (known and depth < 0):
+            raise FormatError(
+                "it cannot be told which parameters of this module are adapted",
+                place=f"{self.place}, {module}",
+                got=", ".join(sorted(names)),
+                wanted=f"one, or {' and '.join(_FUSED)}",
+            )
+        return f"{plain}.{known[depth] if known else next(iter(names))}"

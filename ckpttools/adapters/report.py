@@ -1,0 +1,85 @@
+"""What an adapter is: its base, ranks and targets; and whether it fits a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.adapters.config import PeftConfig
+from ckpttools.adapters.factors import Adapter
+from ckpttools.adapters.peft import adapter_of, is_peft
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CheckpointError
+from ckpttools.formats.adapters import ADAPTER, is_adapter
+from ckpttools.formats.json_file import read_json
+from ckpttools.stores.registry import parse
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """An adapter without its numbers.
+
+    Attributes:
+        base_model: what it says of the model that it is of; "" where it says nothing.
+        ranks: rank -> number of weights whose factors have it.
+        alpha: what its configuration says of its scale, before patterns; None where it says nothing.
+        targets: last name of a module -> number of weights of such modules that it changes.
+        features: what is special about it: "rslora", "dora", "experts", "embedding".
+        replaced: number of arrays that it replaces as a whole.
+        problem: why it is not read; None where it is.
+    """
+
+    base_model: str
+    ranks: Mapping[int, int]
+    alpha: float | None
+    targets: Mapping[str, int]
+    features: tuple[str, ...] = ()
+    replaced: int = 0
+    problem: str | None = None
+
+
+def adapter_report(tree: Tree) -> AdapterReport | None:
+    """What a tree is as an adapter; None where it is none."""
+    place = parse(tree.metadata.place) if tree.metadata.place else None
+    if place is None or not is_peft(place) or not (tree.metadata.config is None or is_adapter(tree)):
+        return None
+    try:
+        said = read_json((place if place.is_dir() else place.parent) / ADAPTER)
+    except CheckpointError as error:
+        return AdapterReport("", {}, None, {}, problem=error.message)
+    base, alpha = str(said.get("base_model_name_or_path") or ""), said.get("lora_alpha")
+    alpha = alpha if isinstance(alpha, int | float) else None
+    try:
+        return _described(peft_adapter(tree, said), base, alpha)
+    except CheckpointError as error:
+        return AdapterReport(base, {}, alpha, {}, problem=error.message)
+
+
+def peft_adapter(tree: Tree, said: Mapping[str, Any] | None = None) -> Adapter:
+    """The adapter that PEFT wrote; `said` is its configuration, if that was read. Errors as `open_peft`."""
+    place = parse(tree.metadata.place)
+    config = (place if place.is_dir() else place.parent) / ADAPTER
+    return adapter_of(tree, PeftConfig(read_json(config) if said is None else said, str(config)))
+
+
+def _described(adapter: Adapter, base: str, alpha: float | None) -> AdapterReport:
+    ranks = Counter(each.rank for each in adapter.factors)
+    targets = Counter(_target(each.name) for each in adapter.factors)
+    features = {each.kind for each in adapter.factors} - {"linear"}
+    special = {"rslora": adapter.config.get("use_rslora"), "dora": adapter.config.get("use_dora")}
+    named = [name for name, there in special.items() if there]
+    return AdapterReport(
+        base,
+        dict(sorted(ranks.items())),
+        alpha,
+        dict(targets),
+        (*named, *sorted(features)),
+        len(adapter.replaced),
+    )
+
+
+def _target(name: str) -> str:
+    """The last name of a module: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
+    return name.removesuffix(".weight").rpartition(".")[2]

@@ -1,0 +1,308 @@
+"""Products of low-rank factors, and sums of an array and what is added to it: what adapters are made of.
+
+A product is summed in float64 and rounded to float32; a sum is added in float32, in float64 where the array
+is that, and rounded once to the array's dtype. So elements do not depend on how a matrix is cut, or on the
+library that multiplies, but for one in some 10**8 whose last bit of float32 may turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpttools.array import slabs
+from ckpttools.array.lazy import LazyArray, OfParts, ReadCost
+from ckpttools.array.views import subview
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import ShapeError
+from ckpttools.core.region import Region, split_to
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckpttools.array.scratch import Scratch
+
+FLOAT32 = DTYPES["float32"]
+_WIDE = 8
+# OpenBLAS stays in the calling thread where a product has at most 2**18 multiplications; with threads of its
+# own beside the workers' it was ten times slower. Tiles of 32 rows gave 0.6 G elements/s at rank 16.
+_TILE_ROWS, _TILE_PRODUCTS = 32, 1 << 18
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LowRank(OfParts):
+    """`scale * left @ right` of each coordinate of the axes before the last two, float32.
+
+    `parts` are the left factor (…, rows, rank) and the right one (…, rank, columns), floating-point numbers.
+
+    Attributes:
+        scale: of the product; multiplied with the left factor, in float64.
+    """
+
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """Of the factors."""
+        return self.parts[0].shape[-1]
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        left, right = self.parts
+        for one in _single(region, region.rank - 2):
+            for part in one.pieces(region.rank - 1, self._columns):
+                with scratch.take((self.rank, part.shape[-1]), DTYPES["float64"].numpy) as second:
+                    _read_wide(right, part.replaced(part.rank - 2, 0, self.rank), second, scratch)
+                    for piece in part.pieces(region.rank - 2, self._rows(part.shape[-1])):
+                        view = subview(out, piece.relative_to(region)).view(FLOAT32.numpy)
+                        self._multiply(left, piece, second, view, scratch)
+
+    def _multiply(
+        self, left: LazyArray, piece: Region, second: np.ndarray, out: np.ndarray, scratch: Scratch
+    ) -> None:
+        import numpy as np
+
+        wide, rows = DTYPES["float64"].numpy, piece.shape[-2]
+        with scratch.take((rows, self.rank), wide) as first:
+            _read_wide(left, piece.replaced(piece.rank - 1, 0, self.rank), first, scratch)
+            first *= self.scale
+            with (
+                scratch.take((rows, second.shape[1]), wide) as product,
+                np.errstate(over="ignore", invalid="ignore"),
+            ):
+                _product(first, second, product)
+                np.copyto(out, product.reshape(out.shape), casting="same_kind")
+
+    @property
+    def _columns(self) -> int:
+        """Columns of the right factor that are in memory at once."""
+        return max(1, min(self.shape[-1], slabs.SLAB_BYTES // (_WIDE * max(1, self.rank))))
+
+    def _rows(self, columns: int) -> int:
+        """Rows whose product with so many columns is in memory at once."""
+        return max(1, min(self.shape[-2], slabs.SLAB_BYTES // (_WIDE * max(1, columns, self.rank))))
+
+    @property
+    def scratch_bytes(self) -> int:
+        rows, columns = self._rows(self._columns), self._columns
+        taken = (self.rank * columns, rows * self.rank, rows * columns, max(rows, columns) * self.rank)
+        return sum(slabs.page(_WIDE * each) for each in taken) + max(
+            each.scratch_bytes for each in self.parts
+        )
+
+    @property
+    def computed(self) -> bool:
+        return True
+
+    def _met(self, region: Region) -> tuple[tuple[LazyArray, Region], tuple[LazyArray, Region]]:
+        left, right = self.parts
+        rows = region.replaced(region.rank - 1, 0, self.rank)
+        return (left, rows), (right, region.replaced(region.rank - 2, 0, self.rank))
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return sum((part.read_cost(inner) for part, inner in self._met(region)), ReadCost())
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("lowrank", *(part.read_kind for part in self.parts))
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        part, inner = self._met(region)[0]
+        return part.first_byte(inner)
+
+
+def low_rank(left: LazyArray, right: LazyArray, scale: float = 1.0) -> LowRank:
+    """`scale * left @ right`.
+
+    Raises:
+        ShapeError: the factors do not fit together, or are not of floating-point numbers.
+    """
+    fits = (
+        left.ndim == right.ndim >= 2
+        and left.shape[:-2] == right.shape[:-2]
+        and left.shape[-1] == right.shape[-2]
+    )
+    if not (fits and left.dtype.is_float and right.dtype.is_float):
+        raise ShapeError(
+            "these are not the factors of one product",
+            got=f"{left.dtype}{list(left.shape)} and {right.dtype}{list(right.shape)}",
+            wanted="floating-point numbers, (rows, rank) and (rank, columns)",
+        )
+    return LowRank((*left.shape[:-1], right.shape[-1]), FLOAT32, (left, right), scale)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plus(OfParts):
+    """The sum of `parts`: an array, and what is added to it; rounded once to the array's dtype."""
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        for slab in split_to(region, slabs.elements(max(4, self.dtype.itemsize))):
+            with scratch.take(slab.shape, self._sums.numpy) as total:
+                self._add(slab, total, subview(out, slab.relative_to(region)), scratch)
+
+    def _add(self, slab: Region, total: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
+        import numpy as np
+
+        array, addend = self.parts
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            with scratch.take(slab.shape, addend.dtype.carrier) as buffer:
+                addend.read_into(slab, buffer, scratch)
+                total[...] = buffer.view(addend.dtype.numpy)
+            with scratch.take(slab.shape, array.dtype.carrier) as buffer:
+                array.read_into(slab, buffer, scratch)
+                total += buffer.view(array.dtype.numpy)
+            out[...] = total.astype(self.dtype.numpy).view(self.dtype.carrier)
+
+    @property
+    def _sums(self) -> DType:
+        """The dtype of what is added up."""
+        return DTYPES["float64"] if self.dtype.bits > 32 else FLOAT32
+
+    @property
+    def scratch_bytes(self) -> int:
+        slab = slabs.scratch(self.size * max(4, self.dtype.itemsize))
+        return 3 * slab + max(part.scratch_bytes for part in self.parts)
+
+    @property
+    def computed(self) -> bool:
+        return True
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return sum((part.read_cost(region) for part in self.parts), ReadCost())
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("plus", *(part.read_kind for part in self.parts))
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return self.parts[0].first_byte(region)
+
+
+def plus(array: LazyArray, addend: LazyArray) -> Plus:
+    """`array` with `addend` added to it.
+
+    Raises:
+        ShapeError: their shapes differ, or one is not of floating-point numbers.
+    """
+    if array.shape != addend.shape or not (array.dtype.is_float and addend.dtype.is_float):
+        raise ShapeError(
+            "these cannot be added up",
+            got=f"{array.dtype}{list(array.shape)} and {addend.dtype}{list(addend.shape)}",
+            wanted="floating-point numbers of one shape",
+        )
+    return Plus(array.shape, array.dtype, (array, addend))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Renormed(OfParts):
+    """What is added to a matrix so that it is `parts[1]` more, and its rows have the lengths `parts[2]` then.
+
+    `parts` are the matrix (rows, columns), what is added to it, and lengths (rows,); the result is float32.
+    Lengths of rows are summed in float64.
+    """
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        for piece in region.pieces(0, self._rows):
+            whole = piece.replaced(1, 0, self.shape[1])
+            with (
+                scratch.take(whole.shape, FLOAT32.numpy) as matrix,
+                scratch.take(whole.shape, FLOAT32.numpy) as total,
+            ):
+                self._read(whole, matrix, total, scratch)
+                columns = slice(piece.start[1], piece.stop[1])
+                total -= matrix
+                subview(out, piece.relative_to(region)).view(FLOAT32.numpy)[...] = total[:, columns]
+
+    def _read(self, whole: Region, matrix: np.ndarray, total: np.ndarray, scratch: Scratch) -> None:
+        """Reads rows of the matrix, and what is to become of them."""
+        import numpy as np
+
+        array, addend, lengths = self.parts
+        _read_float32(array, whole, matrix, scratch)
+        _read_float32(addend, whole, total, scratch)
+        with (
+            scratch.take(whole.shape[:1], FLOAT32.numpy) as wanted,
+            np.errstate(over="ignore", invalid="ignore", divide="ignore"),
+        ):
+            _read_float32(lengths, whole.without(1), wanted, scratch)
+            total += matrix
+            present = [np.sqrt(np.dot(row, row)) for row in (each.astype(np.float64) for each in total)]
+            total *= (wanted / np.array(present, np.float64)).astype(np.float32)[:, None]
+
+    @property
+    def _rows(self) -> int:
+        """Rows that are in memory at once."""
+        return max(1, min(self.shape[0], slabs.elements(4) // max(1, self.shape[1])))
+
+    @property
+    def scratch_bytes(self) -> int:
+        rows, columns = self._rows, self.shape[1]
+        own = 3 * slabs.page(_WIDE * rows * columns) + 2 * slabs.page(_WIDE * rows)
+        return own + max(part.scratch_bytes for part in self.parts)
+
+    @property
+    def computed(self) -> bool:
+        return True
+
+    def read_cost(self, region: Region) -> ReadCost:
+        array, addend, lengths = self.parts
+        whole = region.replaced(1, 0, self.shape[1])
+        return array.read_cost(whole) + addend.read_cost(whole) + lengths.read_cost(whole.without(1))
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("renormed", *(part.read_kind for part in self.parts))
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return self.parts[0].first_byte(region)
+
+
+def renormed(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> Renormed:
+    """What makes `matrix` the sum of both with rows of these lengths, as DoRA does.
+
+    Raises:
+        ShapeError: they do not fit together, or are not of floating-point numbers.
+    """
+    parts = (matrix, addend, lengths)
+    fits = matrix.ndim == 2 and addend.shape == matrix.shape and lengths.shape == matrix.shape[:1]
+    if not (fits and all(each.dtype.is_float for each in parts)):
+        raise ShapeError(
+            "these are no matrix, what is added to it, and lengths of its rows",
+            got=", ".join(f"{each.dtype}{list(each.shape)}" for each in parts),
+        )
+    return Renormed(matrix.shape, FLOAT32, parts)
+
+
+def _single(region: Region, axes: int) -> Iterator[Region]:
+    """The region at each coordinate of its first axes."""
+    if not axes:
+        yield region
+        return
+    for one in _single(region, axes - 1):
+        yield from one.pieces(axes - 1, 1)
+
+
+def _read_wide(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+    """Reads a matrix as float64."""
+    with scratch.take(region.shape, array.dtype.carrier) as buffer:
+        array.read_into(region, buffer, scratch)
+        out[...] = buffer.view(array.dtype.numpy).reshape(out.shape)
+
+
+def _read_float32(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+    with scratch.take(region.shape, array.dtype.carrier) as buffer:
+        array.read_into(region, buffer, scratch)
+        out[...] = buffer.view(array.dtype.numpy)
+
+
+def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+    """out = left @ right, tile by tile."""
+    import numpy as np
+
+    rows = len(left)
+    columns = max(1, _TILE_PRODUCTS // (_TILE_ROWS * max(1, right.shape[0])))
+    for start in range(0, rows, _TILE_ROWS):
+        stop = min(start + _TILE_ROWS, rows)
+        for first in range(0, right.shape[1], columns):
+            last = first + columns
+            np.matmul(left[start:stop], right[:, first:last], out=out[start:stop, first:last])

@@ -1,0 +1,37 @@
+"""An adapter compared with the model that it should be of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.adapters.bases import Base
+from ckpttools.adapters.factors import Adapter
+from ckpttools.inspect.comparison import ArraySpec, Comparison, Different
+
+
+def against_base(adapter: Adapter, base: Base) -> Comparison:
+    """Whether a model has the weights that an adapter changes, each of the shape that its factors are of."""
+    shapes = {each.name: each.shape for each in adapter.factors}
+    shapes |= {name: array.shape for name, array in adapter.replaced.items()}
+    names = {name: base.named(name) for name in shapes}
+    extra = [ArraySpec(name, shapes[name], None) for name, found in names.items() if found is None]
+    return Comparison(
+        against=base.tree.metadata.place,
+        num_compared=len(shapes),
+        extra=tuple(extra),
+        different=tuple(_different(adapter, base)),
+    )
+
+
+def _different(adapter: Adapter, base: Base) -> Iterator[Different]:
+    for factor in adapter.factors:
+        name = base.named(factor.name)
+        if name is not None and not factor.fits(base.weights[name].shape):
+            why = f"A {list(factor.a.shape)}, B {list(factor.b.shape)}"
+            wanted = ArraySpec(name, base.weights[name].shape, None)
+            yield Different(factor.name, ArraySpec(factor.name, factor.shape, None), wanted, why)
+    for own, array in adapter.replaced.items():
+        name = base.named(own)
+        if name is not None and base.weights[name].shape != array.shape:
+            wanted = ArraySpec(name, base.weights[name].shape, None)
+            yield Different(own, ArraySpec(own, array.shape, None), wanted)

@@ -1,0 +1,193 @@
+"""Adapters that PEFT wrote, merged into models of both kinds, against what PEFT merges them to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from support.command_line import run, succeed
+from support.places import FIXTURES
+
+import ckpttools
+from ckpttools.array.tree import dotted
+from ckpttools.core.errors import CheckpointError
+from ckpttools.plan.node_lines import NodeLines, Nodes
+
+PEFT = FIXTURES / "peft"
+CASES = {
+    "plain": "llama-float32",
+    "bfloat16": "llama-bfloat16",
+    "patterns": "llama-float32",
+    "one-layer": "llama-float32",
+    "dora": "llama-float32",
+    "embeddings": "llama-float32",
+    "bin": "llama-float32",
+    "experts": "gpt-oss-float32",
+}
+EVERY_CASE = pytest.mark.parametrize("case", CASES)
+
+
+def base_of(case):
+    return PEFT / "bases" / CASES[case]
+
+
+def numbers(path):
+    return {dotted(where): array.read() for where, array in ckpttools.open(path).arrays.items()}
+
+
+def assert_near(made, wanted, ulps=4):
+    """Within some steps between numbers of the size of the largest: PEFT adds in an order of its own."""
+    assert made.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert (made[name].dtype, made[name].shape) == (array.dtype, array.shape), name
+        digits = 8 if array.dtype.name == "bfloat16" else 24
+        got, there = made[name].astype(np.float64), array.astype(np.float64)
+        step = 2.0 ** (np.frexp(np.max(np.abs(there)))[1] - digits)
+        assert np.max(np.abs(got - there)) <= ulps * step, name
+
+
+@EVERY_CASE
+def test_what_peft_merges(tmp_path, case):
+    run("adapter", "merge", base_of(case), PEFT / case, tmp_path / "merged")
+    wanted = load_file(PEFT / "merged" / f"{case}.safetensors")
+    del wanted["logits"]
+    assert_near(numbers(tmp_path / "merged"), wanted)
+    assert (tmp_path / "merged" / "config.json").is_file()
+
+
+@EVERY_CASE
+@pytest.mark.parametrize("scan", [True, False])
+def test_merging_and_converting_may_be_exchanged(tmp_path, case, scan):
+    ckpttools.hf_to_maxtext(base_of(case), tmp_path / "maxtext", scan=scan)
+    ckpttools.merge_adapter(tmp_path / "maxtext", tmp_path / "one", adapter=PEFT / case)
+    ckpttools.merge_adapter(base_of(case), tmp_path / "two", adapter=PEFT / case)
+    ckpttools.hf_to_maxtext(tmp_path / "two", tmp_path / "three", scan=scan)
+    assert_near(numbers(tmp_path / "one"), numbers(tmp_path / "three"), ulps=1)
+
+
+def test_what_an_adapter_does_not_change_keeps_its_bits(tmp_path):
+    ckpttools.hf_to_maxtext(base_of("one-layer"), tmp_path / "maxtext")
+    ckpttools.merge_adapter(tmp_path / "maxtext", tmp_path / "merged", adapter=PEFT / "one-layer")
+    before, after = numbers(tmp_path / "maxtext"), numbers(tmp_path / "merged")
+    changed = {name for name in before if before[name].tobytes() != after[name].tobytes()}
+    layers = "params.params.decoder.layers"
+    assert changed == {f"{layers}.mlp.wi_0.kernel", f"{layers}.self_attention.query.kernel"}
+    for name in changed:
+        assert before[name][:, 0].tobytes() == after[name][:, 0].tobytes(), (
+            "the layer that it leaves as it is"
+        )
+
+
+def test_a_scale_of_minus_one_takes_an_adapter_away_again(tmp_path):
+    base = base_of("plain")
+    ckpttools.merge_adapter(base, tmp_path / "merged", adapter=PEFT / "plain")
+    run("adapter", "merge", tmp_path / "merged", PEFT / "plain", tmp_path / "back", "--scale", "-1")
+    assert_near(numbers(tmp_path / "back"), numbers(base), ulps=16)
+    told = run("adapter", "merge", base, PEFT / "dora", tmp_path / "no", "--scale", "2", code=2)
+    assert "sets lengths of rows (DoRA)" in told and "--scale" in told
+
+
+def test_names_of_a_state_that_somebody_saved_as_it_was(tmp_path):
+    """With the adapter's own name in them."""
+    shutil.copytree(PEFT / "plain", tmp_path / "kept")
+    file = tmp_path / "kept" / "adapter_model.safetensors"
+    kept = {name.replace(".weight", ".default.weight"): array for name, array in load_file(file).items()}
+    save_file(kept, file)
+    for name in ("plain", "kept"):
+        where = PEFT / name if name == "plain" else tmp_path / name
+        ckpttools.merge_adapter(base_of("plain"), tmp_path / f"of-{name}", adapter=where)
+    one, two = (tmp_path / f"of-{name}" / "model.safetensors" for name in ("plain", "kept"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def changed_config(tmp_path, case="plain", **said):
+    """An adapter with another configuration."""
+    place = tmp_path / "adapter"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(PEFT / case, place)
+    config = json.loads((place / "adapter_config.json").read_bytes()) | said
+    (place / "adapter_config.json").write_text(json.dumps(config))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"peft_type": "LOHA"}, "adapter of another kind (LOHA)"),
+        ({"bias": "all"}, "it trains the model's own biases"),
+        ({"use_qalora": True}, "its factors are of groups of inputs"),
+        ({"layer_replication": [[0, 1], [0, 1]]}, "it has more layers than its base"),
+        ({"init_lora_weights": "pissa_niter_4"}, "its base is not the model that it names"),
+        ({"r": 3}, "the configuration says another rank than the factors have"),
+        ({"lora_alpha": "much"}, "lora_alpha is no number"),
+        ({"rank_pattern": {"(": 2}}, "a key of rank_pattern is no pattern"),
+    ],
+)
+def test_what_is_no_plain_adapter_is_refused(tmp_path, said, told):
+    place = changed_config(tmp_path, **said)
+    assert told in run("adapter", "merge", base_of("plain"), place, tmp_path / "out", code=3)
+    assert not (tmp_path / "out").exists()
+    assert told in succeed("inspect", "tree", place).output, "it can be looked at all the same"
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path):
+    told = run("adapter", "merge", base_of("plain"), PEFT / "experts", tmp_path / "out", code=3)
+    assert "the base has no such weights" in told and "mlp.experts.gate_up_proj" in told
+    ckpttools.hf_to_maxtext(base_of("plain"), tmp_path / "maxtext")
+    told = run("adapter", "merge", tmp_path / "maxtext", PEFT / "experts", tmp_path / "out", code=3)
+    assert "the base has no such weights" in told
+
+
+def test_factors_without_their_other_half_are_refused(tmp_path):
+    place = changed_config(tmp_path)
+    arrays = load_file(place / "adapter_model.safetensors")
+    arrays.pop(next(name for name in arrays if "lora_B" in name))
+    save_file(arrays, place / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="a factor of a product is not there"):
+        ckpttools.merge_adapter(base_of("plain"), tmp_path / "out", adapter=place)
+
+
+def test_a_model_is_no_adapter(tmp_path):
+    told = run("adapter", "merge", base_of("plain"), base_of("plain"), tmp_path / "out", code=3)
+    assert "this is no adapter" in told
+
+
+def test_what_inspect_says_of_an_adapter():
+    found = ckpttools.inspect(PEFT / "patterns").adapter
+    assert found is not None and found.problem is None
+    assert (found.base_model, found.alpha, found.features) == ("tiny/llama", 6, ("rslora",))
+    assert found.ranks == {1: 1, 2: 7, 3: 2} and found.targets["down_proj"] == 2
+    assert ckpttools.inspect(base_of("plain")).adapter is None
+    text = succeed("inspect", "tree", PEFT / "dora").output
+    assert "a LoRA of tiny/llama" in text and "rank        2, alpha 6, dora" in text
+
+
+def test_whether_an_adapter_fits_a_base(tmp_path):
+    against = ckpttools.inspect(PEFT / "experts", against=base_of("experts")).comparison
+    assert against is not None and against.is_same and against.num_compared == 12
+    text = run_different("inspect", "tree", PEFT / "experts", "--against", base_of("plain"))
+    assert "4 names are not expected" in text
+    ckpttools.hf_to_maxtext(base_of("plain"), tmp_path / "maxtext")
+    assert ckpttools.inspect(PEFT / "plain", against=tmp_path / "maxtext").comparison.is_same
+
+
+def run_different(*words):
+    from support.command_line import ckpt
+
+    result = ckpt(*words)
+    assert result.exit_code == 1, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("case", ["dora", "experts"])
+def test_a_plan_in_a_file_says_all_of_a_merge(case):
+    tree = ckpttools.merge_adapter.plan(base_of(case), "/nowhere/out", adapter=PEFT / case).plan.tree
+    files = []
+    lines = NodeLines(lambda source: files.append(source) or len(files) - 1)
+    told = {path: lines.number(array) for path, array in tree.arrays.items()}
+    again = Nodes([line.encode() for line in lines.lines], files.__getitem__)
+    for path, number in told.items():
+        assert again.array(number).read().tobytes() == tree.arrays[path].read().tobytes(), path

@@ -1,0 +1,110 @@
+"""Products of factors and sums: every region is the one that numpy computes, however it is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.trees import lazy
+
+from ckpttools.array.nodes import Constant, low_rank, plus, relayout, renormed
+from ckpttools.array.scratch import Scratch
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import ShapeError
+from ckpttools.core.region import Region
+from ckpttools.testing.strategies import regions
+
+SIDES = st.integers(1, 40)
+DTYPE = st.sampled_from(("bfloat16", "float16", "float32"))
+
+
+def read(array, region):
+    """A region, with scratch for exactly what the array says that it needs."""
+    out = np.empty(region.shape, array.dtype.carrier)
+    array.read_into(region, out, Scratch(array.scratch_bytes))
+    return out.view(array.dtype.numpy)
+
+
+def whole_numbers(draw, shape, dtype):
+    """Numbers whose products and sums are exact in any order."""
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    return random.integers(-8, 9, shape).astype(DTYPES[dtype].numpy)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_region_of_a_product_is_that_of_numpy(data):
+    outer = data.draw(st.sampled_from(((), (3,), (2, 2))))
+    rows, rank, columns = data.draw(SIDES), data.draw(st.integers(1, 70)), data.draw(SIDES)
+    left = whole_numbers(data.draw, (*outer, rows, rank), data.draw(DTYPE))
+    right = whole_numbers(data.draw, (*outer, rank, columns), data.draw(DTYPE))
+    array = low_rank(lazy(left), lazy(right), 0.5)
+    wanted = 0.5 * (left.astype(np.float64) @ right.astype(np.float64))
+    region = data.draw(regions(array.shape))
+    assert np.array_equal(read(array, region), wanted.astype(np.float32)[region.slices])
+
+
+def test_large_products_are_made_in_parts_of_the_same_bits():
+    random = np.random.default_rng(0)
+    left = random.standard_normal((3000, 33)).astype(np.float32)
+    right = random.standard_normal((33, 9000)).astype(np.float32)
+    array = low_rank(lazy(left), lazy(right), 1 / 3)
+    # A scratch in proportion to slabs, not to the array.
+    assert array.scratch_bytes < 9 << 20 < array.nbytes // 8
+    wanted = (left.astype(np.float64) / 3 @ right).astype(np.float32)
+    whole = read(array, Region.whole(array.shape))
+    assert np.max(np.abs(whole - wanted)) <= np.spacing(np.float32(np.max(np.abs(wanted))))
+    for region in (Region((0, 0), (3000, 1)), Region((17, 5), (18, 8000)), Region((1, 31), (99, 77))):
+        assert np.array_equal(read(array, region), whole[region.slices])
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_sum_is_rounded_once(data):
+    dtype = data.draw(st.sampled_from(("bfloat16", "float16", "float32", "float64")))
+    shape = data.draw(st.sampled_from(((7,), (5, 9), (2, 3, 4))))
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    array = random.standard_normal(shape).astype(DTYPES[dtype].numpy)
+    addend = random.standard_normal(shape).astype(np.float32)
+    wide = np.float64 if dtype == "float64" else np.float32
+    wanted = (array.astype(wide) + addend).astype(DTYPES[dtype].numpy)
+    region = data.draw(regions(shape))
+    assert np.array_equal(read(plus(lazy(array), lazy(addend)), region), wanted[region.slices])
+
+
+def test_adding_a_negative_zero_changes_no_bit():
+    every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES["bfloat16"].numpy)
+    array = every[~np.isnan(every.astype(np.float32))]
+    nothing = Constant(array.shape, DTYPES["float32"], b"\0\0\0\x80")
+    made = plus(lazy(array), nothing).read()
+    assert np.array_equal(made.view(np.uint16), array.view(np.uint16))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_rows_get_the_lengths_that_they_should_have(data):
+    rows, columns = data.draw(SIDES), data.draw(SIDES)
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    matrix, addend = random.standard_normal((2, rows, columns)).astype(np.float32)
+    lengths = random.uniform(0.5, 2, rows).astype(np.float32)
+    array = renormed(lazy(matrix), lazy(addend), lazy(lengths))
+    total = (matrix + addend).astype(np.float64)
+    wanted = total * (lengths / np.sqrt((total**2).sum(1)))[:, None] - matrix
+    region = data.draw(regions(array.shape))
+    assert np.allclose(read(array, region), wanted[region.slices], atol=1e-5)
+    # Read through a transpose, too, as bases that are MaxText's do.
+    swapped = relayout(array, ((rows,), (columns,)), (1, 0), (1, 1))
+    assert np.array_equal(swapped.read().T, array.read())
+
+
+def test_what_does_not_fit_together_is_refused():
+    matrix, other = lazy(np.zeros((3, 2), np.float32)), lazy(np.zeros((3, 4), np.float32))
+    with pytest.raises(ShapeError, match="not the factors of one product"):
+        low_rank(matrix, other)
+    with pytest.raises(ShapeError, match="cannot be added up"):
+        plus(matrix, other)
+    with pytest.raises(ShapeError, match="lengths of its rows"):
+        renormed(matrix, matrix, lazy(np.zeros(2, np.float32)))
+    with pytest.raises(ShapeError, match="not the factors"):
+        low_rank(matrix, lazy(np.zeros((2, 3), np.int32)))
