@@ -29,6 +29,7 @@ LLAMA3_ROPES = (
     {"rope_scaling": {"rope_type": "llama3"}},
     {"rope_scaling": {"type": "llama3"}},
     {"rope_parameters": {"rope_type": "llama3"}},
+    {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "llama3"}},
 )
 
 

@@ -313,6 +313,19 @@ class TestSettings:
         with pytest.raises(UsageError, match="stored otherwise"):
             ckpttools.maxtext_config(tmp_path / "m", scan=False)
 
+    def test_two_bases_of_the_rotary_embedding(self, tmp_path):
+        said = {
+            **LLAMA_8B,
+            "rope_theta": 777,
+            "rope_parameters": {"rope_theta": 5000, "rope_type": "default"},
+        }
+        said.pop("rope_scaling", None)
+        found = ckpttools.maxtext_config(written(tmp_path / "m", said))
+        assert found.as_mapping()["rope_max_timescale"] == 5000
+        assert "rope_parameters.rope_theta is 5000" in found.notes[0]
+        assert "but rope_theta is 777" in found.notes[0]
+        assert not ckpttools.maxtext_config(written(tmp_path / "m", {**said, "rope_theta": 5000})).notes
+
     def test_what_nothing_says_is_refused(self, tmp_path):
         config = {**LLAMA_8B, "rms_norm_eps": None}
         with pytest.raises(ConfigError, match="nothing says normalization_layer_epsilon"):

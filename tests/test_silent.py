@@ -16,9 +16,11 @@ from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, CoverageError
 from ckpttools.families.family import FlagRule
-from ckpttools.families.registry import family_of
+from ckpttools.families.registry import family_named, family_of
 from ckpttools.families.silent import silent_fields
 from ckpttools.formats.registry import open_tree
+from ckpttools.mapping.sizes import nested, states
+from ckpttools.maxtext.model_config import text_config, true_config
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.refusing import Refusing
@@ -127,6 +129,29 @@ class TestParts:
         tied = silent_fields({"model_type": "kimi_k25", "text_config": {"model_type": "deepseek_v3"}})
         assert tied["tie_word_embeddings"] is True
         assert "tie_word_embeddings" not in tied["text_config"]
+
+    def test_a_text_model_alone_says_what_the_whole_one_meant(self):
+        (alone,) = (each for each in family_named("qwen3-vl-moe").spellings if each.name == "text")
+        whole = {"model_type": "qwen3_vl_moe", "text_config": {"num_experts": 8, "head_dim": None}}
+        text = text_config(whole, alone)
+        assert text["num_key_value_heads"] == 16  # 4 to Qwen 3 with experts
+        assert text["rope_theta"] == 500000
+        assert "num_local_experts" not in text
+        for name in ("rope_parameters", "rope_scaling"):
+            stated = {**whole["text_config"], name: {"rope_theta": 7, "rope_type": "default"}}
+            assert "rope_theta" not in text_config({**whole, "text_config": stated}, alone)
+
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("case", [case for case in ANSWERS if "_config" in str(config_of(case))])
+    def test_what_is_written_says_how_heads_are_tied_where_transformers_looks(self, case, tied):
+        config, rule = config_of(case), family_of(config_of(case), "c").flags["tied"]
+        for left_out in range(len(rule.field) + 1):
+            silent = config
+            for name in rule.field[:left_out]:
+                silent = with_field(silent, name) if states(silent, name) else silent
+            made = true_config(silent, {}, tied, tied_by=rule).config
+            assert rule.read(made, "c").value == tied
+            assert {nested(made, name) for name in rule.field} <= {tied, None}
 
     def test_null_is_not_silence(self):
         made = silent_fields({"model_type": "mistral", "num_key_value_heads": None})

@@ -151,13 +151,14 @@ TIED = FlagRule(
     ("tie_word_embeddings", "text_config.tie_word_embeddings"),
     remedy="{tied} keep, drop or materialize decides otherwise",
 )
-# `rope_scaling` until transformers 4, `rope_parameters` from 5 on; `type` is the older name of `rope_type`.
+# `rope_scaling` until transformers 4, `rope_parameters` from 5 on, which takes the older one where both are
+# there; `type` is the older name of `rope_type`.
 LLAMA3_ROPE = FlagRule(
     (
-        "rope_parameters.rope_type",
         "rope_scaling.rope_type",
-        "rope_parameters.type",
         "rope_scaling.type",
+        "rope_parameters.rope_type",
+        "rope_parameters.type",
     ),
     ("llama3",),
 )

@@ -12,11 +12,16 @@ from ckpttools.mapping.sizes import nested, states
 
 # Where a rotary embedding is stated, this alone of it counts.
 THETA = "rope.theta"
+_USUAL_THETA = 10000.0
 # Where a multimodal configuration has its text model.
 TEXT_PARTS = ("thinker_config.text_config", "text_config")
 # Of all that a configuration says of heads, these are the whole model's, not the text model's.
 _OF_THE_WHOLE = ("tie_word_embeddings",)
 _THINKER = "thinker_config"
+# Fields with an older name.
+_OLDER = {"num_local_experts": "num_experts"}
+_THETA = "rope_theta"
+_ROPES = ("rope_parameters", "rope_scaling")
 
 
 def taken(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -43,9 +48,38 @@ def silent_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         full = f"{place}.{name}" if place else name
         parent = full.rpartition(".")[0]
         is_there = not parent or isinstance(nested(config, parent), Mapping)
-        if is_there and not name.startswith("rope.") and not states(config, full):
+        if is_there and not name.startswith("rope.") and not _is_stated(config, full):
             _put(made, full, value)
     return made
+
+
+def meant_otherwise(text: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+    """What the text part of a whole configuration means and a configuration of its own must say.
+
+    Args:
+        text: the text part as a model of a type of its own.
+        whole: the configuration that it is a part of.
+
+    Returns:
+        Fields of which both say nothing, and by which the two types mean different things.
+    """
+    own, theirs = taken(text), taken(whole)
+    fields = {name: value for name, value in theirs.items() if "." not in name and name not in _OF_THE_WHOLE}
+    said = {
+        name: value
+        for name, value in fields.items()
+        if not _is_stated(text, name) and own.get(name, value) != value
+    }
+    ropes = [text, *(part for name in _ROPES if isinstance(part := text.get(name), Mapping))]
+    if theirs.get(THETA) != own.get(THETA) and not any(_THETA in each for each in ropes):
+        said[_THETA] = theirs.get(THETA, _USUAL_THETA)
+    return said
+
+
+def _is_stated(config: Mapping[str, Any], name: str) -> bool:
+    """Whether a configuration states a field, by whichever of its names."""
+    parent, dot, last = name.rpartition(".")
+    return states(config, name) or (last in _OLDER and states(config, f"{parent}{dot}{_OLDER[last]}"))
 
 
 def _put(config: dict[str, Any], name: str, value: Any) -> None:

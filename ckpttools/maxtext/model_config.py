@@ -16,15 +16,15 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import inner
 from ckpttools.core.dtypes import DType
-from ckpttools.families.family import Spelling
-from ckpttools.mapping.sizes import nested
+from ckpttools.families.family import FlagRule, Spelling
+from ckpttools.families.silent import meant_otherwise
+from ckpttools.mapping.sizes import nested, states
 from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.weights import quantized, signs_of_scheme
 
 # transformers says `dtype` from version 5 on, `torch_dtype` before.
 _DTYPES = ("dtype", "torch_dtype")
-_TIED = "tie_word_embeddings"
 _ROWS = "vocab_size"
 _TEXT, _PART = "text_config", "_config"
 # Words in the names of a tower's arrays.
@@ -34,7 +34,14 @@ _AROUND = ("thinker_config",)
 _PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 # What stands at the top of a multimodal configuration and is the text model's.
-_SHARED = ("bos_token_id", "eos_token_id", "pad_token_id", _TIED, *_DTYPES, "transformers_version")
+_SHARED = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "tie_word_embeddings",
+    *_DTYPES,
+    "transformers_version",
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ def true_config(
     arrays: Mapping[str, LazyArray],
     tied: bool | None = None,
     *,
-    tied_by_default: bool = False,
+    tied_by: FlagRule | None = None,
     vocab: int | None = None,
 ) -> TrueConfig:
     """A configuration as it is true of these arrays.
@@ -68,13 +75,13 @@ def true_config(
         config: the parsed `config.json` of the model.
         arrays: what is written beside it, by name.
         tied: whether that is without an output head; None to leave what it says of that.
-        tied_by_default: what a configuration means that says nothing of it.
+        tied_by: which fields say that, and which of them counts.
         vocab: how many rows the vocabulary has; None to leave what it says of that.
     """
     made = json.loads(json.dumps(config))
     changes = list(_with_dtypes(made, "", _plain(arrays, config)))
-    if tied is not None:
-        changes += _with_tied(made, tied, tied_by_default)
+    if tied is not None and tied_by is not None:
+        changes += _with_tied(made, tied, tied_by)
     if vocab is not None:
         changes += _with_vocab(made, vocab)
     said = says_quantized(made)
@@ -144,15 +151,26 @@ def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
     return count.most_common(1)[0][0] if count else None
 
 
-def _with_tied(config: dict[str, Any], tied: bool, by_default: bool) -> Iterator[str]:
-    """Says in every place that says it, or where none does and that would mean the contrary."""
-    stating = {where: place for where, place in _of_text(config).items() if _TIED in place}
-    if not stating and tied != by_default:
-        stating = {"": config}
-    for where, place in stating.items():
-        if place.get(_TIED) != tied:
-            place[_TIED] = tied
-            yield f"{where}{_TIED} is {json.dumps(tied)}, as {'no' if tied else 'an'} output head is stored"
+def _with_tied(config: dict[str, Any], tied: bool, rule: FlagRule) -> Iterator[str]:
+    """Says in every place that says it, and where what counts would otherwise mean the contrary."""
+    fields = [name for name in rule.field if states(config, name)]
+    for name in fields:
+        yield from _with_field(config, name, tied)
+    if rule.read(config, "").value != tied:
+        yield from _with_field(config, next(name for name in rule.field if _has_place(config, name)), tied)
+
+
+def _with_field(config: dict[str, Any], name: str, tied: bool) -> Iterator[str]:
+    within, _, last = name.rpartition(".")
+    place = nested(config, within) if within else config
+    if place.get(last) != tied:
+        place[last] = tied
+        yield f"{name} is {json.dumps(tied)}, as {'no' if tied else 'an'} output head is stored"
+
+
+def _has_place(config: Mapping[str, Any], name: str) -> bool:
+    within = name.rpartition(".")[0]
+    return not within or isinstance(nested(config, within), Mapping)
 
 
 def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
@@ -211,7 +229,7 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
         part = nested(made, within) if within else made
         if isinstance(part, dict):
             part.pop(last, None)
-    made = {**spelling.defaults, **made}
+    made = {**spelling.defaults, **meant_otherwise(made, config), **made}
     kinds = text.get("architectures") or config.get("architectures") or ()
     named = [str(kind).replace("ForConditionalGeneration", "ForCausalLM") for kind in kinds]
     return {**made, "architectures": [spelling.architecture] if spelling.architecture else named}

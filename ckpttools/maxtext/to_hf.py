@@ -337,13 +337,11 @@ def _config(
     """The configuration of what is written, None where there is none; errors as `promising_less`."""
     if files.config is None:
         return None
-    rule = bound.family.flags.get(tying.FLAG)
-    by_default = rule is not None and rule.default
     text = text_config(files.config, bound.spelling) if options.spelling == TEXT else None
     size = bound.table.sizes.get(_VOCAB) if options.padding_rows == "keep" else None
-    config = true_config(
-        text or files.config, made, tied, tied_by_default=by_default, vocab=size.length if size else None
-    )
+    rule = bound.family.flags.get(tying.FLAG)
+    vocab = size.length if size else None
+    config = true_config(text or files.config, made, tied, tied_by=rule, vocab=vocab)
     if text is None:
         return promising_less(bound.family, config, made, files.place)
     return replace(config, changes=("it is that of the text model alone", *config.changes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -84,6 +85,15 @@ class ModelFacts:
                 yield from ((f"{where}.{kind}", said[kind]) for kind in kinds)
                 if not kinds:
                     yield where, said
+
+    def other_thetas(self) -> Iterator[tuple[str, str]]:
+        """Bases of rotary embeddings that are stated twice, and otherwise: the one that counts, the other."""
+        for name, older in _OLDER.items():
+            where, said = self._rope(name)
+            for each in older:
+                place, other = self._found(_CONFIG + each)
+                if where is not None and place not in (None, where) and other != said:
+                    yield f"{where} is {json.dumps(said)}", f"{place} is {json.dumps(other)}"
 
     def _found(self, name: str) -> tuple[str | None, Any]:
         if name.startswith(CYCLE):

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckpttools.core.errors import ConfigError
 from ckpttools.families.family import Family
+from ckpttools.families.silent import THETA
 from ckpttools.mapping.settings import Limit, Setting, SettingRules
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import ModelFacts
@@ -144,7 +145,10 @@ def _deviation(limit: Limit, reading: Reading) -> Deviation:
 
 def notes(family: Family, facts: ModelFacts) -> Iterator[str]:
     """What there is to know of a model."""
-    yield from (each.text for each in rules_of(family).notes if each.applies(facts))
+    rules = rules_of(family)
+    yield from (each.text for each in rules.notes if each.applies(facts))
+    thetas = facts.other_thetas() if any(term.name == THETA for term in rules.terms()) else ()
+    yield from (f"{told}, which transformers 5 takes, and so do we; but {other}" for told, other in thetas)
     towers = {field for field, flag in TOWERS.items() if flag not in family.towers}
     there = sorted(field for _, part in facts.parts() for field in towers if part.get(field))
     if there:
