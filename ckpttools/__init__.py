@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ckpttools.api.adapters import merge_adapter as merge_adapter
+    from ckpttools.api.assemble import assemble as assemble
+    from ckpttools.api.assemble import list_saves as list_saves
     from ckpttools.api.average import average as average
     from ckpttools.api.changes import cast as cast
     from ckpttools.api.changes import remap as remap
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "api.adapters": "merge_adapter",
     "api.average": "average",
+    "api.assemble": "assemble list_saves",
     "api.changes": "cast remap select stack strip_optimizer transform unstack",
     "api.chunks_report": "chunks",
     "api.conversion": "Conversion Resources open",

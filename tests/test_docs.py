@@ -452,10 +452,11 @@ def test_the_page_on_pytorch_is_true(tmp_path, monkeypatch):
     assert (tmp_path / "out/0/items").is_dir()
 
 
-def run_of(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the commands of a page, then its Python, on a run called RUN."""
+def carry_out(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **places: Path) -> None:
+    """Runs the commands of a page, then its Python, where copies of these directories are."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "fixtures" / "orbax" / "cm_best_metrics", tmp_path / "RUN")
+    for name, source in places.items():
+        shutil.copytree(source, tmp_path / name)
     lines = "".join(code_blocks(ROOT / "docs" / page, "console")).splitlines()
     words = [shlex.split(line.removeprefix("$ ckpt "), comments=True) for line in lines]
     done = ckpt_session(*words, path=tmp_path)
@@ -465,7 +466,12 @@ def run_of(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_on_runs_is_true(tmp_path, monkeypatch):
-    run_of("runs.md", tmp_path, monkeypatch)
+    carry_out("runs.md", tmp_path, monkeypatch, RUN=ROOT / "fixtures" / "orbax" / "cm_best_metrics")
+
+
+def test_the_page_on_hosts_is_true(tmp_path, monkeypatch):
+    hosts = ROOT / "fixtures" / "hosts" / "replicator-data=2,fsdp=4"
+    carry_out("assemble.md", tmp_path, monkeypatch, RAMDISKS=hosts)
 
 
 def test_the_page_on_adapters_is_true(tmp_path, monkeypatch):

@@ -22,10 +22,12 @@ from ckpttools.formats.orbax import runs as orbax_runs
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
+from ckpttools.formats.orbax.joined import Joined, joined_at, refuse_parts
 from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
 from ckpttools.formats.orbax.naming import ITEM, Neighbours
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
-from ckpttools.formats.orbax.steps import OrbaxItem
+from ckpttools.formats.orbax.saves import Save
+from ckpttools.formats.orbax.steps import OrbaxItem, is_item
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import occurrences
 from ckpttools.stores.place import Place
@@ -44,26 +46,14 @@ class Orbax:
         return orbax_runs.why_not(path)
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
+        save = joined_at(path, options)
+        if save is not None:
+            return joined_tree(save, path)
         item = orbax_runs.find_item(path, options.step)
         place = item.directory / orbax_metadata.TREE_FILE
         _require_room(place)
         document = read_json(place)
-        saved = orbax_metadata.parse_tree(document, str(place))
-        names = _names(saved, place)
-        impls = key_impls(item.directory)
-        metadata = Metadata(
-            format=self.name,
-            step=item.step.number,
-            item=item.name,
-            custom=_custom_metadata(item) or _object(document, place),
-            scalars=frozenset(each.path for each in saved if each.value_type == "scalar"),
-            key_impls={names[name]: impl for name, impl in impls.items() if name in names},
-            config=_config(item.directory),
-            place=str(item.directory),
-        )
-        leaves = _Leaves(item.directory, _arrays(item, document, options))
-        found = at_once(item.directory.store, leaves.leaf, saved)
-        return Tree({each.path: leaf for each, leaf in zip(saved, found, strict=True)}, metadata)
+        return _tree(item, document, _arrays(item, document, options), item.directory)
 
     def shardings(self, tree: Tree) -> Mapping[Path, Sharding]:
         from ckpttools.formats.orbax.sharding import stored_shardings
@@ -76,6 +66,9 @@ class Orbax:
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
         from ckpttools.formats.survey import zarr_storage
 
+        place = parse(tree.metadata.place)
+        if not is_item(place):
+            raise refuse_parts(place)
         return zarr_storage(tree, options.max_index_bytes)
 
     def owns(self, name: str) -> bool:
@@ -157,6 +150,49 @@ def _suitable_file_bytes(target: Target, ocdbt: bool) -> int | None:
 
 
 FORMAT = Orbax()
+
+
+def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, place: Place) -> Tree:
+    """An item as a tree.
+
+    Args:
+        item: where its JSON files are.
+        document: its `_METADATA`.
+        arrays: those of the tree.
+        place: what the tree says that it was opened at.
+    """
+    file = item.directory / orbax_metadata.TREE_FILE
+    saved = orbax_metadata.parse_tree(document, str(file))
+    names = _names(saved, file)
+    impls = key_impls(item.directory)
+    metadata = Metadata(
+        format=FORMAT.name,
+        step=item.step.number,
+        item=item.name,
+        custom=_custom_metadata(item) or _object(document, file),
+        scalars=frozenset(each.path for each in saved if each.value_type == "scalar"),
+        key_impls={names[name]: impl for name, impl in impls.items() if name in names},
+        config=_config(item.directory),
+        place=str(place),
+    )
+    leaves = _Leaves(item.directory, arrays)
+    found = at_once(item.directory.store, leaves.leaf, saved)
+    return Tree({each.path: leaf for each, leaf in zip(saved, found, strict=True)}, metadata)
+
+
+def joined_tree(save: Save, place: Place) -> Tree:
+    """A save of several hosts as a tree; nothing but indexes is read.
+
+    Args:
+        save: which; it need not be complete.
+        place: what the tree says that it was opened at.
+    """
+    first = save.shares[0]
+    _require_room(first.item / orbax_metadata.TREE_FILE)
+    item = OrbaxItem(first.item, first.step)
+    arrays = Arrays(place, Joined(place, save), first.document.get("use_zarr3"), may_be_left_out=False)
+    tree = _tree(item, first.document, arrays, place)
+    return tree.with_metadata(step=save.step)
 
 
 # A leaf is several objects in this file, and keys of the index: 100,000 took 2.4 KiB each to open.

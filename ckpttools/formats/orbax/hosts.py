@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from shlex import quote
 
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.formats.orbax.index import processes_of
+from ckpttools.formats.orbax.index import PROCESSES, processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.steps import Step, directories, is_item
 from ckpttools.stores.place import Place
 
 _OF_A_HOST = "process_metadata"
+_OF_PEERS = "state"
 _MOST_NAMED = 8
 
 
@@ -36,56 +37,67 @@ def other_hosts(item: Place) -> list[Place]:
 
 
 def hosts_at(path: Place) -> dict[Place, list[Place]]:
-    """Directories of hosts of emergency and multi-tier checkpoints at a path: host -> its items.
+    """Directories of hosts of emergency, multi-tier and peer-to-peer checkpoints: host -> its items.
 
-    Each holds `STEP/ITEM`, with `STEP/process_metadata` beside the item.
+    Each holds `STEP/ITEM`, with `STEP/process_metadata` beside the item; or, of peers, chunks of one process
+    of a job, each of another.
 
     Raises:
         StorageError: a directory may not be listed.
     """
-    found: dict[Place, list[Place]] = {}
+    marked: dict[Place, list[Place]] = {}
+    peers: dict[Place, list[Place]] = {}
     for host in directories(path):
         steps = [step for step in directories(host) if Step(step).number is not None]
-        parts = [step for step in steps if (step / _OF_A_HOST).is_dir()]
-        items = [item for step in parts for item in directories(step) if is_item(item)]
-        if items:
-            found[host] = items
-    return found
+        for step in steps:
+            is_marked = (step / _OF_A_HOST).is_dir()
+            items = [item for item in directories(step) if is_item(item)] if is_marked else []
+            if items:
+                marked.setdefault(host, []).extend(items)
+            elif is_item(step / _OF_PEERS):
+                peers.setdefault(host, []).append(step / _OF_PEERS)
+    return marked or _peers(peers)
 
 
-def not_together(path: Place, hosts: Mapping[Place, list[Place]]) -> FormatError:
-    """The error of a directory that holds those of hosts, each with its part of one checkpoint."""
+def _peers(found: dict[Place, list[Place]]) -> dict[Place, list[Place]]:
+    """Those that have chunks of one process each, where processes are several: runs of one are all of 0."""
+    processes = {
+        host: {place.name for item in items for place in item.glob(PROCESSES)}
+        for host, items in found.items()
+    }
+    own = {host: next(iter(names)) for host, names in processes.items() if len(names) == 1}
+    return {host: found[host] for host in own} if len(set(own.values())) > 1 else {}
+
+
+def not_together(path: Place, hosts: Mapping[Place, list[Place]], lacking: str = "") -> FormatError:
+    """The error of a directory that holds those of hosts, of which no step is complete.
+
+    Args:
+        path: the directory.
+        hosts: as of `hosts_at`.
+        lacking: lines that say what is missing.
+    """
     names = [host.name for host in hosts]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    common = set.intersection(*({item.parent.name for item in items} for items in hosts.values()))
-    hint = "copy the ocdbt.process_* of all hosts, of one step, and one _METADATA into a new directory"
+    hint = f"`ckpt assemble {quote(str(path))} --list` says which hosts would bring it"
     others = [each for each in directories(path) if each not in hosts]
     if others:
         hint += (
             f"; these beside them are not directories of hosts: {', '.join(each.name for each in others[:3])}"
         )
-    if common:
-        step = max(common, key=lambda name: (len(name), name))
-        item = next(each for each in next(iter(hosts.values())) if each.parent.name == step)
-        hint += _OWN_LINE + _putting_together(path, item)
     return FormatError(
-        "this holds what several hosts kept for themselves, each a part of one checkpoint (emergency or "
-        "multi-tier checkpointing)",
+        "this holds what several hosts kept for themselves, each a part of one checkpoint, and no step is "
+        f"complete{lacking}",
         place=path,
         got=f"directories of hosts: {', '.join(names[:_MOST_NAMED])}{more}",
-        wanted="one directory with the parts of all of them, or that of one host",
+        wanted="the directories of so many hosts that together they have every chunk of a step",
         hint=hint,
     )
 
 
-# A command begins a line, so that a whole line is what there is to copy.
-_OWN_LINE = "\n         "
-
-
-def _putting_together(hosts: Place, item: Place) -> str:
-    """The command that makes one directory of what all hosts below `hosts` have of the step of `item`."""
-    below = f"{quote(str(hosts))}/*/{quote(item.parent.name)}/{quote(item.name)}"
-    return f"mkdir NEW && cp -r {below}/ocdbt.process_* {quote(str(item / TREE_FILE))} NEW"
+def _putting_together(hosts: Place) -> str:
+    """The command that makes one checkpoint of what all hosts below `hosts` have."""
+    return f"ckpt assemble {quote(str(hosts))} DST"
 
 
 def where_chunks_may_be(item: Place, may_be_old: bool) -> str:
@@ -101,12 +113,11 @@ def where_chunks_may_be(item: Place, may_be_old: bool) -> str:
         where = f": {', '.join(others[:_MOST_NAMED])}{more}" if others else ""
         told = (
             "this is what one host kept for itself, the rest is in the directories of the other hosts"
-            f"{where}; copy the ocdbt.process_* of all hosts and one {TREE_FILE} into a new directory, "
-            "and give that"
+            f"{where}; `ckpt assemble HOST… DST` makes one checkpoint of them"
         )
         hosts = item.parent.parent.parent
         is_all = bool(others) and all(place.parent.parent.parent == hosts for place in other_hosts(item))
-        return f"{told}: `{_putting_together(hosts, item)}`" if is_all else told
+        return f"{told}: `{_putting_together(hosts)}`" if is_all else told
     processes = ", ".join(place.name for place in processes_of(item))
     if processes:
         return (

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -90,17 +91,20 @@ def _value_type(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -
     return "scalar" if path in tree.metadata.scalars else "np.ndarray"
 
 
-def checkpoint_document(item: str | None, custom: Mapping[str, Any]) -> dict[str, Any]:
+def checkpoint_document(
+    item: str | None, custom: Mapping[str, Any], others: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """The content of `_CHECKPOINT_METADATA`.
 
     Args:
         item: name of the item below the step directory; None for the copy inside an item, where MaxText
             looks when it is given the path of the item.
         custom: the user's metadata.
+        others: further items of the step: name -> what reads it.
     """
     now = time.time_ns()
     return {
-        "item_handlers": {item: HANDLER} if item else HANDLER,
+        "item_handlers": {item: HANDLER, **others} if item else HANDLER,
         "metrics": {},
         "performance_metrics": {},
         "init_timestamp_nsecs": now,

@@ -24,7 +24,7 @@ from ckpttools.core.errors import (
 from ckpttools.core.text import natural_key, some
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.interrupted import begun_in, next_step
-from ckpttools.formats.orbax.hosts import hosts_at, not_together
+from ckpttools.formats.orbax.hosts import hosts_at
 from ckpttools.formats.orbax.index import processes_of
 from ckpttools.formats.orbax.metadata import COMMIT_FILE, TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
@@ -35,6 +35,7 @@ from ckpttools.formats.orbax.steps import (
     commits_by_file,
     described,
     directories,
+    is_item,
     step_of,
 )
 from ckpttools.stores.place import Place
@@ -101,7 +102,8 @@ def not_whole_beside(tree: Tree) -> OtherSteps:
     unfinished: dict[str, str] = {}
     damaged: dict[str, str] = {}
     step = step_of(parse(tree.metadata.place))
-    if tree.metadata.format != "orbax" or step.number is None:
+    is_one = is_item(parse(tree.metadata.place))
+    if tree.metadata.format != "orbax" or step.number is None or not is_one:
         return OtherSteps({}, {})
     beside = sorted(directories(step.path.parent), key=lambda place: natural_key(place.name))
     for each in map(Step, beside):
@@ -166,9 +168,6 @@ def _unfinished_error(step: Step, place: Place, reason: str) -> FormatError:
 
 
 def _in_run(run: OrbaxRun, step: int | None) -> OrbaxItem:
-    hosts = {} if run.steps else hosts_at(run.path)
-    if hosts:
-        raise not_together(run.path, hosts)
     if step is not None:
         return _only(_finished_step(run, step))
     reasons: dict[int, str] = {}

@@ -51,6 +51,11 @@ def stored_shardings(tree: Tree) -> dict[TreePath, Sharding]:
     }
 
 
+def shardings_in(item: Place) -> dict[str, Sharding]:
+    """Name of an array -> its sharding, of an item that has them; raises what reading and parsing raise."""
+    return dict(_shardings(read_json(item / SHARDING_FILE)))
+
+
 def _shardings(document: Mapping[str, str]) -> Iterator[tuple[str, Sharding]]:
     # Most arrays share their text with others, and each lists all devices of the mesh.
     known: dict[str, Sharding] = {}

@@ -44,6 +44,19 @@ _PAGE, _LINE = 4096, 64
 _NO_TARGET = 1 << 62
 
 
+@dataclass(frozen=True, slots=True)
+class OtherItem:
+    """An item of a step that is no tree.
+
+    Attributes:
+        handler: what Orbax calls the class that reads it.
+        files: by name.
+    """
+
+    handler: str
+    files: Mapping[str, bytes]
+
+
 @dataclass(frozen=True)
 class OrbaxWriter:
     """Writes `<root>/<step>/<item>`, as `CheckpointManager` and MaxText lay it out; or `<item>`, or an item.
@@ -59,6 +72,7 @@ class OrbaxWriter:
         chunks: shapes of chunks that the user gives; None for none.
         shardings: how arrays lie on a mesh where a loader is told nothing else; they restore as JAX's then.
         level: what the root is: a "run" with one step, a "step", or an "item".
+        beside: further items of the step, small ones: name -> files in it. With level "item" there are none.
     """
 
     step: int | None = 0
@@ -71,6 +85,7 @@ class OrbaxWriter:
     chunks: GivenChunks | None = None
     shardings: Mapping[Path, Sharding] = field(default_factory=dict)
     level: str = "run"
+    beside: Mapping[str, OtherItem] = field(default_factory=dict)
     name: str = "orbax"
 
     def __post_init__(self) -> None:
@@ -166,10 +181,18 @@ class OrbaxWriter:
             (item / name).write_bytes(json.dumps(content).encode())
         step = None if self.level == "item" else item.parent
         if step:
-            outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom)
+            handlers = {name: other.handler for name, other in self.beside.items()}
+            self._write_beside(step)
+            outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom, handlers)
             (step / orbax_metadata.CHECKPOINT_FILE).write_bytes(json.dumps(outer).encode())
         for place in (item, step) if step else (item,):
             (place / orbax_metadata.COMMIT_FILE).write_bytes(orbax_metadata.COMMIT_TEXT)
+
+    def _write_beside(self, step: Place) -> None:
+        for name, other in self.beside.items():
+            for file, content in other.files.items():
+                (step / name / file).write_bytes(content)
+            (step / name / orbax_metadata.COMMIT_FILE).write_bytes(orbax_metadata.COMMIT_TEXT)
 
     def _documents(self, tree: Tree, layout: Layout) -> Iterator[tuple[str, bytes]]:
         """Key and content of each array's own metadata."""

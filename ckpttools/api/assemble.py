@@ -1,0 +1,263 @@
+"""One checkpoint of what several hosts kept: emergency, multi-tier and peer-to-peer checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.convert import Changing
+from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.sources import Opening, part_of, read_options
+from ckpttools.api.tree_plan import plan_tree
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.notes import Notes
+from ckpttools.core.text import plural, some
+from ckpttools.formats.orbax.columns import WantedHost, wanted_hosts
+from ckpttools.formats.orbax.format import joined_tree
+from ckpttools.formats.orbax.iterators import ITEM, iterators_of
+from ckpttools.formats.orbax.naming import ITEM as TREE_ITEM
+from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
+from ckpttools.formats.orbax.saves import MissingCells, Save, newest_complete, saves_of
+from ckpttools.formats.orbax.shares import Share, shares_of
+from ckpttools.formats.orbax.twins import TwinComparison, compared, unlike
+from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.formats.registry import writer_for, writer_options
+from ckpttools.maxtext.layout import SCAN_LAYERS
+from ckpttools.maxtext.view import view_of
+from ckpttools.run.apart import check_apart
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.pace import requesting
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+@dataclass(frozen=True, slots=True)
+class SaveListing:
+    """One save of one step, as far as it is there.
+
+    Attributes:
+        step: its number.
+        began: when, in seconds since 1970; None where nothing tells.
+        hosts: directories of the hosts that have a share of it.
+        chunks: that are there, each counted once; `twins` of them several hosts have.
+        missing: what no host has.
+        wanted: hosts that would bring that; () where nothing is missing, None where nothing tells which.
+    """
+
+    step: int
+    began: float | None
+    hosts: tuple[Place, ...]
+    chunks: int
+    twins: int
+    missing: tuple[MissingCells, ...]
+    wanted: tuple[WantedHost, ...] | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a checkpoint can be made of it."""
+        return not self.missing
+
+
+@dataclass(frozen=True)
+class HostsListing:
+    """What directories of hosts hold.
+
+    Attributes:
+        saves: the newest first.
+        unusable: directory of a step -> why nothing of it can be used.
+        lost: data files that are missing or cut short; what is in them is looked for with other hosts.
+    """
+
+    saves: tuple[SaveListing, ...]
+    unusable: dict[str, str]
+    lost: tuple[str, ...]
+
+    @property
+    def newest(self) -> SaveListing | None:
+        """The newest that is complete."""
+        return next((each for each in self.saves if each.is_complete), None)
+
+
+def list_saves(
+    hosts: Where | Sequence[Where], *, requests: int | None = None, max_index_bytes: int = MAX_INDEX_BYTES
+) -> HostsListing:
+    """Which steps hosts have kept, which of them are complete, and what others lack. Reads indexes alone.
+
+    Args:
+        hosts: directories of hosts, or of steps in them, or directories above several.
+        requests: requests under way at once to stores behind a network; None for as many as suit them.
+        max_index_bytes: memory that an index may take, where its size does not account for it.
+
+    Raises:
+        FormatError: nothing there is of a host.
+        CheckpointError: nothing is there, or it cannot be read.
+    """
+    with requesting(requests):
+        shares = _shares(_places(hosts), max_index_bytes)
+        faults = {str(share.step.path): share.fault for share in shares if share.fault is not None}
+        saves = tuple(_listed(save) for save in saves_of(shares))
+        lost = tuple(each for share in shares if share.fault is None for each in share.lost)
+        return HostsListing(saves, faults, lost)
+
+
+def _listed(save: Save) -> SaveListing:
+    documents = sum(document is not None for _, document in save.arrays.values())
+    return SaveListing(
+        save.step,
+        save.began,
+        tuple(share.host for share in save.shares),
+        len(save.owners) - documents,
+        len(save.twins),
+        save.missing,
+        wanted_hosts(save) if save.missing else (),
+    )
+
+
+@command(Changing, more=writer_options)
+def assemble(
+    hosts: Where | Sequence[Where],
+    destination: Where,
+    *,
+    prefer: Where | Sequence[Where] = (),
+    comparing: Callable[[int], None] = lambda nbytes: None,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Makes one checkpoint of what several hosts kept for themselves: of the newest step that is complete.
+
+    Whatever several hosts have is compared, byte by byte, when it is planned. Chunks are shared with the
+    hosts' files where these can be linked.
+
+    Args:
+        hosts: directories of hosts, or of steps in them, or directories above several.
+        destination: directory that appears when everything is written: a run with the one step.
+        prefer: hosts from which chunks are taken in which others differ.
+        comparing: called with numbers of bytes while chunks are compared, from several threads.
+        common: `ckpttools.api.convert.Changing`; `step` for another step than the newest.
+
+    Raises:
+        FormatError: no step is complete, or hosts differ in what they both have.
+        UsageError: there is no such step or host.
+        CheckpointError: as `ckpttools.convert`.
+    """
+    opening, writing = part_of(common, Opening), part_of(common, Writing)
+    rest = {name: value for name, value in common.items() if name not in {**opening, **writing}}
+    how: dict[str, Any] = {"item": TREE_ITEM, **rest}
+    read, places, preferred = read_options(opening), _places(hosts), _places(prefer)
+    with requesting(writing.get("requests")):
+        save = _chosen(_shares(places, read.max_index_bytes), read.step).preferring(preferred)
+        for share in save.shares:
+            check_apart(share.host, parse(destination))
+        notes = _notes(save, _checked(save, preferred, comparing))
+        iterators = iterators_of(save)
+    tree = _tree(save, places[0], notes)
+
+    def plan(resources: Resources) -> Conversion:
+        writer = writer_for(tree, destination=parse(destination), keeps_names=False, shares=True, **how)
+        if isinstance(writer, OrbaxWriter) and iterators is not None:
+            writer = replace(writer, beside={ITEM: iterators})
+        return plan_tree(tree, writer, resources)
+
+    return prepare(plan, tree, destination, **writing)
+
+
+def _places(where: Where | Sequence[Where]) -> list[Place]:
+    named: Iterable[Where] = where if isinstance(where, list | tuple) else [where]  # type: ignore[list-item]
+    return [parse(each) for each in named]
+
+
+def _shares(hosts: Sequence[Place], max_index_bytes: int) -> list[Share]:
+    """Those of all hosts, each once, whatever links lead to it, with what tells whether it can be used."""
+    if not hosts:
+        raise UsageError("no directory of a host is named")
+    found = {share.item.resolve(): share for host in hosts for share in shares_of(host, max_index_bytes)}
+    if not found:
+        raise FormatError(
+            "no step of a host is here",
+            place=", ".join(map(str, hosts)),
+            wanted="directories of hosts with STEP/state, or one with those of several hosts in it",
+        )
+    at_once(hosts[0].store, lambda share: share.fault, found.values())
+    return list(found.values())
+
+
+def _chosen(shares: Sequence[Share], step: int | None) -> Save:
+    """The newest complete save.
+
+    Raises:
+        UsageError: there is no such step.
+        FormatError: none is complete.
+    """
+    saves = saves_of(shares)
+    if step is not None and step not in {save.step for save in saves}:
+        there = ", ".join(map(str, sorted({save.step for save in saves})))
+        raise UsageError(f"no host has step {step}", got=f"steps {there}" if there else "no step")
+    save = newest_complete(saves, step)
+    if save is None:
+        faults = [f"{each.step.path}: {each.fault}" for each in shares if each.fault is not None]
+        raise FormatError(
+            "no step is complete: chunks are missing that none of these hosts has"
+            + listing([*map(_lacking, saves), *faults]),
+            wanted="directories of so many hosts that together they have every chunk",
+            hint="name those of more hosts, of their copies in a bucket, or the persistent directory",
+        )
+    return save
+
+
+def _lacking(save: Save) -> str:
+    missing = sum(len(each.cells) for each in save.missing)
+    wanted = wanted_hosts(save)
+    more = ""
+    if wanted:
+        ways = ", and ".join(" or ".join(map(str, each.processes)) for each in wanted)
+        more = f"; {plural(len(wanted), 'more host')} would do: process {ways}"
+    arrays = some([str(each) for each in save.missing])
+    return f"step {save.step}, of {plural(len(save.shares), 'host')}: {missing:,} chunks ({arrays}){more}"
+
+
+def _checked(save: Save, preferred: Sequence[Place], observe: Callable[[int], None]) -> TwinComparison:
+    """What came of comparing what several hosts have.
+
+    Raises:
+        FormatError: they differ, and no preferred host decides.
+        UsageError: a preferred host has no share.
+    """
+    there = {share.host.resolve() for share in save.shares}
+    for host in preferred:
+        if host.resolve() not in there:
+            hosts = ", ".join(str(share.host) for share in save.shares)
+            raise UsageError(f"{host} has nothing of step {save.step}", wanted=f"one of {hosts}")
+    found = compared(save, observe)
+    names = {share.name for share in save.shares if share.host.resolve() in {p.resolve() for p in preferred}}
+    open_ones = [each for each in found.disagreements if not names & {n for g in each.groups for n in g}]
+    if open_ones:
+        raise unlike(save, open_ones)
+    return found
+
+
+def _notes(save: Save, twins: TwinComparison) -> Notes:
+    hosts = some([str(share.host) for share in save.shares], 4)
+    remarks = [f"step {save.step} of {plural(len(save.shares), 'host')}: {hosts}"]
+    if twins.chunks:
+        same = twins.chunks - len(twins.disagreements)
+        remarks.append(f"{plural(same, 'value')} that several hosts have are the same bytes in all of them")
+    remarks += [
+        f"{each}; {save.shares[save.owners[each.key]].host} was preferred" for each in twins.disagreements
+    ]
+    if iterators_of(save) is None:
+        remarks.append("where the data iterator was is not known: these hosts kept no state of it")
+    return Notes(remarks=tuple(remarks))
+
+
+def _tree(save: Save, place: Place, notes: Notes) -> Tree:
+    """The tree, with what MaxText wants to be told of layers: such managers store nothing of it."""
+    tree = joined_tree(save, place).with_metadata(notes=notes)
+    view = view_of(tree)
+    if not view.is_maxtext or SCAN_LAYERS in tree.metadata.custom:
+        return tree
+    return tree.with_metadata(custom={**tree.metadata.custom, SCAN_LAYERS: view.is_stacked})

@@ -1,0 +1,118 @@
+"""Which processes hold what is missing: by the mesh of the save, as far as it is noted.
+
+Processes whose devices have the same places on the axes that arrays are cut along hold the same chunks: any
+one of them makes up for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Path, dotted
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.region import Shape
+from ckpttools.formats.json_file import parse_json
+from ckpttools.formats.orbax.metadata import SHARDING_FILE
+from ckpttools.formats.orbax.saves import Save
+from ckpttools.formats.orbax.sharding import shardings_in
+from ckpttools.formats.orbax.shares import Share
+
+_OF_PROCESSES = ("process_metadata/global_process_metadata.json", "process_metadata/mesh_metadata.json")
+
+
+@dataclass(frozen=True, slots=True)
+class WantedHost:
+    """A host that would bring what is missing.
+
+    Attributes:
+        processes: the processes of the job of which any one is enough, by their distributed ids.
+        chunks: how many chunks each of them has that nobody else has.
+    """
+
+    processes: tuple[int, ...]
+    chunks: int
+
+
+def wanted_hosts(save: Save) -> tuple[WantedHost, ...] | None:
+    """Hosts that together would make a save complete, few of them; None where nothing tells which.
+
+    Chosen one by one, each for what it has most of: where arrays are cut along different axes, fewer may do.
+    """
+    try:
+        mesh = _mesh_of(save.shares)
+        if mesh is None:
+            return None
+        holders = dict(_holders(save, mesh))
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        return None  # the mesh is a help to people, not what completeness depends on
+    if holders.keys() != {(each.path, cell) for each in save.missing for cell in each.cells}:
+        return None
+    return tuple(_covering(holders))
+
+
+@dataclass(frozen=True)
+class _Mesh:
+    """Which process each device of a mesh belongs to, in the order of the mesh."""
+
+    processes: tuple[int, ...]
+    shardings: Mapping[str, Sharding]
+
+
+def _mesh_of(shares: Sequence[Share]) -> _Mesh | None:
+    for share in shares:
+        files = [share.step.path / name for name in _OF_PROCESSES]
+        if all(file.is_file() for file in files) and (share.item / SHARDING_FILE).is_file():
+            by_process, devices = (parse_json(file.read_bytes().decode()) for file in files)
+            owner = {device: number for number, ids in enumerate(by_process) for device in ids}
+            return _Mesh(tuple(owner[device] for device in devices), shardings_in(share.item))
+    return None
+
+
+def _holders(save: Save, mesh: _Mesh) -> Iterator[tuple[tuple[Path, Shape], frozenset[int]]]:
+    """Each missing chunk, and the processes that have it."""
+    for each in save.missing:
+        sharding, document = mesh.shardings.get(dotted(each.path)), save.arrays[each.path][1]
+        if sharding is None or document is None:
+            return
+        cells = _cells(sharding, mesh.processes, len(document.shape))
+        if cells.keys() != set(product(*map(range, document.grid))):
+            return  # the grid is not that of the mesh
+        yield from (((each.path, cell), frozenset(cells[cell])) for cell in each.cells)
+
+
+def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shape, set[int]]:
+    """Each cell of an array's grid, and the processes whose devices have it."""
+    lengths = dict(sharding.mesh)
+    if len(processes) != prod(lengths.values()):
+        raise ValueError("a mesh of another size")
+    spec = [*sharding.spec, *([()] * (rank - len(sharding.spec)))]
+    found: dict[Shape, set[int]] = {}
+    for process, place in zip(processes, product(*map(range, lengths.values())), strict=True):
+        at = dict(zip(lengths, place, strict=True))
+        cell = []
+        for axes in spec:
+            number = 0
+            for axis in axes:
+                number = number * lengths[axis] + at[axis]
+            cell.append(number)
+        found.setdefault(tuple(cell), set()).add(process)
+    return found
+
+
+def _covering(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[WantedHost]:
+    """Hosts that have everything together, those with most first."""
+    left = dict(holders)
+    while left:
+        held: dict[int, set[tuple[Path, Shape]]] = {}
+        for chunk, processes in left.items():
+            for process in processes:
+                held.setdefault(process, set()).add(chunk)
+        best = max(held, key=lambda process: (len(held[process]), -process))
+        alike = tuple(sorted(process for process, chunks in held.items() if chunks == held[best]))
+        yield WantedHost(alike, len(held[best]))
+        for chunk in held[best]:
+            del left[chunk]

@@ -1,0 +1,55 @@
+"""The states of data iterators that hosts keep with a save, as grain and MaxText read them from a step.
+
+Peers keep one file with the states of all processes, `data_iter/pygrain_states.json`; others a file for each
+process, `process_3-of-8.json`. Emergency and multi-tier managers keep none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from ckpttools.core.errors import FormatError
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.orbax.saves import Save
+from ckpttools.formats.orbax.write import OtherItem
+from ckpttools.stores.place import Place
+
+ITEM = "iter"
+"""What MaxText calls the item."""
+_HANDLER = "grain._src.python.checkpoint.handler.CheckpointHandler"
+_KEPT_AS = ("data_iter", "iter")
+_ALL = "pygrain_states.json"
+
+
+def iterators_of(save: Save) -> OtherItem | None:
+    """The states that the hosts of a save kept; None where they kept none.
+
+    Raises:
+        FormatError: two of them differ, or a file is damaged.
+        StorageError: one cannot be read.
+    """
+    found: dict[str, bytes] = {}
+    for share in save.shares:
+        for name in _KEPT_AS:
+            for file, content in _states(share.step.path / name):
+                if found.setdefault(file, content) != content:
+                    raise FormatError(
+                        "hosts differ in where they are in the data",
+                        place=share.step.path / name,
+                        got=f"another {file} than that of {save.shares[0].host} or one after it",
+                        hint="leave out the directory of one of them",
+                    )
+    return OtherItem(_HANDLER, dict(sorted(found.items()))) if found else None
+
+
+def _states(directory: Place) -> Iterator[tuple[str, bytes]]:
+    """Name of the file of each process, and its state."""
+    together = directory / _ALL
+    if together.is_file():
+        states = read_json(together)
+        for process, state in states.items():
+            text = state if isinstance(state, str) else json.dumps(state, indent=4)
+            yield f"process_{process}-of-{len(states)}.json", text.encode()
+    for place in directory.glob("process_*.json"):
+        yield place.name, place.read_bytes()

@@ -1,0 +1,95 @@
+"""A save opened as one tree, whose chunks lie with several hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax.entries import FileFault, Indexed
+from ckpttools.formats.orbax.hosts import hosts_at, not_together
+from ckpttools.formats.orbax.index import Index, named_file
+from ckpttools.formats.orbax.ocdbt import Entry, Extent
+from ckpttools.formats.orbax.saves import Save, newest_complete, saves_of
+from ckpttools.formats.orbax.shares import shares_of
+from ckpttools.formats.orbax.steps import OrbaxRun, described
+from ckpttools.formats.orbax.twins import refuse_unlike
+from ckpttools.stores.base import File
+from ckpttools.stores.place import Place
+
+# Of what several hosts have, so many values are compared at their ends when it is opened: those of two
+# saves would differ in all of them.
+_MOST_COMPARED = 256
+
+
+class Joined(Indexed):
+    """The keys of a save; each extent's file begins with the number of the share that it is of."""
+
+    missing = "no entry in the index of any host"
+
+    def __init__(self, directory: Place, save: Save) -> None:
+        super().__init__(directory, Index((), {}, ()))
+        self._save = save
+        names: dict[tuple[int, str], str] = {}
+
+        def numbered(owner: int, entry: Entry) -> Entry:
+            if isinstance(entry, bytes):
+                return entry
+            name = names.setdefault((owner, entry.file), f"{owner}/{entry.file}")
+            return Extent(name, entry.offset, entry.length)
+
+        shares = save.shares
+        self._entries = {key: numbered(at, shares[at].entries[key]) for key, at in save.owners.items()}
+
+    @cached_property
+    def faults(self) -> Mapping[str, FileFault]:
+        return {}  # what lies in such files is with another host, or missing
+
+    def file(self, extent: Extent) -> File:
+        if extent.file not in self._files:
+            number, _, name = extent.file.partition("/")
+            self._files[extent.file] = named_file(self._save.shares[int(number)].item, name)
+        return self._files[extent.file]
+
+
+def joined_at(path: Place, options: ReadOptions) -> Save | None:
+    """The newest complete save of the hosts whose directories are at a path; None where none are.
+
+    Raises:
+        FormatError: there are some, and no save is complete; or what two of them have differs.
+        StorageError: a directory may not be looked into.
+    """
+    if not path.is_dir():
+        return None
+    found = described(path)
+    if not isinstance(found, OrbaxRun) or found.steps:
+        return None
+    hosts = hosts_at(path)
+    if not hosts:
+        return None
+    shares = [share for host in hosts for share in shares_of(host, options.max_index_bytes)]
+    saves = saves_of(shares)
+    save = newest_complete(saves, options.step)
+    if save is None:
+        raise not_together(path, hosts, listing([_lacking(each) for each in saves]))
+    refuse_unlike(save, list(save.twins)[:: len(save.twins) // _MOST_COMPARED + 1])
+    return save
+
+
+def _lacking(save: Save) -> str:
+    chunks = sum(len(each.cells) for each in save.missing)
+    names = ", ".join(share.host.name for share in save.shares)
+    if save.is_complete:
+        return f"step {save.step} of {names}: complete, and not the one that was asked for"
+    return f"step {save.step} of {names}: {chunks:,} chunks of {len(save.missing):,} arrays are missing"
+
+
+def refuse_parts(place: Place) -> FormatError:
+    """The error of what is about the files of one item, where hosts have one each."""
+    return FormatError(
+        "this is put together of what several hosts keep, each in files of its own",
+        place=place,
+        wanted="the directory of one host, or a checkpoint made of all of them",
+        hint=f"name one of {', '.join(host.name for host in list(hosts_at(place))[:3])}; or `ckpt assemble`",
+    )

@@ -1,0 +1,192 @@
+"""Saves put together of the shares of hosts: which are complete, what the others lack, what hosts both have.
+
+A save is complete when the shares together have every cell of the chunk grid of every array, whatever mesh
+they were saved on. Shares of different steps are never mixed, nor are those of two saves of one step: of a
+job that went back and saved it again, arrays may be cut alike and hold other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ckpttools.array.tree import Path, dotted, spelled
+from ckpttools.core.region import Shape, grid_indices
+from ckpttools.formats.orbax.metadata import SavedLeaf, parse_tree
+from ckpttools.formats.orbax.ocdbt import Entry
+from ckpttools.formats.orbax.shares import Share
+from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.array import ZarrArray
+from ckpttools.formats.zarr.chunks import parse_array
+from ckpttools.stores.place import Place
+
+DOCUMENTS = (zarr3.DOCUMENT, zarr2.DOCUMENT)
+# Hosts begin a save together; clocks differ, and slow disks are waited for. A job that was started again
+# needs longer than that to come back to the same step.
+_TOGETHER_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCells:
+    """What all shares together lack of one array.
+
+    Attributes:
+        path: of the array.
+        cells: grid indices of the chunks; empty where not even its metadata is there.
+        chunks: how many its grid has; 0 where that is not known.
+    """
+
+    path: Path
+    cells: tuple[Shape, ...]
+    chunks: int
+
+    def __str__(self) -> str:
+        if not self.chunks:
+            return f"{spelled(self.path)}: its metadata"
+        return f"{spelled(self.path)}: {len(self.cells):,} of {self.chunks:,} chunks"
+
+
+@dataclass(frozen=True)
+class Save:
+    """One save of one step, as far as shares of it are there.
+
+    Attributes:
+        step: its number.
+        shares: of it; what several have is taken from the first of them.
+    """
+
+    step: int
+    shares: tuple[Share, ...]
+
+    @cached_property
+    def began(self) -> float | None:
+        """When the first host began it, in seconds since 1970; None where nothing tells."""
+        return min((each.began for each in self.shares if each.began is not None), default=None)
+
+    @cached_property
+    def owners(self) -> Mapping[str, int]:
+        """Key -> number of the share that it is taken from."""
+        found: dict[str, int] = {}
+        for number, share in enumerate(self.shares):
+            for key in share.entries:
+                found.setdefault(key, number)
+        return found
+
+    @cached_property
+    def twins(self) -> Mapping[str, tuple[int, ...]]:
+        """Key -> numbers of the shares that have it, where they are several."""
+        found: dict[str, tuple[int, ...]] = {}
+        owners = self.owners
+        for number, share in enumerate(self.shares):
+            for key in share.entries:
+                if (owner := owners[key]) != number:
+                    found[key] = (*found.get(key, (owner,)), number)
+        return found
+
+    def entry(self, key: str) -> Entry | None:
+        """What a key stands for in the share that it is taken from."""
+        owner = self.owners.get(key)
+        return None if owner is None else self.shares[owner].entries[key]
+
+    @cached_property
+    def leaves(self) -> Sequence[SavedLeaf]:
+        """Those of the tree."""
+        first = self.shares[0]
+        return parse_tree(first.document, str(first.item))
+
+    @cached_property
+    def arrays(self) -> Mapping[Path, tuple[str, ZarrArray | None]]:
+        """Of each array what its keys begin with, and its metadata; None where no share has that."""
+        wanted = [leaf.path for leaf in self.leaves if not leaf.is_empty and leaf.value_type != "string"]
+        known: dict[bytes, ZarrArray] = {}
+        return {path: (_prefix(path), self._document(_prefix(path), known)) for path in wanted}
+
+    def _document(self, prefix: str, known: dict[bytes, ZarrArray]) -> ZarrArray | None:
+        for name in DOCUMENTS:
+            owner = self.owners.get(prefix + name)
+            if owner is not None:
+                share = self.shares[owner]
+                text = share.index.read(share.entries[prefix + name])
+                if text not in known:
+                    known[text] = parse_array(name, text, f"{share.item}: {prefix}{name}")
+                return known[text]
+        return None
+
+    @cached_property
+    def missing(self) -> tuple[MissingCells, ...]:
+        """What it lacks; nothing where it is complete."""
+        return tuple(each for each in self._looked_through() if each is not None)
+
+    def _looked_through(self) -> Iterator[MissingCells | None]:
+        there = self.owners
+        for path, (prefix, document) in self.arrays.items():
+            if document is None:
+                yield MissingCells(path, (), 0)
+                continue
+            keys, cells, chunks = document.keys, [], 0
+            for cell in grid_indices(document.shape, document.chunk):
+                chunks += 1
+                if prefix + keys.key(cell) not in there:
+                    cells.append(cell)
+            yield MissingCells(path, tuple(cells), chunks) if cells else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing
+
+    def preferring(self, hosts: Sequence[Place]) -> Save:
+        """The same, where what several have is taken from these hosts, the first of them first."""
+        order = {host.resolve(): number for number, host in enumerate(hosts)}
+        ranked = sorted(self.shares, key=lambda share: order.get(share.host.resolve(), len(order)))
+        return replace(self, shares=tuple(ranked))
+
+
+def _prefix(path: Path) -> str:
+    return f"{dotted(path)}/" if path else ""
+
+
+def saves_of(shares: Sequence[Share]) -> list[Save]:
+    """The saves that shares are of, the newest step first, and of one step the one that began last.
+
+    Shares of which nothing can be used are left out.
+    """
+    found: list[list[Share]] = []
+    for share in shares:
+        if share.fault is not None:
+            continue
+        group = next((each for each in found if _belongs(share, each)), None)
+        if group is None:
+            found.append([share])
+        else:
+            group.append(share)
+    saves = [Save(group[0].number, tuple(group)) for group in found]
+    return sorted(saves, key=lambda save: (save.step, save.began or 0.0), reverse=True)
+
+
+def _belongs(share: Share, group: Sequence[Share]) -> bool:
+    """Whether a share is of the save that others are of."""
+    if share.number != group[0].number or not _are_together(share.began, [each.began for each in group]):
+        return False
+    ours, theirs = share.document, group[0].document
+    if ours is not theirs and ours.get("tree_metadata") != theirs.get("tree_metadata"):
+        return False
+    return all(_documents_agree(share, each) for each in (group[0], group[-1]))
+
+
+def _are_together(began: float | None, others: Sequence[float | None]) -> bool:
+    known = [each for each in others if each is not None]
+    return began is None or not known or min(abs(began - each) for each in known) <= _TOGETHER_SECONDS
+
+
+def _documents_agree(share: Share, other: Share) -> bool:
+    """Whether arrays have the same shape, dtype, grid and codecs in both, as far as both have them."""
+    ours, theirs = share.entries, other.entries
+    both = (key for key in ours if key.endswith(DOCUMENTS) and key in theirs and ours[key] != theirs[key])
+    return all(share.index.read(ours[key]) == other.index.read(theirs[key]) for key in both)
+
+
+def newest_complete(saves: Sequence[Save], step: int | None = None) -> Save | None:
+    """The newest save that is complete, of a step if one is asked for; None if there is none."""
+    return next((each for each in saves if step in (None, each.step) and each.is_complete), None)

@@ -1,0 +1,164 @@
+"""What one host kept of one step: emergency, multi-tier and peer-to-peer checkpoints leave a share on each.
+
+    HOST/STEP/state                          an emergency or multi-tier manager, or peers
+    HOST/JOB-sSTEP-nNODE-wWORKER.restore     the same, as the agent of multi-tier checkpointing names it
+    HOST/p2p_restore/STEP/state              what a peer has fetched of another one
+    PERSISTENT/STEP/default                  what the first slice of an emergency manager saved for all
+
+Keys of chunks are global, so a share says by itself what is in it; `ocdbt.process_N` says whose it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.formats.interrupted import absent
+from ckpttools.formats.json_file import json_object
+from ckpttools.formats.orbax.entries import Entries, entries_of
+from ckpttools.formats.orbax.index import PROCESSES
+from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Entry, Extent
+from ckpttools.formats.orbax.steps import OrbaxItem, Step, directories
+from ckpttools.stores.place import Place
+
+FETCHED = "p2p_restore"
+_RESTORE = re.compile(r".+-s(?P<step>[0-9]+)-n[0-9]+-w[0-9]+\.restore")
+# What managers call the tree; whatever a step's only tree is called is it as well.
+_ITEMS = ("state", "default", "items")
+# On GPUs a host has a directory for each process; a parent of hosts is one more level.
+_DEEPEST = 3
+
+
+@lru_cache(maxsize=8)
+def _parsed(content: bytes) -> Mapping[str, Any]:
+    return json_object(content, TREE_FILE, FormatError, "fetch the file again, or leave out this host")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one host kept of one step.
+
+    Attributes:
+        host: the directory that is the host's.
+        number: of the step.
+        step: its directory.
+        item: that of the tree in it.
+        max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
+    """
+
+    host: Place
+    number: int
+    step: Step
+    item: Place
+    max_index_bytes: int = MAX_INDEX_BYTES
+
+    @property
+    def name(self) -> str:
+        """What the share is called in messages."""
+        return str(self.host)
+
+    @cached_property
+    def began(self) -> float | None:
+        """When the save began, in seconds since 1970; None where nothing tells."""
+        said = self.step.said.fields.get("init_timestamp_nsecs")
+        return said / 1e9 if isinstance(said, int) else None
+
+    @cached_property
+    def fault(self) -> str | None:
+        """Why nothing of it can be used; None if something can. Raises StorageError."""
+        reasons = ", ".join(self.step.faults([OrbaxItem(self.item, self.step)]))
+        if reasons:
+            return reasons
+        try:
+            self.document, self.entries  # noqa: B018
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            return error.message
+        return None
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """Its `_METADATA`; one object for all that have the same text, as the hosts of a save have."""
+        place = self.item / TREE_FILE
+        content = place.read_bytes()
+        try:
+            return _parsed(content)
+        except CheckpointError as error:
+            raise error.at(place) from error
+
+    @cached_property
+    def processes(self) -> tuple[int, ...]:
+        """The processes of the job whose chunks these are, by their distributed ids."""
+        names = (place.name.partition("_")[2] for place in self.item.glob(PROCESSES))
+        return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
+
+    @cached_property
+    def index(self) -> Entries:
+        """Its index as it is."""
+        return entries_of(self.item, self.document.get("use_ocdbt"), self.max_index_bytes)
+
+    @cached_property
+    def entries(self) -> Mapping[str, Entry]:
+        """The keys whose bytes are there, as far as sizes of files tell."""
+        faults, entries = self.index.faults, self.index.all
+        if not faults:
+            return entries
+        return {
+            key: entry
+            for key, entry in entries.items()
+            if not (isinstance(entry, Extent) and (bad := faults.get(entry.file)) and bad.takes(entry))
+        }
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Data files that are missing or cut short."""
+        return tuple(map(str, self.index.faults.values()))
+
+
+def shares_of(place: Place, max_index_bytes: int = MAX_INDEX_BYTES) -> list[Share]:
+    """The shares of hosts in a directory: that of a host, of one of its steps, or one above several hosts.
+
+    Of an emergency manager the hosts of the first slice have none.
+
+    Raises:
+        StorageError: nothing is there, or a directory may not be looked into.
+    """
+    if not place.exists():
+        raise absent(place)
+    step = Step(place.absolute())
+    if step.number is not None and step.is_one:
+        return list(_share(place.absolute().parent, step.number, step, max_index_bytes))
+    return list(_below(place, _DEEPEST, max_index_bytes))
+
+
+def _below(place: Place, deepest: int, most: int) -> Iterator[Share]:
+    own = list(_of_host(place, place, most))
+    yield from own
+    if not own and deepest:
+        for each in directories(place):
+            yield from _below(each, deepest - 1, most)
+
+
+def _of_host(host: Place, directory: Place, most: int) -> Iterator[Share]:
+    """The shares directly below a directory, and those that were fetched from peers."""
+    for place in directories(directory):
+        match = _RESTORE.fullmatch(place.name)
+        step = Step(place)
+        number = int(match["step"]) if match else step.number
+        if number is not None and not step.is_in_progress:
+            yield from _share(host, number, step, most)
+        elif place.name == FETCHED:
+            yield from _of_host(host / FETCHED, place, most)
+
+
+def _share(host: Place, number: int, step: Step, most: int) -> Iterator[Share]:
+    items = {item.directory.name: item.directory for item in step.items if item.directory != step.path}
+    name = next((name for name in _ITEMS if name in items), next(iter(items), None))
+    if name is not None and (name in _ITEMS or len(items) == 1):
+        yield Share(host, number, step, items[name], most)

@@ -1,0 +1,151 @@
+"""What several hosts have of one save, compared byte by byte.
+
+Each replica of a model keeps the same chunks: where they differ, one of them was damaged, by a disk, by
+memory, or by an accelerator that computed something else; nothing else in a job looks for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.formats.orbax.ocdbt import Entry, length_of
+from ckpttools.formats.orbax.saves import Save
+from ckpttools.stores.at_once import in_threads
+
+_AT_ONCE = 4 << 20
+_ENDS = 64 << 10
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A chunk that hosts have with different bytes.
+
+    Attributes:
+        key: of the chunk.
+        groups: hosts with the same bytes, those that are most first.
+    """
+
+    key: str
+    groups: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        return f"{self.key}: {' differs from '.join(' and '.join(group) for group in self.groups)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TwinComparison:
+    """What came of comparing.
+
+    Attributes:
+        chunks: values that several hosts have.
+        nbytes: that were read of them.
+        disagreements: those that differ.
+    """
+
+    chunks: int
+    nbytes: int
+    disagreements: tuple[Disagreement, ...]
+
+
+def compared(save: Save, observe: Callable[[int], None] = lambda nbytes: None) -> TwinComparison:
+    """Compares all bytes of whatever several hosts have of a save.
+
+    Args:
+        save: which.
+        observe: called with numbers of bytes as they are read, from several threads.
+
+    Raises:
+        FormatError, StorageError: something cannot be read.
+    """
+    keys = list(save.twins)
+    sizes = [sum(_lengths(save, key)) for key in keys]
+    look = partial(_disagreement, save, observe, whole=True)
+    first = save.shares[0].host.store
+    found = in_threads(max(_THREADS, first.costs.requests or 0), look, keys)
+    return TwinComparison(len(keys), sum(sizes), tuple(each for each in found if each is not None))
+
+
+def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
+    """Compares some values at their ends.
+
+    Raises:
+        FormatError: they differ.
+    """
+    look = partial(_disagreement, save, lambda nbytes: None, whole=False)
+    found = [each for each in map(look, keys) if each is not None]
+    if found:
+        raise unlike(save, found)
+
+
+def unlike(save: Save, found: Sequence[Disagreement]) -> FormatError:
+    """The error of hosts that differ."""
+    return FormatError(
+        f"hosts differ in {len(found):,} chunks of step {save.step} that they both have"
+        + listing(list(map(str, found))),
+        wanted="the same bytes: one of them is damaged, or they are of different runs",
+        hint="find out which host is right: an older step, the loss after resuming, or a third copy tells; "
+        "then say it, or leave out the other one's directory",
+    )
+
+
+def _lengths(save: Save, key: str) -> Iterator[int]:
+    return (length_of(save.shares[number].entries[key]) for number in save.twins[key])
+
+
+def _disagreement(
+    save: Save, observe: Callable[[int], None], key: str, *, whole: bool
+) -> Disagreement | None:
+    numbers = save.twins[key]
+    lengths = set(_lengths(save, key))
+    if len(lengths) == 1 and _is_same(save, observe, key, lengths.pop(), whole):
+        return None
+    groups: dict[str, list[str]] = {}
+    for number in numbers:
+        groups.setdefault(_digest(save, key, number), []).append(save.shares[number].name)
+    ranked = sorted(groups.values(), key=len, reverse=True)
+    # What was read again may be the same: somebody writes there.
+    return Disagreement(key, tuple(map(tuple, ranked)))
+
+
+def _is_same(save: Save, observe: Callable[[int], None], key: str, length: int, whole: bool) -> bool:
+    first, *others = save.twins[key]
+    for start, stop in _parts(length, whole):
+        wanted = _read(save, key, first, start, stop)
+        observe(stop - start)
+        for number in others:
+            if _read(save, key, number, start, stop) != wanted:
+                return False
+            observe(stop - start)
+    return True
+
+
+def _parts(length: int, whole: bool) -> Iterator[tuple[int, int]]:
+    if whole:
+        yield from ((start, min(start + _AT_ONCE, length)) for start in range(0, length, _AT_ONCE))
+    else:
+        yield 0, min(length, _ENDS)
+        yield max(0, length - _ENDS), length
+
+
+def _read(save: Save, key: str, number: int, start: int, stop: int) -> bytes:
+    share = save.shares[number]
+    entry = share.entries[key]
+    if isinstance(entry, bytes):
+        return entry[start:stop]
+    try:
+        return share.index.file(entry).read(entry.offset + start, stop - start)
+    except CheckpointError as error:
+        raise error.at(f"{share.item}: {key}") from error
+
+
+def _digest(save: Save, key: str, number: int) -> str:
+    entry: Entry = save.shares[number].entries[key]
+    found = hashlib.blake2b(digest_size=16)
+    for start, stop in _parts(length_of(entry), whole=True):
+        found.update(_read(save, key, number, start, stop))
+    return found.hexdigest()

@@ -1,0 +1,348 @@
+"""`ckpt assemble`: of what hosts keep one checkpoint, as Orbax restores it; what is missing is named exactly.
+
+`fixtures/hosts` was written by Orbax's own managers in jobs of four processes (`support/host_saves.py`), with
+what they restored of the full set.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, succeed
+from support.object_stores import files_in
+from support.places import FIXTURES, ORBAX
+
+import ckpttools
+from ckpttools.array.tree import dotted
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.formats.orbax.entries import entries_of
+from ckpttools.formats.orbax.ocdbt import Extent
+from ckpttools.stores.registry import parse
+
+HOSTS = FIXTURES / "hosts"
+JOBS = sorted(path.name for path in HOSTS.iterdir())
+LAST = 3
+
+
+def hosts_of(job: Path) -> list[Path]:
+    """All directories that hold something: of hosts, and the persistent one."""
+    return sorted(path for path in job.iterdir() if path.is_dir() and any(path.iterdir()))
+
+
+def restored(job: str) -> dict[str, np.ndarray]:
+    with np.load(HOSTS / job / "restored.npz") as file:
+        return dict(file)
+
+
+def values(path: object, **options: object) -> dict[str, np.ndarray]:
+    """All arrays by dotted names, bfloat16 as float32."""
+    tree = ckpttools.open(path, **options)
+    return {dotted(name): array.read().astype(np.float32) for name, array in tree.arrays.items()}
+
+
+def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> bool:
+    return found.keys() == wanted.keys() and all(np.array_equal(found[name], wanted[name]) for name in found)
+
+
+def keys_by_tensorstore(host: Path, step: int) -> dict[str, bytes]:
+    """All that tensorstore lists in a host's database of a step, and what it stands for."""
+    (item,) = (path for path in (host / str(step)).glob("*") if (path / "_METADATA").exists())
+    store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{item}/"}).result()
+    return {key.decode(): store.read(key).result().value for key in store.list().result()}
+
+
+def missing_by_tensorstore(hosts: Sequence[Path], step: int) -> set[tuple[str, tuple[int, ...]]]:
+    """What hosts lack of a step, by its zarr.json and the keys that are there; nothing here is asked."""
+    there: dict[str, bytes] = {}
+    for host in hosts:
+        if (host / str(step)).exists():
+            there |= keys_by_tensorstore(host, step)
+    found = set()
+    for key in (key for key in there if key.endswith("/zarr.json")):
+        said, name = json.loads(there[key]), key.removesuffix("/zarr.json")
+        chunk = said["chunk_grid"]["configuration"]["chunk_shape"]
+        grid = [-(-n // c) for n, c in zip(said["shape"], chunk, strict=True)]
+        for cell in product(*map(range, grid)):
+            if "/".join([name, "c", *map(str, cell)]) not in there:
+                found.add((name, cell))
+    return found
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_set_of_hosts_is_complete_or_lacks_what_tensorstore_says(job):
+    hosts = hosts_of(HOSTS / job)
+    for chosen in subsets(hosts):
+        listing = ckpttools.list_saves(chosen)
+        assert {save.step for save in listing.saves} == {
+            int(step.name) for host in chosen for step in host.iterdir()
+        }
+        for save in listing.saves:
+            named = {(dotted(each.path), cell) for each in save.missing for cell in each.cells}
+            assert named == missing_by_tensorstore(chosen, save.step)
+            assert save.is_complete == (not named)
+            if save.wanted:
+                by_process = {process: host for host in hosts for process in processes(host)}
+                for wanted in save.wanted:
+                    # Of an emergency manager the first slice keeps nothing.
+                    assert all(
+                        each.name == f"host{n}" for n, each in by_process.items() if n in wanted.processes
+                    )
+                added = [by_process.get(each.processes[-1]) for each in save.wanted]
+                if all(added):
+                    more = ckpttools.list_saves([*chosen, *added])
+                    assert next(each for each in more.saves if each.step == save.step).is_complete
+
+
+def subsets(hosts: Sequence[Path]) -> Iterator[list[Path]]:
+    for bits in range(1, 1 << len(hosts)):
+        yield [host for number, host in enumerate(hosts) if bits >> number & 1]
+
+
+def processes(host: Path) -> list[int]:
+    if not host.name.startswith("host"):
+        return []
+    return [int(each.name.partition("_")[2]) for each in host.glob(f"{LAST}/*/ocdbt.process_*")]
+
+
+@pytest.mark.parametrize("job", JOBS)
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_is_assembled_is_what_orbax_restores(tmp_path_factory, job, data):
+    hosts = hosts_of(HOSTS / job)
+    chosen = data.draw(st.permutations(hosts))[: data.draw(st.integers(1, len(hosts)))]
+    out = tmp_path_factory.mktemp("out") / "made"
+    complete = [step for step in (LAST, 2) if not lacking(chosen, step)]
+    if not complete:
+        with pytest.raises(FormatError, match="no step is complete"):
+            ckpttools.assemble(chosen, out)
+        assert not out.exists()
+        return
+    ckpttools.assemble(chosen, out)
+    step = complete[0]
+    assert [path.name for path in out.iterdir()] == [str(step)]
+    wanted = restored(job) if step == LAST else values(HOSTS / job, step=2)
+    assert same(values(out), wanted)
+    tree = ckpttools.open(out)
+    assert (tree.metadata.step, tree.metadata.item) == (step, "items")
+    assert ckpttools.doctor(out).findings == ()
+
+
+def lacking(hosts: Sequence[Path], step: int) -> bool:
+    return not any((host / str(step)).exists() for host in hosts) or bool(missing_by_tensorstore(hosts, step))
+
+
+def test_the_parent_is_shown_as_the_whole_and_a_host_as_its_share():
+    for job in JOBS:
+        assert same(values(HOSTS / job), restored(job))
+        assert "missing" not in succeed("inspect", "tree", HOSTS / job).output
+        host = hosts_of(HOSTS / job)[0]
+        shown = " ".join(succeed("inspect", "tree", host).output.split())
+        assert "chunks of" in shown and "are missing" in shown
+        assert "ckpt assemble" in shown or "other processes" in shown
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Four hosts with all they had, two slices."""
+    return Path(shutil.copytree(HOSTS / "replicator-data=2,fsdp=4", tmp_path / "job"))
+
+
+def test_files_are_shared_where_they_can_be_linked(job, tmp_path):
+    receipt = ckpttools.assemble(job, tmp_path / "out")
+    assert receipt.bytes_out == 0 < receipt.bytes_referenced
+    inodes = {path.stat().st_ino for path in job.rglob("d/*")}
+    linked = list((tmp_path / "out").rglob("d/linked-*"))
+    assert linked and all(path.stat().st_ino in inodes for path in linked)
+    shutil.rmtree(job)
+    assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
+    copied = ckpttools.assemble(HOSTS / "replicator-data=2,fsdp=4", tmp_path / "copy", reference=False)
+    assert copied.bytes_referenced == 0
+    assert same(values(tmp_path / "copy"), restored("replicator-data=2,fsdp=4"))
+
+
+def large_chunks(host: Path, step: int = LAST) -> list[tuple[str, Path, Extent]]:
+    """Chunks that lie in data files: key, file, and where in it."""
+    entries = entries_of(parse(host / str(step) / "state"))
+    found = ((key, each) for key, each in entries.all.items() if isinstance(each, Extent))
+    return [(key, host / str(step) / "state" / each.file, each) for key, each in found]
+
+
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_flipped_bits_of_a_twin_are_found_and_a_preferred_host_decides(tmp_path_factory, data):
+    top = tmp_path_factory.mktemp("flipped")
+    job = Path(shutil.copytree(HOSTS / "replicator-data=2,fsdp=4", top / "job"))
+    bad = data.draw(st.sampled_from(hosts_of(job)))
+    key, file, extent = data.draw(st.sampled_from(large_chunks(bad)))
+    at = extent.offset + data.draw(st.integers(0, extent.length - 1))
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1 << data.draw(st.integers(0, 7))
+    file.write_bytes(content)
+    with pytest.raises(FormatError, match="hosts differ in 1 chunks of step 3") as caught:
+        ckpttools.assemble(job, top / "out")
+    assert key in str(caught.value) and str(bad) in str(caught.value)
+    assert not (top / "out").exists()
+    twins = [host for host in hosts_of(job) if host != bad and key in keys_by_tensorstore(host, LAST)]
+    others = [host for host in hosts_of(job) if host not in (bad, *twins)]
+    ckpttools.assemble(job, top / "out", prefer=twins[0])
+    assert same(values(top / "out"), restored("replicator-data=2,fsdp=4"))
+    with pytest.raises(FormatError, match="hosts differ"):
+        ckpttools.assemble(job, top / "none", prefer=others[0])
+    # Without the damaged host there is nothing to differ.
+    whole = [host for host in hosts_of(job) if host != bad]
+    ckpttools.assemble(whole, top / "without")
+    assert same(values(top / "without"), restored("replicator-data=2,fsdp=4"))
+
+
+def test_a_lost_data_file_is_made_up_for_by_a_twin(job, tmp_path):
+    key, file, _ = large_chunks(job / "host0")[0]
+    file.unlink()
+    listing = ckpttools.list_saves(job)
+    assert listing.lost and str(file) in listing.lost[0]
+    ckpttools.assemble(job, tmp_path / "out")
+    assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
+    shutil.rmtree(job / "host2")
+    (save, *_) = ckpttools.list_saves(job).saves
+    assert key in {
+        f"{dotted(each.path)}/c/{'/'.join(map(str, cell))}" for each in save.missing for cell in each.cells
+    }
+
+
+def test_steps_are_not_mixed(job, tmp_path):
+    for host in ("host0", "host2"):
+        shutil.rmtree(job / host / "3")
+    ckpttools.assemble(job, tmp_path / "out")
+    assert same(values(tmp_path / "out"), values(HOSTS / "replicator-data=2,fsdp=4", step=2))
+    with pytest.raises(FormatError, match="no step is complete"):
+        ckpttools.assemble(job, tmp_path / "three", step=3)
+    with pytest.raises(UsageError, match="no host has step 4"):
+        ckpttools.assemble(job, tmp_path / "four", step=4)
+
+
+def test_two_saves_of_one_step_are_not_mixed(job, tmp_path):
+    """A job that went back has saved step 3 again, on the hosts that were left."""
+    for host in ("host0", "host2"):
+        file = job / host / "3" / "_CHECKPOINT_METADATA"
+        said = json.loads(file.read_text())
+        said["init_timestamp_nsecs"] += int(3600e9)
+        file.write_text(json.dumps(said))
+    listing = ckpttools.list_saves(job)
+    assert [(save.step, len(save.hosts), save.is_complete) for save in listing.saves] == [
+        (3, 2, False),
+        (3, 2, False),
+        (2, 4, True),
+    ]
+    ckpttools.assemble(job, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["2"]
+
+
+def test_hosts_whose_arrays_are_cut_otherwise_are_of_another_save(job):
+    other = HOSTS / "emergency-data=2,fsdp=2,tensor=2"
+    listing = ckpttools.list_saves([job / "host0", job / "host1", other / "host2"])
+    found = [(save.step, {host.parent.name for host in save.hosts}) for save in listing.saves]
+    assert all(len(names) == 1 for _, names in found)
+    assert sorted(step for step, _ in found) == [2, 2, 3, 3]
+
+
+def test_links_of_the_agent_of_multi_tier_checkpointing(job, tmp_path):
+    for number in range(4):
+        data = job / "data" / f"host{number}"
+        data.parent.mkdir(exist_ok=True)
+        (job / f"host{number}" / "3").rename(data)
+        (job / f"host{number}" / f"llama-run-s3-n{number}-w0.restore").symlink_to(data)
+        (job / f"host{number}" / "llama-run-s0-n0-w0.restore").touch()
+        (job / f"host{number}" / "replicator.yaml").write_text("framework: orbax\n")
+    hosts = [job / f"host{number}" for number in (1, 2)]
+    ckpttools.assemble(hosts, tmp_path / "out")
+    assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
+
+
+def test_what_a_peer_has_fetched_counts(tmp_path):
+    job = Path(shutil.copytree(HOSTS / "p2p-data=2,fsdp=4", tmp_path / "job"))
+    partial = next(save for save in ckpttools.list_saves(job / "host0").saves if save.step == LAST)
+    assert not partial.is_complete
+    shutil.copytree(job / "host1" / "3", job / "host0" / "p2p_restore" / "3")
+    found = next(save for save in ckpttools.list_saves(job / "host0").saves if save.step == LAST)
+    assert {str(host) for host in found.hosts} == {str(job / "host0"), str(job / "host0" / "p2p_restore")}
+    assert found.chunks > partial.chunks
+    ckpttools.assemble(job / "host0", tmp_path / "out")
+    assert same(values(tmp_path / "out"), restored("p2p-data=2,fsdp=4"))
+
+
+class TestDataIterators:
+    def keep(self, host: Path, states: dict[str, object]) -> None:
+        place = host / "3" / "data_iter"
+        place.mkdir()
+        (place / "pygrain_states.json").write_text(json.dumps(states))
+
+    def test_they_are_kept_as_a_run_reads_them(self, job, tmp_path):
+        for host in hosts_of(job):
+            self.keep(host, {"0": {"next_index": 7}, "1": '{"position": 3}'})
+        ckpttools.assemble(job, tmp_path / "out")
+        kept = tmp_path / "out" / "3" / "iter"
+        assert json.loads((kept / "process_0-of-2.json").read_text()) == {"next_index": 7}
+        assert (kept / "process_1-of-2.json").read_text() == '{"position": 3}'
+        said = json.loads((tmp_path / "out/3/_CHECKPOINT_METADATA").read_text())
+        assert said["item_handlers"].keys() == {"items", "iter"}
+        assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
+        assert "no state of it" not in ckpt("assemble", job, tmp_path / "again", "--dry-run").output
+
+    def test_hosts_that_differ_are_refused(self, job, tmp_path):
+        self.keep(job / "host0", {"0": {"next_index": 7}})
+        self.keep(job / "host1", {"0": {"next_index": 8}})
+        with pytest.raises(FormatError, match="differ in where they are in the data"):
+            ckpttools.assemble(job, tmp_path / "out")
+
+    def test_that_there_are_none_is_said(self, job, tmp_path):
+        told = " ".join(ckpt("assemble", job, tmp_path / "out", "--dry-run", COLUMNS="200").output.split())
+        assert "these hosts kept no state of it" in told
+
+
+def test_from_a_bucket_and_a_disk_together(gcs, job, tmp_path):
+    place = gcs.filled({f"host3/{name}": content for name, content in files_in(job / "host3").items()})
+    ckpttools.assemble([job / "host0", place], tmp_path / "out")
+    assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
+    whole = gcs.filled(files_in(job))
+    assert same(values(whole), restored("replicator-data=2,fsdp=4"))
+    ckpttools.assemble(whole, tmp_path / "second")
+    assert same(values(tmp_path / "second"), restored("replicator-data=2,fsdp=4"))
+
+
+def test_the_command(job, tmp_path):
+    listed = succeed("assemble", job / "host0", job / "host2", "--list").output
+    assert "not complete" in listed and "the host of process 1 or 3" in listed
+    said = json.loads(succeed("assemble", job, "--list", "--json").output)
+    assert [save["step"] for save in said["saves"]] == [3, 2]
+    refused = ckpt("assemble", job / "host0", tmp_path / "out")
+    assert refused.exit_code == 3
+    assert "1 more host would do: process 1 or 3" in refused.output
+    done = succeed("assemble", job / "host0", job / "host1", tmp_path / "out", "--no-progress")
+    assert "shared with the source" in done.output
+    assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
+    assert ckpt("assemble", job / "host0").exit_code == 2
+    inside = ckpt("assemble", job / "host0", job / "host1", job / "host0" / "out")
+    assert inside.exit_code == 2 and not (job / "host0" / "out").exists()
+    assert ckpt("assemble", ORBAX / "nothing", "--list").exit_code == 5
+    (tmp_path / "empty").mkdir()
+    assert ckpt("assemble", tmp_path / "empty", "--list").exit_code == 3
+
+
+def test_what_is_about_files_asks_for_one_host(job):
+    assert ckpt("inspect", "chunks", job).exit_code == 3
+    assert "assemble" in ckpt("inspect", "chunks", job).output
+
+
+def test_a_host_that_cannot_be_read_is_named(job):
+    (job / "host1/3/state/manifest.ocdbt").write_bytes(b"nothing")
+    listing = ckpttools.list_saves(job)
+    assert [Path(name).parent.name for name in listing.unusable] == ["host1"]
+    assert listing.newest is not None and len(listing.newest.hosts) == 3
