@@ -174,9 +174,9 @@ def export(bench: Bench) -> str:
     ckpt("strip-optimizer", bench.run / "checkpoints", stripped)
     if bench.scanned:
         ckpt("unstack", stripped, single)
+        loaded(bench, single, scanned=False)
     else:
         single = stripped
-    loaded(bench, single, scanned=False)
     back = bench.directory / "back"
     ckpt("convert", "maxtext-to-hf", single, back, "--like", bench.model, "--carry")
     loaded(bench, stripped, bench.scanned)
