@@ -16,7 +16,8 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
-from ckpttools.quantized.logical import logical, weights_in
+from ckpttools.quantized.logical import logical
+from ckpttools.quantized.readable import weights_in
 from ckpttools.testing.strategies import regions
 
 SIDES = st.integers(1, 40)

@@ -278,3 +278,21 @@ def test_bfloat16_scales_stay_bfloat16_and_exponents_become_float32(tmp_path):
         ckpttools.cast(place / "native", place / "cast", dtype="float32")
         ckpttools.hf_to_maxtext(made, place / "plain", dtype="float32")
         assert arrays(place / "cast") == arrays(place / "plain")
+
+
+def test_digests_in_maxtext_names_are_of_the_numbers(tmp_path):
+    source = quantised(tmp_path / "hf")
+    run("convert", "hf-to-maxtext", source, tmp_path / "native", "--quantized", "keep")
+    run("unstack", tmp_path / "native", tmp_path / "apart")
+    places = (source, tmp_path / "native", tmp_path / "apart")
+    assert len({ckpttools.hash(place, names="maxtext").parameters for place in places}) == 1
+    ckpttools.hash(tmp_path / "native", names="maxtext", manifest=tmp_path / "manifest.json")
+    assert ckpttools.verify(source, manifest=tmp_path / "manifest.json").equal
+
+
+def test_codes_that_nothing_tells_of_are_compared_as_they_are(tmp_path):
+    """zarr has no place for a configuration: the same codes and scales are equal all the same."""
+    source = quantised(tmp_path / "hf")
+    run("convert", "to-zarr3", source, tmp_path / "zarr")
+    assert ckpttools.diff(tmp_path / "zarr", source).equal
+    assert ckpttools.verify(source, tmp_path / "zarr").equal

@@ -6,7 +6,8 @@ import pytest
 from support import quantised_weights as made
 
 from ckpttools.core.errors import FormatError
-from ckpttools.quantized.logical import logical, weights_in
+from ckpttools.quantized.logical import logical
+from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.tree import quantized_in
 
 

@@ -26,6 +26,7 @@ from ckpttools.digest.manifest import NAMES, Manifest, check_manifest_name
 from ckpttools.maxtext.model import check_choice
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.stores.registry import Where, parse
+from ckpttools.transforms.dequantize import dequantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def hash(
             if not per_layer:
                 hint = f"leave out {option('per_layer', False)} or {option('names')}"
                 raise UsageError(f"{option('names', 'maxtext')} names single layers", hint=hint)
-            named = in_maxtext_names(tree, conversion)
+            named = in_maxtext_names(dequantized(tree).tree, conversion)
             selection = replace(selection, naming=lambda tree: named.arrays, parameters=True)
             remarks = named.remarks
         elif conversion is not None:

@@ -26,6 +26,7 @@ from ckpttools.stores.contents import ListsContents
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.as_numbers import side_by_side
+from ckpttools.transforms.dequantize import dequantized
 
 if TYPE_CHECKING:
     from ckpttools.compare.conversion import ConversionOptions
@@ -120,7 +121,8 @@ def verify(
             scan.fetch(tree, other)
             mine, theirs = side_by_side(tree, other)
             found = _bit_by_bit(mine.tree, theirs.tree, said, selection, scan)
-            remarks = [each.remark for each in (mine, theirs) if each.remark]
+            sides = ("this", mine), ("the source", theirs)
+            remarks = [f"{side}: {each.remark}" for side, each in sides if each.remark]
             return replace(found, remarks=(*remarks, *found.remarks))
         scan.fetch(tree)
         return _by_digests(tree, parse(manifest or ""), said, selection, scan)
@@ -220,7 +222,7 @@ def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> NamedArr
         require_none(said.conversion, "the manifest has the names that are stored")
         require_no_padding(said.padding_rows)
         return NamedArrays(selection.arrays(tree), remarks_about_axis(tree) if selection.layers else ())
-    named = in_maxtext_names(tree, said.conversion)
+    named = in_maxtext_names(dequantized(tree).tree, said.conversion)
     arrays = selection.chosen(named.arrays, tree.metadata.place)
     shapes = {name: each.shape for name, each in manifest.arrays.items()}
     # A Hugging Face model has no rows beyond its own vocabulary.

@@ -25,7 +25,8 @@ from ckpttools.maxtext.recognition import FamilyGuess, guess_families
 from ckpttools.maxtext.variables import versions_of
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import view_of
-from ckpttools.quantized.logical import Logical, logical, weights_in
+from ckpttools.quantized.logical import Logical, logical
+from ckpttools.quantized.readable import weights_in
 from ckpttools.roles.of_tree import Role
 from ckpttools.stores.costs import Traffic
 

@@ -24,7 +24,7 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.scale_grids import Fits, ScaleGrids, scale_grids
 from ckpttools.mapping.table import Table
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
-from ckpttools.quantized.logical import not_readable, weights_in
+from ckpttools.quantized.readable import not_readable, weights_in
 from ckpttools.quantized.schemes.base import Weight
 from ckpttools.quantized.stored_values import check_values
 from ckpttools.transforms.cast import cast
@@ -71,7 +71,7 @@ def kept_weights(tree: Tree) -> Kept:
     found = weights_in(tree)
     config, place = tree.metadata.config, tree.metadata.place
     if found.faults:
-        raise not_readable(found.faults, config, place)
+        raise not_readable(found, config, place)
     weights = list(found.readable.values())
     if not weights:
         raise UsageError(

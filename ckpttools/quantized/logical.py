@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
@@ -13,34 +12,17 @@ from ckpttools.array.nodes import relayout
 from ckpttools.array.reshaped import reshaped
 from ckpttools.array.tree import Leaf, Path, Tree, dotted
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
-from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme, without_quantization
+from ckpttools.quantized.config import says_quantized, scheme, without_quantization
 from ckpttools.quantized.decoding import Decode, Like
-from ckpttools.quantized.scales import Described, last_key
-from ckpttools.quantized.schemes.base import Module, UnreadableError, Weight
-from ckpttools.quantized.schemes.groups import online_rotations
-from ckpttools.quantized.schemes.registry import READ_METHODS, scheme_of
-from ckpttools.quantized.tree import quantized_in
-from ckpttools.quantized.weights import Quantized, is_scale, remedy
+from ckpttools.quantized.readable import Weights, not_readable, weights_in
+from ckpttools.quantized.scales import last_key
+from ckpttools.quantized.schemes.base import Weight
 
 DEFAULT_DTYPE = DTYPES["bfloat16"]
 RESULTS = ("bfloat16", "float16", "float32")
 """The dtypes in which products are made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The quantised weights of a checkpoint as logical arrays.
-
-    Attributes:
-        readable: by the names of their arrays of codes.
-        faults: for each other one, and each scale without a weight, a line that says what is wrong.
-    """
-
-    readable: Mapping[str, Weight]
-    faults: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,65 +42,6 @@ class Logical:
     said: str = ""
 
 
-def weights_in(tree: Tree) -> Weights:
-    """The quantised weights of a tree; worked out once, and nothing is read."""
-    return tree.once(_weights_in)
-
-
-def _weights_in(tree: Tree) -> Weights:
-    config, found = tree.metadata.config, quantized_in(tree).weights
-    if not (found or says_quantized(config)):
-        return Weights({}, ())
-    arrays = {dotted(path): array for path, array in tree.arrays.items()}
-    return weights_of(arrays, found, config)
-
-
-def weights_of(
-    arrays: Mapping[str, Described], found: Mapping[str, Quantized], config: Mapping[str, Any] | None
-) -> Weights:
-    """What schemes make of quantised weights.
-
-    Args:
-        arrays: all, by name.
-        found: the weights among them.
-        config: the `config.json`, which says how they are quantised.
-    """
-    said = says_quantized(config) or {}
-    readable: dict[str, Weight] = {}
-    faults: list[str] = []
-    for name, each in found.items():
-        module = Module(name, each.sides, arrays, said)
-        known = scheme_of(module)
-        if known is None:
-            faults += [] if _is_plain_table(each) else [str(each)]
-            continue
-        try:
-            readable[name] = known.read(module)
-        except UnreadableError as error:
-            faults.append(str(error))
-    used = {name for each in readable.values() for name in each.stored}
-    known_names = used | {name for each in found.values() for name in (each.name, *each.sides)}
-    exempt = exempt_modules(said)
-    alone = (name for name in arrays if name not in known_names and is_scale(name) and not exempt.has(name))
-    faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in alone]
-    faults += _clashes(readable.values(), arrays, used)
-    faults += [rotated] if readable and (rotated := online_rotations(said)) else []
-    return Weights(readable, tuple(faults))
-
-
-def _is_plain_table(each: Quantized) -> bool:
-    """Whether whole numbers are no codes of a scheme: nothing scales them, and none has so many bits."""
-    return each.dtype.kind in ("int", "uint") and each.dtype.bits > 32 and not each.scales
-
-
-def _clashes(weights: Iterable[Weight], arrays: Mapping[str, Described], used: set[str]) -> Iterator[str]:
-    """A line for each logical name that another array has, or another weight."""
-    count = Counter(each.name for each in weights)
-    for name, times in count.items():
-        if times > 1 or (name in arrays and name not in used):
-            yield f"{name}: there is a plain array and a quantised one of this name"
-
-
 def logical(
     tree: Tree, dtype: DType | None = None, *, like: Like = "float32", weights: Weights | None = None
 ) -> Logical:
@@ -136,12 +59,12 @@ def logical(
     """
     weights = weights_in(tree) if weights is None else weights
     if weights.faults:
-        raise not_readable(weights.faults, tree.metadata.config, tree.metadata.place)
-    if not weights.readable:
+        raise not_readable(weights, tree.metadata.config, tree.metadata.place)
+    if not (weights.readable or weights.left_out):
         return Logical(tree, Notes(), {})
     result = result_of(dtype)
     paths = {dotted(path): path for path in tree.arrays}
-    away = {name for each in weights.readable.values() for name in each.stored}
+    away = {name for each in weights.readable.values() for name in each.stored} | {*weights.left_out}
     leaves: dict[Path, Leaf] = {}
     made: dict[Path, Weight] = {}
     for path, leaf in tree.items():
@@ -160,7 +83,7 @@ def logical(
     said = says_quantized(config)
     without_quantization(config)
     metadata = replace(tree.metadata, config=config)
-    return Logical(Tree(leaves, metadata), _notes(made.values(), result, like), made, scheme(said))
+    return Logical(Tree(leaves, metadata), _notes(weights, result, like), made, scheme(said))
 
 
 def _path(path: Path, weight: Weight) -> Path:
@@ -213,26 +136,9 @@ def result_of(dtype: DType | None) -> DType:
     return dtype if dtype.name in RESULTS else DTYPES["float32"]
 
 
-def not_readable(faults: Collection[str], config: Mapping[str, Any] | None, place: str) -> FormatError:
-    """The error that lists what cannot be dequantised, and why."""
-    said = says_quantized(config)
-    is_read = (said or {}).get("quant_method") in READ_METHODS
-    return FormatError(
-        "these quantised weights cannot be dequantised, and their numbers mean nothing without their scales:"
-        + listing(list(faults)),
-        place=place or None,
-        got=f"{scheme(said)} ({FIELD})",
-        wanted="each weight with the scales that config.json says"
-        if is_read
-        else f"{FIELD} of {', '.join(READ_METHODS)}",
-        hint="get the checkpoint again with all of its files, config.json among them"
-        if is_read
-        else remedy(said),
-    )
-
-
-def _notes(weights: Collection[Weight], dtype: DType, like: Like) -> Notes:
-    count = Counter((each.scheme, _is_exact(each, dtype)) for each in weights)
+def _notes(weights: Weights, dtype: DType, like: Like) -> Notes:
+    found = weights.readable.values()
+    count = Counter((each.scheme, _is_exact(each, dtype)) for each in found)
     exact, inexact = [], []
     for (named, is_exact), number in count.items():
         subject = f"{number} array{'s' * (number > 1)}"
@@ -241,7 +147,7 @@ def _notes(weights: Collection[Weight], dtype: DType, like: Like) -> Notes:
         else:
             how = "rounded as MaxText does: scales to bfloat16 first" if like == "maxtext" else "rounded once"
             inexact.append(Note(subject, f"dequantised from {named} to {dtype}: products in float32, {how}"))
-    left = [name for each in weights for name in each.of_activations]
+    left = [*(name for each in found for name in each.of_activations), *weights.left_out]
     keys = ", ".join(dict.fromkeys(map(last_key, left)))
     remarks = [f"left out, as it scales no weight: {array_count(left)} ({keys})"] if left else []
     return Notes(tuple(inexact), tuple(exact), (), tuple(remarks))

@@ -18,6 +18,7 @@ from ckpttools.core.region import Region
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.logical import decode_of
 from ckpttools.quantized.schemes.base import Weight
+from ckpttools.quantized.weights import remedy
 
 # So many elements share a scale where scales are few: 1/4096 of the bytes and less.
 _FEW = 1024
@@ -39,24 +40,37 @@ def check_values(tree: Tree, weights: Iterable[Weight], dtype: DType | None = No
     """
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     listed = list(weights)
-    shapes = [line for each in listed for line in _shape_faults(each, arrays)]
+    cut, shapes = _shape_faults(listed, arrays)
     few = [each for each in listed if _is_few(each, arrays)]
     batches = (few[at : at + _TOGETHER] for at in range(0, len(few), _TOGETHER))
-    faults = [*shapes, *(line for batch in batches for line in _scale_faults(batch, arrays, dtype))]
-    if faults:
+    damaged = [*shapes, *(line for batch in batches for line in _scale_faults(batch, arrays, dtype))]
+    if cut or damaged:
+        said = says_quantized(tree.metadata.config)
         raise FormatError(
-            "these quantised weights cannot be dequantised:" + listing(faults),
+            "these quantised weights cannot be dequantised:" + listing([*damaged, *cut]),
             place=tree.metadata.place or None,
-            got=f"{scheme(says_quantized(tree.metadata.config))} ({FIELD})",
-            hint="get the checkpoint again: its scales are damaged",
+            got=f"{scheme(said)} ({FIELD})",
+            hint="get the checkpoint again: its scales are damaged"
+            if damaged
+            else remedy(said, is_read=False),
         )
 
 
-def _shape_faults(weight: Weight, arrays: Mapping[str, LazyArray]) -> Iterator[str]:
-    if weight.stored_shape is not None:
+def _shape_faults(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> tuple[list[str], list[str]]:
+    """Lines for weights whose rows end within a word, which is not read, and for those of other shapes."""
+    cut, other = [], []
+    for weight in weights:
+        if weight.stored_shape is None:
+            continue
         said = tuple(int(length) for length in arrays[weight.stored_shape].read())
-        if said != weight.shape:
-            yield f"{weight.stored_shape}: {list(said)}, where the codes are of {list(weight.shape)}"
+        if said == weight.shape:
+            continue
+        *rows, width = weight.shape
+        if said[:-1] == (*rows,) and width - weight.packed < said[-1] < width:
+            cut.append(f"{weight.name}: rows of {said[-1]} end within a code of {weight.packed}, not read")
+        else:
+            other.append(f"{weight.stored_shape}: {list(said)}, where the codes are of {list(weight.shape)}")
+    return cut, other
 
 
 def _is_few(weight: Weight, arrays: Mapping[str, LazyArray]) -> bool:

@@ -64,6 +64,8 @@ _DEQUANTIZING = {
     "bitsandbytes": _IN_TRANSFORMERS,
     "gptq": "with GPTQModel, which quantised it",
     "awq": "with AutoAWQ, which quantised it",
+    "compressed-tensors": "in transformers from_pretrained with CompressedTensorsConfig(dequantize=True), "
+    "then save_pretrained",
 }
 
 
@@ -397,11 +399,16 @@ def _missing(bare: int) -> str:
     return "get the checkpoint with all of its scales; " if bare else ""
 
 
-def remedy(said: Mapping[str, Any] | None) -> str:
-    """What to do with quantised weights where plain ones are needed."""
+def remedy(said: Mapping[str, Any] | None, *, is_read: bool = True) -> str:
+    """What to do with quantised weights where plain ones are needed.
+
+    Args:
+        said: the `quantization_config`.
+        is_read: whether they are read where their method is.
+    """
     release = "take a release of the model in bfloat16"
     method = str((said or {}).get("quant_method"))
-    if method in READ_METHODS:
+    if is_read and method in READ_METHODS:
         return "dequantise it: ckpt cast SRC DST --dtype bfloat16"
     if method in _DEQUANTIZING:
         return f"dequantise it to bfloat16 ({_DEQUANTIZING[method]}), or {release}"

@@ -9,8 +9,10 @@ from typing import NamedTuple
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.text import array_count
-from ckpttools.quantized.logical import RESULTS, logical, weights_in
+from ckpttools.quantized.logical import RESULTS, logical
+from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.schemes.base import Weight
+from ckpttools.quantized.tree import quantized_in
 
 
 class Numbers(NamedTuple):
@@ -39,9 +41,10 @@ def as_numbers(tree: Tree, dtype: DType | None = None) -> Numbers:
 def side_by_side(a: Tree, b: Tree) -> tuple[Numbers, Numbers]:
     """Two trees that can be compared: as they are where both store their weights alike, else as numbers.
 
-    Those of one are in the dtype that the other has most of.
+    Those of one are in the dtype that the other has most of. Where one has codes of which no numbers can be
+    made, because nothing says how, codes of both are compared.
     """
-    if _stored_alike(a, b):
+    if _stored_alike(a, b) or _has_only_codes(a) or _has_only_codes(b):
         return Numbers(a), Numbers(b)
     return as_numbers(a, _main_dtype(b)), as_numbers(b, _main_dtype(a))
 
@@ -49,6 +52,11 @@ def side_by_side(a: Tree, b: Tree) -> tuple[Numbers, Numbers]:
 def _stored_alike(a: Tree, b: Tree) -> bool:
     """Whether the same weights are quantised in the same way, if any are."""
     return _ways(weights_in(a).readable.values()) == _ways(weights_in(b).readable.values())
+
+
+def _has_only_codes(tree: Tree) -> bool:
+    """Whether it has quantised weights of which no numbers can be made."""
+    return bool(weights_in(tree).faults and quantized_in(tree).weights)
 
 
 def _ways(weights: Collection[Weight]) -> set[tuple[str, str, str]]:

@@ -11,7 +11,8 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.quantized.config import FIELD, says_quantized
 from ckpttools.quantized.decoding import Like as Like
-from ckpttools.quantized.logical import Logical, logical, weights_in
+from ckpttools.quantized.logical import Logical, logical
+from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.schemes.registry import READ_METHODS
 from ckpttools.quantized.stored_values import check_values
 from ckpttools.quantized.tree import quantized_in
@@ -45,7 +46,7 @@ class Dequantize:
         made = dequantized(
             tree, parse_dtype(self.dtype) if isinstance(self.dtype, str) else self.dtype, self.like
         )
-        if not made.weights:
+        if made.tree is tree:
             return Transformed(tree)
         said = f"{FIELD} is left out of config.json, as no weight is quantised any more; it was {made.said}"
         return Transformed(made.tree, made.notes + Notes(remarks=(said,)))
@@ -66,11 +67,14 @@ def dequantized(tree: Tree, dtype: DType | None = None, like: Like = "float32") 
 
 
 def is_said_to_be_quantized(tree: Tree) -> bool:
-    """Whether a tree has quantised weights, and a configuration that says how, or MaxText's names."""
-    is_said = says_quantized(tree.metadata.config) or (
-        quantized_in(tree).weights and weights_in(tree).readable
-    )
-    return bool(is_said and quantized_in(tree).weights)
+    """Whether a tree has quantised weights, and a configuration that says how, or MaxText's names.
+
+    Or scales of activations and caches alone, which that configuration is about as well.
+    """
+    weights, said = quantized_in(tree).weights, says_quantized(tree.metadata.config)
+    if said:
+        return bool(weights or weights_in(tree).left_out)
+    return bool(weights and weights_in(tree).readable)
 
 
 def is_of_read_scheme(tree: Tree) -> bool:

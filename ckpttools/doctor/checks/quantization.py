@@ -11,7 +11,7 @@ from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory, Weights, json_or_error
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
-from ckpttools.quantized.logical import weights_of
+from ckpttools.quantized.readable import weights_of
 from ckpttools.quantized.scales import Described
 from ckpttools.quantized.schemes.registry import READ_METHODS
 from ckpttools.quantized.weights import Quantized, quantized, remedy
@@ -29,9 +29,10 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             continue
         found = quantized(arrays, config)
         said = says_quantized(config) or {}
-        yield from _findings(weights.folder, list(found.values()), config)
+        read = weights_of(arrays, found, config)
+        yield from _findings(weights.folder, list(found.values()), config, is_read=not read.is_whole)
         if said.get("quant_method") in READ_METHODS and not any(each.is_bare for each in found.values()):
-            faults = weights_of(arrays, found, config).faults
+            faults = () if read.is_whole else read.faults
             yield from [_unreadable(weights.folder, faults, said)] if faults else []
 
 
@@ -44,7 +45,9 @@ def _arrays(weights: Weights) -> dict[str, Described] | None:
     return {entry.name: entry for header in read for entry in header.entries}
 
 
-def _findings(folder: Place, found: list[Quantized], config: Mapping[str, Any]) -> Iterator[Finding]:
+def _findings(
+    folder: Place, found: list[Quantized], config: Mapping[str, Any], *, is_read: bool
+) -> Iterator[Finding]:
     said = says_quantized(config)
     scaled = bool(said) or any(each.scales for each in found)
     bare = [each for each in found if each.is_bare] if scaled else []
@@ -55,7 +58,7 @@ def _findings(folder: Place, found: list[Quantized], config: Mapping[str, Any]) 
     elif said and not found:
         yield _untrue(folder, said)
     elif said and not bare:
-        yield _whole(folder, found, said)
+        yield _whole(folder, found, said, is_read=is_read)
 
 
 def _without_scales(folder: Place, bare: list[Quantized], count: int) -> Finding:
@@ -82,10 +85,10 @@ def _untrue(folder: Place, said: Mapping[str, Any]) -> Finding:
     return Finding(WARNING, str(folder / _CONFIG), what, why, do)
 
 
-def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any]) -> Finding:
+def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any], *, is_read: bool) -> Finding:
     count = f"{len(found)} weight{'s' * (len(found) != 1)}"
     what = f"the weights are quantised: {scheme(said)}; {count}, each with its scales"
-    if said.get("quant_method") in READ_METHODS:
+    if is_read and said.get("quant_method") in READ_METHODS:
         why = "their numbers mean nothing by themselves: conversions to MaxText multiply them by their scales"
         do = f"`ckpt cast {quote(str(folder))} DST --dtype bfloat16` makes a model of plain numbers of it"
         do += _KEEP.format(quote(str(folder))) if _may_stay(found, said) else ""
@@ -94,7 +97,7 @@ def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any]) -> Fi
         "their numbers mean nothing by themselves: conversions to MaxText refuse weights of this scheme, "
         "and casts leave them and their scales as they are"
     )
-    return Finding(INFO, str(folder), what, why, remedy(said))
+    return Finding(INFO, str(folder), what, why, remedy(said, is_read=False))
 
 
 def _may_stay(found: list[Quantized], said: Mapping[str, Any]) -> bool:

@@ -19,6 +19,10 @@ class UnreadableError(Exception):
     """A weight that a scheme cannot make numbers of; its text says why."""
 
 
+class UnsupportedError(UnreadableError):
+    """A weight that is whole, of a kind that the scheme does not read."""
+
+
 @dataclass(frozen=True)
 class Module:
     """A quantised weight as a scheme looks at it.
@@ -59,7 +63,7 @@ class Module:
     @cached_property
     def of_activations(self) -> tuple[str, ...]:
         """The sides that scale something else than the weight."""
-        return tuple(name for name in self.sides if _is_of_activations(name))
+        return tuple(name for name in self.sides if scales_no_weight(name))
 
     @cached_property
     def by_key(self) -> dict[str, str]:
@@ -93,7 +97,8 @@ class Module:
         return tuple(self.by_key[key] for key in found if key is not None)
 
 
-def _is_of_activations(name: str) -> bool:
+def scales_no_weight(name: str) -> bool:
+    """Whether an array scales activations, or cached keys and values, by its name."""
     words = words_of(split_name(name)[1])
     is_of_other = not _OF_ACTIVATIONS.isdisjoint(words) or words[:1] in [(each,) for each in _OF_CACHES]
     return len(words) > 1 and is_of_other and "scale" in words

@@ -107,6 +107,7 @@ def _block(module: Module) -> Block | None:
     match said:
         case None:
             return None
-        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+        # JSON's true is a whole number in Python.
+        case [int(rows), int(columns)] if rows > 0 and columns > 0 and bool not in map(type, said):
             return rows, columns
     raise UnreadableError(f"{module.name}: {said!r} in the configuration is no block")

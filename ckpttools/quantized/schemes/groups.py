@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttools.core.region import Shape, ceil_div
-from ckpttools.quantized.schemes.base import Module, UnreadableError
+from ckpttools.quantized.schemes.base import Module, UnreadableError, UnsupportedError
 
 # Orders in which the columns of a group are not neighbours: `weight_g_idx` says which they are.
 _REORDERED = ("group", "dynamic")
@@ -49,13 +49,21 @@ def _sizes(groups: list[Mapping[str, Any]]) -> list[object]:
     return [each.get("group_size") for each in groups]
 
 
+def refuse_other_bits(module: Module, bits: int) -> None:
+    """Raises UnsupportedError where no group of the configuration has whole numbers of so many bits."""
+    said = {(each.get("type", "int"), each.get("num_bits")) for each in weight_groups(module)}
+    if said and ("int", bits) not in said:
+        named = ", ".join(sorted(f"{kind}{size}" for kind, size in said))
+        raise UnsupportedError(f"{module.name}: {named}; of packed whole numbers int{bits} is read")
+
+
 def refuse_asymmetric(module: Module) -> None:
-    """Raises UnreadableError where numbers are shifted, or their columns reordered, before scaling."""
+    """Raises UnsupportedError where numbers are shifted, or their columns reordered, before scaling."""
     odd: list[str] = [key for key in ("weight_zero_point", "weight_g_idx") if key in module.by_key]
     odd += [] if odd else [f"a configuration that says {each}" for each in _said_of_order(module)]
     if odd:
         what = ", ".join(odd)
-        raise UnreadableError(f"{module.name}: with {what}; only symmetric groups in order are read")
+        raise UnsupportedError(f"{module.name}: with {what}; only symmetric groups in order are read")
 
 
 def _said_of_order(module: Module) -> Iterator[str]:
@@ -64,26 +72,3 @@ def _said_of_order(module: Module) -> Iterator[str]:
     if any(each.get("symmetric") is False for each in groups):
         yield "symmetric: false"
     yield from {f"actorder: {each['actorder']}" for each in groups if each.get("actorder") in _REORDERED}
-
-
-def online_rotations(said: Mapping[str, Any]) -> str:
-    """A line where activations are rotated at run time, against what weights were; empty where none are.
-
-    Those of queries and cached keys undo each other, and those of weights alone are in them for good.
-    """
-    found = [place for place in _locations(said.get("transform_config")) if place in ("input", "output")]
-    return (
-        f"transform_config: activations are rotated at run time ({', '.join(dict.fromkeys(found))}), "
-        "without which the weights mean something else"
-        if found
-        else ""
-    )
-
-
-def _locations(said: object) -> Iterator[object]:
-    """Where transforms are applied, as compressed-tensors says it."""
-    schemes = said.get("config_groups") if isinstance(said, Mapping) else None
-    for scheme in schemes.values() if isinstance(schemes, Mapping) else ():
-        applied = scheme.get("apply") if isinstance(scheme, Mapping) else None
-        for each in applied if isinstance(applied, list) else ():
-            yield each.get("location") if isinstance(each, Mapping) else None

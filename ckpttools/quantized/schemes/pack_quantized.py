@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from ckpttools.quantized.decoding import OFFSET_INT4
-from ckpttools.quantized.schemes.base import Module, UnreadableError, Weight, blocked
-from ckpttools.quantized.schemes.groups import group_size, refuse_asymmetric
+from ckpttools.quantized.schemes.base import Module, UnreadableError, Weight, blocked, whole
+from ckpttools.quantized.schemes.groups import group_size, refuse_asymmetric, refuse_other_bits
 
 _PER_WORD = 8
 
@@ -19,23 +21,25 @@ class PackQuantized:
         return module.method in self.methods and is_words
 
     def read(self, module: Module) -> Weight:
+        refuse_other_bits(module, 4)
         refuse_asymmetric(module)
         name, said = module.only(("weight_scale",), ("weight_shape",))
         scales = module.arrays[name]
-        if len(module.shape) != 2 or len(scales.shape) != 2 or not scales.dtype.is_float:
+        is_one = prod(scales.shape) == 1
+        if len(module.shape) != 2 or not (is_one or len(scales.shape) == 2) or not scales.dtype.is_float:
             raise UnreadableError(f"{module.name}: {module.shape} with scales {scales.dtype}{scales.shape}")
         rows, words = module.shape
         shape = (rows, words * _PER_WORD)
-        size = group_size(module, shape, scales.shape[1], bits=4)
+        size = shape[1] if is_one else group_size(module, shape, scales.shape[1], bits=4)
         return Weight(
             name=module.name.removesuffix("_packed"),
             codes=module.name,
-            scheme=f"int4 1x{size}",
+            scheme="int4 per tensor" if is_one else f"int4 1x{size}",
             shape=shape,
             layout=module.shape,
             packed=_PER_WORD,
             numbers=OFFSET_INT4,
-            scales=(blocked(module, name, shape, (1, size)),),
+            scales=(whole(module, name, shape) if is_one else blocked(module, name, shape, (1, size)),),
             aside=(said,),
             of_activations=module.of_activations,
             stored_shape=said,

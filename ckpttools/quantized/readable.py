@@ -1,0 +1,129 @@
+"""Which quantised weights of a checkpoint can be made numbers of, as schemes read them; why others cannot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme
+from ckpttools.quantized.scales import Described
+from ckpttools.quantized.schemes.base import (
+    Module,
+    UnreadableError,
+    UnsupportedError,
+    Weight,
+    scales_no_weight,
+)
+from ckpttools.quantized.schemes.registry import READ_METHODS, scheme_of
+from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.unread import unread
+from ckpttools.quantized.weights import Quantized, is_scale, remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The quantised weights of a checkpoint as logical arrays.
+
+    Attributes:
+        readable: by the names of their arrays of codes.
+        faults: for each other one, and each scale without a weight, a line that says what is wrong.
+        left_out: scales of activations and caches that belong to no weight: names.
+        is_whole: whether faults are of schemes that are not read, and nothing is missing or damaged.
+    """
+
+    readable: Mapping[str, Weight]
+    faults: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    is_whole: bool = False
+
+
+def weights_in(tree: Tree) -> Weights:
+    """The quantised weights of a tree; worked out once, and nothing is read."""
+    return tree.once(_weights_in)
+
+
+def _weights_in(tree: Tree) -> Weights:
+    config, found = tree.metadata.config, quantized_in(tree).weights
+    if not (found or says_quantized(config)):
+        return Weights({})
+    arrays = {dotted(path): array for path, array in tree.arrays.items()}
+    return weights_of(arrays, found, config)
+
+
+def weights_of(
+    arrays: Mapping[str, Described], found: Mapping[str, Quantized], config: Mapping[str, Any] | None
+) -> Weights:
+    """What schemes make of quantised weights.
+
+    Args:
+        arrays: all, by name.
+        found: the weights among them.
+        config: the `config.json`, which says how they are quantised.
+    """
+    said = says_quantized(config) or {}
+    readable: dict[str, Weight] = {}
+    strange: list[str] = []
+    faults: list[str] = []
+    for name, each in found.items():
+        module = Module(name, each.sides, arrays, said)
+        known = scheme_of(module)
+        if known is None:
+            (faults if each.is_bare else strange).extend([] if _is_plain_table(each) else [str(each)])
+            continue
+        try:
+            readable[name] = known.read(module)
+        except UnsupportedError as error:
+            strange.append(str(error))
+        except UnreadableError as error:
+            faults.append(str(error))
+    used = {name for each in readable.values() for name in each.stored}
+    known_names = used | {name for each in found.values() for name in (each.name, *each.sides)}
+    exempt = exempt_modules(said)
+    others = [name for name in arrays if name not in known_names]
+    left_out = tuple(name for name in others if scales_no_weight(name))
+    alone = (name for name in others if is_scale(name) and not exempt.has(name) and name not in left_out)
+    faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in alone]
+    faults += _clashes(readable.values(), arrays, used)
+    named = unread(said) if found else ()
+    lines = (*named, *strange, *faults)
+    return Weights(readable, lines, left_out, is_whole=bool(lines) and (bool(named) or not faults))
+
+
+def _is_plain_table(each: Quantized) -> bool:
+    """Whether whole numbers are no codes of a scheme: nothing scales them, and none has so many bits."""
+    return each.dtype.kind in ("int", "uint") and each.dtype.bits > 32 and not each.scales
+
+
+def _clashes(weights: Iterable[Weight], arrays: Mapping[str, Described], used: set[str]) -> Iterator[str]:
+    """A line for each logical name that another array has, or another weight."""
+    count = Counter(each.name for each in weights)
+    for name, times in count.items():
+        if times > 1 or (name in arrays and name not in used):
+            yield f"{name}: there is a plain array and a quantised one of this name"
+
+
+def not_readable(found: Weights, config: Mapping[str, Any] | None, place: str) -> FormatError:
+    """The error that lists what cannot be dequantised, and why."""
+    said = says_quantized(config)
+    is_read = (said or {}).get("quant_method") in READ_METHODS
+    is_damaged = is_read and not found.is_whole
+    return FormatError(
+        "these quantised weights cannot be dequantised, and their numbers mean nothing without their scales:"
+        + listing(list(found.faults)),
+        place=place or None,
+        got=f"{scheme(said)} ({FIELD})",
+        wanted=_wanted(is_read, is_damaged),
+        hint="get the checkpoint again with all of its files, config.json among them"
+        if is_damaged
+        else remedy(said, is_read=False),
+    )
+
+
+def _wanted(is_read: bool, is_damaged: bool) -> str:
+    if is_damaged:
+        return "each weight with the scales that config.json says"
+    return "a scheme that is read" if is_read else f"{FIELD} of {', '.join(READ_METHODS)}"

@@ -1,0 +1,52 @@
+"""What compressed-tensors compresses is read as it decompresses it itself, or refused by name."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.command_line import ended, run
+from support.places import FIXTURES
+
+MODELS = FIXTURES / "compressed-tensors"
+READ = (
+    *("int4-group", "int4-group-float16", "int4-channel", "int4-tensor"),
+    *("fp8-channel", "fp8-tensor", "fp8-block", "nvfp4"),
+)
+REFUSED = {
+    "int4-ragged": "rows of 60 end within a code of 8",
+    "int4-asymmetric": "weight_zero_point",
+    "int8-group": "int8; of packed whole numbers int4 is read",
+    "int3-group": "int3; of packed whole numbers int4 is read",
+    "int8-channel": "format: int-quantized, which is not read",
+    "mxfp4": "format: mxfp4-pack-quantized, which is not read",
+    "mxfp8": "format: mxfp8-quantized, which is not read",
+}
+
+
+def test_all_are_tried():
+    assert {each.name for each in MODELS.iterdir()} == {*READ, *REFUSED}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_numbers_are_those_of_its_own_decompressor(name, tmp_path):
+    model, dtype = tmp_path / "model", "float16" if "float16" in name else "bfloat16"
+    model.mkdir()
+    for file in ("model.safetensors", "config.json"):
+        (model / file).write_bytes((MODELS / name / file).read_bytes())
+    run("cast", model, tmp_path / "out", "--dtype", dtype)
+    (found,) = load_file(tmp_path / "out" / "model.safetensors").values()
+    (wanted,) = load_file(MODELS / name / "expected.safetensors").values()
+    assert found.dtype == getattr(ml_dtypes, dtype, dtype)
+    assert np.array_equal(found.astype(np.float32), wanted)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_read_is_refused_by_name(name, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in ("model.safetensors", "config.json"):
+        (model / file).write_bytes((MODELS / name / file).read_bytes())
+    told = ended("cast", model, tmp_path / "out", "--dtype", "bfloat16", code=3).output
+    assert REFUSED[name] in told
+    assert "CompressedTensorsConfig(dequantize=True)" in told
+    assert not (tmp_path / "out").exists()

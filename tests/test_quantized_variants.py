@@ -1,0 +1,143 @@
+"""Variants of the hub's schemes that are not read: refused by name, with what makes plain weights of them."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from support import quantised_weights as made
+from support.command_line import ended, succeed
+
+from ckpttools.core.errors import FormatError
+from ckpttools.quantized.logical import logical
+from ckpttools.transforms.dequantize import Dequantize
+
+TOOL = "CompressedTensorsConfig"
+Q_PROJ = "m.q_proj"
+INT8 = {f"{Q_PROJ}.weight": np.ones((4, 8), np.int8), f"{Q_PROJ}.weight_scale": np.ones((4, 1), np.float32)}
+MX = {
+    f"{Q_PROJ}.weight_packed": np.ones((4, 16), np.uint8),
+    f"{Q_PROJ}.weight_scale": np.ones((4, 1), np.uint8),
+}
+SPARSE = {
+    f"{Q_PROJ}.compressed": np.ones((4, 4), ml_dtypes.float8_e4m3fn),
+    f"{Q_PROJ}.bitmask": np.ones((4, 1), np.uint8),
+    f"{Q_PROJ}.weight_scale": np.ones((4, 1), np.float32),
+}
+MARLIN = {
+    f"{Q_PROJ}.weight_packed": np.ones((1, 32), np.int32),
+    f"{Q_PROJ}.scale_packed": np.ones((1, 16), np.float16),
+    f"{Q_PROJ}.meta": np.ones((16, 1), np.int16),
+}
+
+
+def groups(**weights: object) -> dict[str, object]:
+    return {"config_groups": {"group_0": {"weights": weights}}}
+
+
+def int4_model(**said: object) -> tuple[dict[str, np.ndarray], dict[str, object]]:
+    weight = made.int4(np.random.default_rng(0), 4, 8, 32)
+    return dict(weight.arrays), {**weight.config, **said}
+
+
+INT4, INT4_SAID = int4_model()
+WHOLE_8 = groups(num_bits=8, type="int", strategy="channel")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said", "named"),
+    [
+        (INT8, {"format": "int-quantized", **WHOLE_8}, "format: int-quantized"),
+        (MX, {"format": "mxfp4-pack-quantized"}, "format: mxfp4-pack-quantized"),
+        (MARLIN, {"format": "marlin-24"}, "format: marlin-24"),
+        (
+            SPARSE,
+            {"format": "float-quantized", "sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparsity_config: weights are stored as sparse-24-bitmask",
+        ),
+        (INT4, {**INT4_SAID, "sparsity_config": {"format": "sparse-bitmask"}}, "sparse-bitmask"),
+        (
+            INT4,
+            {**INT4_SAID, "config_groups": {"g": {"format": "marlin-24", "weights": {"num_bits": 4}}}},
+            "format: marlin-24",
+        ),
+        (
+            INT4 | {"m.experts.0.up_proj.weight_g_idx": np.arange(64, dtype=np.int32)},
+            INT4_SAID,
+            "weight_g_idx",
+        ),
+        (
+            INT4 | {"m.experts.0.up_proj.weight_zero_point": np.ones((1, 2), np.int32)},
+            INT4_SAID,
+            "weight_zero_point",
+        ),
+    ],
+)
+def test_what_is_not_read_is_named_with_the_tool_that_reads_it(arrays, said, named):
+    tree = made.tree_of(arrays, {"quantization_config": {"quant_method": "compressed-tensors", **said}})
+    with pytest.raises(FormatError) as error:
+        logical(tree)
+    assert named in str(error.value)
+    assert TOOL in str(error.value.hint)
+    assert "get the checkpoint again" not in str(error.value)
+
+
+def test_dense_sparsity_is_no_variant():
+    arrays, said = int4_model(sparsity_config={"format": "dense"})
+    assert len(logical(made.tree_of(arrays, {"quantization_config": said})).weights) == 1
+
+
+def test_what_is_missing_is_not_taken_for_a_variant():
+    arrays, said = int4_model()
+    del arrays["m.experts.0.up_proj.weight_scale"]
+    with pytest.raises(FormatError) as error:
+        logical(made.tree_of(arrays, {"quantization_config": said}))
+    assert "get the checkpoint again" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("block", [[True, True], [128, True], [128.0, 128.0], "128x128", [128], [0, 128]])
+def test_what_is_no_block(block):
+    weight = made.fp8_blocks(np.random.default_rng(0), (4, 4), (1, 1))
+    tree = made.tree_of(weight.arrays, {"quantization_config": {**weight.config, "weight_block_size": block}})
+    with pytest.raises(FormatError, match="is no block"):
+        logical(tree)
+
+
+@pytest.mark.parametrize(("width", "named"), [(60, "rows of 60 end within a code of 8"), (40, "where the")])
+def test_rows_that_end_within_a_word(width, named):
+    arrays, said = int4_model()
+    arrays["m.experts.0.up_proj.weight_shape"] = np.array([4, width])
+    with pytest.raises(FormatError) as error:
+        Dequantize()(made.tree_of(arrays, {"quantization_config": said}))
+    assert named in str(error.value)
+    assert (TOOL in str(error.value.hint)) == (width == 60)
+
+
+CACHES = {f"m.self_attn.{name}": np.ones((), np.float32) for name in ("k_scale", "v_scale")}
+PLAIN = {"m.self_attn.v_proj.weight": np.ones((4, 4), ml_dtypes.bfloat16)}
+
+
+@pytest.mark.parametrize("is_quantised", [True, False])
+def test_scales_of_caches_beside_plain_weights_are_left_out_and_said(is_quantised):
+    weight = made.fp8_tensor(np.random.default_rng(0), (4, 4))
+    arrays = {**PLAIN, **CACHES, **(weight.arrays if is_quantised else {})}
+    tree = made.tree_of(arrays, {"quantization_config": weight.config})
+    done = Dequantize("bfloat16")(tree)
+    wanted = {*PLAIN, weight.name} if is_quantised else {*PLAIN}
+    assert {path[0] for path in done.tree.arrays} == wanted
+    assert any("k_scale, v_scale" in line for line in done.notes.remarks)
+    assert not done.tree.metadata.config
+
+
+def test_doctor_and_cast_say_of_a_variant_what_reads_it(tmp_path):
+    said = {"quant_method": "compressed-tensors", "format": "int-quantized", **WHOLE_8}
+    model = tmp_path / "model"
+    model.mkdir()
+    save_file(INT8, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps({"quantization_config": said}))
+    told = " ".join(succeed("doctor", model).output.split())
+    assert TOOL in told
+    assert "ckpt cast" not in told
+    refused = ended("cast", model, tmp_path / "out", "--dtype", "bfloat16", code=3)
+    assert "format: int-quantized" in refused.output
