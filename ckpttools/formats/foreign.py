@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from shlex import quote
@@ -43,11 +43,64 @@ def _begun(path: Place, file: Place) -> str:
     )
 
 
+def _unpacked(path: Place, file: Place) -> str:
+    into = quote(file.as_local().removesuffix(".nemo"))
+    unpack = f"mkdir {into} && tar -xf {quote(file.as_local())} -C {into}"
+    return f"unpack it: {unpack}; then name model_weights in it"
+
+
+def _from_keras(path: Place, file: Place) -> str:
+    arrays = "{w.path: keras.ops.convert_to_numpy(w) for w in model.weights}"
+    return f"save the weights from Keras: safetensors.numpy.save_file({arrays}, FILE)"
+
+
+def _from_tensorflow(path: Place, file: Place) -> str:
+    arrays = "{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}"
+    return (
+        "save the variables from TensorFlow: reader = tf.train.load_checkpoint(DIR); "
+        f"safetensors.numpy.save_file({arrays}, FILE)"
+    )
+
+
+def _trusted(path: Place, file: Place) -> str:
+    return (
+        "a pickle is a program, and nothing of it is executed here; where you trust who wrote it, load it "
+        "there and save its arrays: orbax.checkpoint.StandardCheckpointer().save(DIR, tree)"
+    )
+
+
+def _with_numpy(path: Place, file: Place) -> str:
+    return "save it as safetensors: safetensors.numpy.save_file(dict(numpy.load(FILE)), OTHER)"
+
+
 _KINDS = (
     _ForeignFiles(("*.gguf",), "files of llama.cpp (GGUF)", _fetched),
     _ForeignFiles(("*.distcp",), "parts of a distributed checkpoint of PyTorch without .metadata", _begun),
-    _ForeignFiles(("tf_model*.h5", "flax_model*.msgpack"), "weights of TensorFlow or Flax", _fetched),
+    _ForeignFiles(("tf_model*.h5",), "weights of TensorFlow", _fetched),
+    _ForeignFiles(("*.nemo",), "archives of NeMo", _unpacked),
+    _ForeignFiles(("*.keras", "*.h5", "*.hdf5"), "weights of Keras (HDF5)", _from_keras),
+    _ForeignFiles(
+        ("*.data-[0-9]*-of-[0-9]*", "*.ckpt.index", "*.ckpt.meta", "saved_model.pb"),
+        "checkpoints of TensorFlow",
+        _from_tensorflow,
+    ),
+    _ForeignFiles(("*.pkl", "*.pickle", "*.joblib"), "pickles of Python", _trusted),
+    _ForeignFiles(("*.npz", "*.npy"), "arrays of numpy", _with_numpy),
 )
+
+
+def foreign_kinds(names: Iterable[str]) -> list[tuple[str, str]]:
+    """What others' files are among these names, and the first name of each kind."""
+    return [(kind.what, name) for kind, name in _found(list(names))]
+
+
+def _found(names: Sequence[str]) -> Iterator[tuple[_ForeignFiles, str]]:
+    rest = list(names)
+    for kind in _KINDS:
+        mine = [each for each in rest if any(fnmatchcase(each, one) for one in kind.names)]
+        if mine:
+            yield kind, mine[0]
+            rest = [each for each in rest if each not in mine]
 
 
 def foreign_error(path: Place) -> FormatError | None:
@@ -61,17 +114,17 @@ def foreign_error(path: Place) -> FormatError | None:
         return _pipeline(folder)
     if path.is_dir() and ADAPTER in names:
         return FormatError(f"this is {adapter_in(folder)}, not a whole model", place=path, hint=MERGE)
-    for kind in _KINDS:
-        name = next((each for each in names if any(fnmatchcase(each, one) for one in kind.names)), None)
-        if name is not None:
-            return FormatError(
-                f"these are {kind.what}, which are not read here",
-                place=path,
-                got=name,
-                wanted="a format that `ckpt formats` lists",
-                hint=kind.way(path, folder / name),
-            )
-    return None
+    found = list(_found(names))
+    if not found:
+        return None
+    (kind, name), *others = found
+    return FormatError(
+        f"these are {' and '.join(each.what for each, _ in found)}, which are not read here",
+        place=path,
+        got=", ".join([name, *(other for _, other in others)]),
+        wanted="a format that `ckpt formats` lists",
+        hint=kind.way(path, folder / name),
+    )
 
 
 def _names(path: Place) -> tuple[Place, list[str]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Chunked, Constant, window
+from ckpttools.array.nodes import Chunked, Constant, Stored, concat, relayout, window
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, ceil_div
 
@@ -51,6 +51,14 @@ def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
     grid = _Grid.of(shape, cell, boxes)
     scratch = max(array.scratch_bytes for array in boxes.values())
     return Chunked(shape, dtype, cell, grid, scratch)
+
+
+def in_shape(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
+    """The array of a shape whose elements are those of these flat pieces in order."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return replace(first, shape=shape)
+    return relayout(concat(pieces, 0), [shape], range(len(shape)), [1] * len(shape))
 
 
 def _cell(length: int, axis: int, boxes: Iterable[Region]) -> int:

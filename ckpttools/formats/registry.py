@@ -14,6 +14,7 @@ from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import load_group
 from ckpttools.core.wording import option
@@ -34,6 +35,7 @@ from ckpttools.formats.base import (
 )
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
+from ckpttools.formats.several import kinds_beside
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -42,6 +44,7 @@ _MOST_TRIED, _MOST_NAMED = 100, 5
 _BUILT_IN = (
     *("orbax.format", "safetensors.format", "zarr.read"),
     *("torch.format", "torch.dcp", "torch.ranks", "torch.zero", "torch.universal"),
+    *("flax.format", "zarr.bare"),
 )
 
 
@@ -77,7 +80,8 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
                 continue
             reason = each.why_not(path)
             if reason is None:
-                return _with_step(each.open(path, options or ReadOptions()), options)
+                tree = _with_step(each.open(path, options or ReadOptions()), options)
+                return _with_notes(tree, kinds_beside(path, name))
             reasons[name] = f"{name}: {reason}"
     if path.is_dir() and not any(path.iterdir()):
         raise FormatError(f"{path} is an empty directory", hint="name one with a checkpoint in it")
@@ -230,6 +234,10 @@ def _nothing_below(path: Place) -> str:
             "fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(path.as_local())
         )
     return "`ckpt formats` lists what can be read"
+
+
+def _with_notes(tree: Tree, more: Notes) -> Tree:
+    return tree.with_metadata(notes=tree.metadata.notes + more) if more.remarks else tree
 
 
 def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:

@@ -24,7 +24,7 @@ class TreeWarning:
 
     Attributes:
         name: "missing-chunks", "damaged-step", "unfinished-step", "contradiction", "no-scan-layers",
-            "open-scan-axis", "giant-chunk", "fine-chunks", "mixed-dtypes" or "unclear-state".
+            "open-scan-axis", "giant-chunk", "fine-chunks", "mixed-dtypes", "unclear-state" or "remark".
         text: the finished sentence.
         arrays: paths of those it is about; empty if it is about the whole.
     """
@@ -55,6 +55,7 @@ def warnings_of(
         *_fine_chunks(tree),
         *_mixed_dtypes(tree),
         *_unclear_state(tree),
+        *(TreeWarning("remark", text) for text in tree.metadata.notes.remarks),
     )
 
 

@@ -13,8 +13,9 @@ from ckpttools.array.tree import Leaf, Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, listing
 from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.formats.left_out import left_out
 from ckpttools.formats.torch import archive
-from ckpttools.formats.torch.saved import left_out, saved_file
+from ckpttools.formats.torch.saved import saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.weight_files import (
     WeightNames,

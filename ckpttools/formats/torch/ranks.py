@@ -12,11 +12,12 @@ from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.directories import DirectoryFormat
+from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
-from ckpttools.formats.torch.directories import DirectoryFormat
 from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
 from ckpttools.formats.torch.pickled import Record
-from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, left_out, saved_file
+from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.formats.weight_files import config_beside

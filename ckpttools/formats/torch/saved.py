@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import dotted
 from ckpttools.core.budget import require_room
 from ckpttools.core.errors import FormatError
-from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.names import is_of_training
@@ -23,7 +20,6 @@ from ckpttools.stores.place import Place
 
 # Of what a pickle says a Python object is made that takes about so many times its bytes.
 _OBJECTS = 12
-_MOST_NAMED = 5
 # A rank beyond this is no process's: names of files are anyone's to choose.
 MOST_RANKS = 100_000
 
@@ -73,12 +69,3 @@ def saved_file(place: Place, options: ReadOptions) -> SavedFile:
     ranges = {name: StorageRange(file, *span) for name, span in zip(names, spans, strict=True)}
     value = unpickled(found.pickled, is_of_training, f"{place}: {found.root}/data.pkl")
     return SavedFile(place, value, ranges, len(found.pickled))
-
-
-def left_out(others: Mapping[TreePath, str]) -> Notes:
-    """What is said of objects that are neither arrays nor numbers nor texts: path -> what it is."""
-    if not others:
-        return Notes()
-    named = [f"{dotted(path)} ({kind})" for path, kind in list(others.items())[:_MOST_NAMED]]
-    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    return Notes(remarks=(f"left out, as they are neither tensors nor numbers: {', '.join(named)}{more}",))

@@ -16,14 +16,14 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.torch.directories import DirectoryFormat
+from ckpttools.formats.directories import DirectoryFormat
+from ckpttools.formats.pieced import in_shape
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 from ckpttools.formats.torch.zero import LEFT_OUT, STATE, step_named
 from ckpttools.formats.torch.zero_model import ModelStates
 from ckpttools.formats.torch.zero_moments import as_step, step_array
-from ckpttools.formats.torch.zero_shards import shaped
 from ckpttools.formats.weight_files import config_beside
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
@@ -76,7 +76,7 @@ class _Parameter:
             return array
         if shape is None or not isinstance(array, Stored) or array.size != prod(shape):
             raise ValueError(f"{self.name}/{file} has {array.size:,} elements, and its shape is {shape}")
-        return shaped([array], shape)
+        return in_shape([array], shape)
 
     def step(self) -> int | None:
         saved = self.files[_STEP]

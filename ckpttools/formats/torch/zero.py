@@ -19,7 +19,7 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.torch.directories import DirectoryFormat
+from ckpttools.formats.directories import DirectoryFormat
 from ckpttools.formats.torch.pickled import Record, described
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError

@@ -11,10 +11,11 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
+from ckpttools.formats.pieced import in_shape
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import SavedFile
 from ckpttools.formats.torch.tensors import is_tensor, lengths_of
-from ckpttools.formats.torch.zero_shards import Shapes, Vector, shaped
+from ckpttools.formats.torch.zero_shards import Shapes, Vector
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class ModelStates:
                 found[name] = self.files[0].tensor(records[0])
                 continue
             vector = Vector(tuple(flat(each, file) for each, file in zip(records, self.files, strict=True)))
-            found[name] = shaped([*vector.stretch(0, _count(shape, vector, name))], shape)
+            found[name] = in_shape([*vector.stretch(0, _count(shape, vector, name))], shape)
         return found
 
     def _refuse_experts(self) -> None:

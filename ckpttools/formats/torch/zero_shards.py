@@ -13,8 +13,9 @@ from itertools import accumulate
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, Stored, concat, relayout
+from ckpttools.array.nodes import Constant, Stored
 from ckpttools.core.region import Shape, ceil_div
+from ckpttools.formats.pieced import in_shape
 
 Shapes = Mapping[str, Shape]
 
@@ -37,14 +38,6 @@ class Vector:
             if b > a:
                 at = part.offset + (a - (end - part.size)) * part.dtype.itemsize
                 yield replace(part, shape=(b - a,), offset=at)
-
-
-def shaped(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
-    """The array of a shape whose elements are those of these pieces in order."""
-    first = pieces[0]
-    if len(pieces) == 1:
-        return replace(first, shape=shape)
-    return relayout(concat(pieces, 0), [shape], range(len(shape)), [1] * len(shape))
 
 
 def of_groups(
@@ -106,7 +99,7 @@ def _taken(vector: Vector, at: int, shape: Shape, name: str) -> LazyArray:
         raise ValueError(f"{name} ends at element {at + count:,} of a vector of {vector.size:,}")
     if not count:
         return Constant(shape, vector.parts[0].dtype, bytes(vector.parts[0].dtype.itemsize))
-    return shaped([*vector.stretch(at, count)], shape)
+    return in_shape([*vector.stretch(at, count)], shape)
 
 
 def _gathered(ranks: Sequence[Vector], at: int, shape: Shape, name: str) -> LazyArray:
@@ -120,4 +113,4 @@ def _gathered(ranks: Sequence[Vector], at: int, shape: Shape, name: str) -> Lazy
         if at + own > vector.size:
             raise ValueError(f"{name} ends at element {at + own:,} of rank {rank}'s {vector.size:,}")
         pieces += vector.stretch(at, own)
-    return shaped(pieces, shape)
+    return in_shape(pieces, shape)

@@ -1,0 +1,165 @@
+"""Reading msgpack by ranges: what is large stays where it is in the file.
+
+Layout: https://github.com/msgpack/msgpack/blob/master/spec.md. Whatever a file says, no more is made of it
+than so many values, nested so deep, and none is longer than the file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.formats.json_file import DEEPEST
+from ckpttools.stores.base import File
+
+_WINDOW = 64 << 10
+_MOST_VALUES, _LONGEST_TEXT = 2_000_000, 1 << 20
+
+
+class DamagedError(Exception):
+    """The bytes are no msgpack, are cut, or say what no program writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes that were not read: where they begin in the file, and how many they are."""
+
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A value of a type that the program gave a number of its own."""
+
+    code: int
+    span: Span
+
+
+class Reader:
+    """Values one after the other, in a part of a file.
+
+    Args:
+        file: to read.
+        start, stop: the part of it; by default all.
+        values: how many there may be at most, in all of what is read with the same list.
+    """
+
+    def __init__(
+        self, file: File, start: int = 0, stop: int | None = None, values: list[int] | None = None
+    ) -> None:
+        self._file, self.at, self._stop = file, start, file.size if stop is None else stop
+        self._left = [_MOST_VALUES] if values is None else values
+        self._window, self._begin = b"", start
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.at >= self._stop
+
+    def within(self, span: Span) -> Reader:
+        """What reads the values in some bytes; those count, too."""
+        return Reader(self._file, span.start, span.start + span.nbytes, self._left)
+
+    def value(self, depth: int = 0) -> Any:
+        """The next value: dictionaries, lists, numbers, texts, None, and `Span` and `Extension`.
+
+        Raises:
+            DamagedError: there is none.
+        """
+        self._left[0] -= 1
+        if self._left[0] < 0 or depth > DEEPEST:
+            raise DamagedError(
+                f"more than {_MOST_VALUES:,} values, or nested more than {DEEPEST} levels deep"
+            )
+        code = self._take(1)[0]
+        if code < 0x80 or code >= 0xE0:
+            return code if code < 0x80 else code - 0x100
+        if code < 0x90:
+            return self._mapping(code & 0x0F, depth)
+        if code < 0xA0:
+            return self._list(code & 0x0F, depth)
+        if code < 0xC0:
+            return self._text(code & 0x1F)
+        if code in _CONSTANTS:
+            return _CONSTANTS[code]
+        if code in _NUMBERS:
+            return self._number(_NUMBERS[code])
+        if code in _SIZED:
+            layout, kind = _SIZED[code]
+            return kind(self, int(self._number(layout)), depth)
+        if code in _FIXED:
+            return self._extension(_FIXED[code], depth)
+        raise DamagedError(f"no value begins with {code:#04x}")
+
+    def _take(self, count: int) -> bytes:
+        start = self.at
+        if start + count > self._stop:
+            raise DamagedError("it is cut")
+        if start < self._begin or start + count > self._begin + len(self._window):
+            self._begin = start
+            self._window = self._file.read(start, min(max(count, _WINDOW), self._stop - start))
+        self.at = start + count
+        return self._window[start - self._begin : self.at - self._begin]
+
+    def _number(self, layout: struct.Struct) -> Any:
+        return layout.unpack(self._take(layout.size))[0]
+
+    def _text(self, count: int, depth: int = 0) -> str:
+        if count > _LONGEST_TEXT:
+            raise DamagedError(f"a text of {count:,} bytes")
+        try:
+            return self._take(count).decode()
+        except UnicodeDecodeError as error:
+            raise DamagedError("a text that is no UTF-8") from error
+
+    def _bytes(self, count: int, depth: int = 0) -> Span:
+        span = Span(self.at, count)
+        self.at += count
+        if self.at > self._stop:
+            raise DamagedError("it is cut")
+        return span
+
+    def _extension(self, count: int, depth: int = 0) -> Extension:
+        (code,) = _SIGNED.unpack(self._take(1))
+        return Extension(code, self._bytes(count))
+
+    def _list(self, count: int, depth: int) -> list[Any]:
+        self._check_count(count)
+        return [self.value(depth + 1) for _ in range(count)]
+
+    def _mapping(self, count: int, depth: int) -> dict[str | int, Any]:
+        self._check_count(2 * count)
+        found: dict[str | int, Any] = {}
+        for _ in range(count):
+            key = self.value(depth + 1)
+            if type(key) not in (str, int):
+                raise DamagedError(f"a {type(key).__name__} as a key")
+            if key in found:
+                raise DamagedError(f"a key twice: {key!r}")
+            found[key] = self.value(depth + 1)
+        return found
+
+    def _check_count(self, count: int) -> None:
+        if count > self._stop - self.at:
+            raise DamagedError("it is cut")
+
+
+_SIGNED = struct.Struct(">b")
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+_NUMBERS = {
+    0xCA: struct.Struct(">f"),
+    0xCB: struct.Struct(">d"),
+    **{0xCC + place: struct.Struct(f">{each}") for place, each in enumerate("BHIQbhiq")},
+}
+_Kind = Callable[[Reader, int, int], Any]
+_SIZES = [struct.Struct(each) for each in (">B", ">H", ">I")]
+_SIZED: dict[int, tuple[struct.Struct, _Kind]] = {
+    **{0xC4 + place: (size, Reader._bytes) for place, size in enumerate(_SIZES)},
+    **{0xC7 + place: (size, Reader._extension) for place, size in enumerate(_SIZES)},
+    **{0xD9 + place: (size, Reader._text) for place, size in enumerate(_SIZES)},
+    **{0xDC + place: (size, Reader._list) for place, size in enumerate(_SIZES[1:])},
+    **{0xDE + place: (size, Reader._mapping) for place, size in enumerate(_SIZES[1:])},
+}
+_FIXED = {0xD4 + place: 1 << place for place in range(5)}

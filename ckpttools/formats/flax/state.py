@@ -1,0 +1,188 @@
+"""From what Flax writes with msgpack to the leaves of a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant, Stored
+from ckpttools.array.tree import Empty, Leaf, Path, Text, dotted
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
+from ckpttools.core.region import Shape
+from ckpttools.formats.flax.msgpack import DamagedError, Extension, Reader, Span
+from ckpttools.formats.pieced import in_shape
+from ckpttools.stores.base import File
+
+# `flax.serialization._MsgpackExtType`, and what it makes of arrays of more than a gibibyte.
+_ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
+_CHUNKED = "__msgpack_chunked_array__"
+_PLACEHOLDER = "PLACEHOLDER://"
+_NUMBERS = {bool: "bool", int: "int64", float: "float64"}
+
+
+@dataclass
+class FlaxState:
+    """What a file holds.
+
+    Attributes:
+        leaves: by path.
+        scalars: paths of those that were Python numbers.
+        elsewhere: what lies in files of its own, by path: the name of the array.
+        others: what is neither array, number nor text, by path: what it is.
+    """
+
+    leaves: dict[Path, Leaf] = field(default_factory=dict)
+    scalars: set[Path] = field(default_factory=set)
+    elsewhere: dict[Path, str] = field(default_factory=dict)
+    others: dict[Path, str] = field(default_factory=dict)
+
+
+def flax_state(file: File) -> FlaxState:
+    """The leaves in a file that `flax.serialization` wrote, or in a stream of named ones (EasyLM).
+
+    Raises:
+        FormatError: it is damaged, or holds what no state is made of.
+    """
+    reader, state = Reader(file), FlaxState()
+    try:
+        first = reader.value()
+        if isinstance(first, list):
+            for path, span in _stream(first, reader):
+                inner = reader.within(span)
+                _Filling(state, file, inner).put(path, inner.value())
+        else:
+            _Filling(state, file, reader).put((), first)
+        if not reader.is_at_end:
+            raise DamagedError(f"{file.size - reader.at:,} bytes left over")
+    except DamagedError as error:
+        raise FormatError(
+            "the file is no state that Flax wrote with msgpack, or is cut",
+            place=file.path,
+            got=f"byte {reader.at:,} of {file.size:,}: {error}",
+            hint="fetch the file again",
+        ) from error
+    return state
+
+
+def _stream(first: list[Any], reader: Reader) -> Iterator[tuple[Path, Span]]:
+    """The pairs of a path and the bytes of a state that a stream is made of."""
+    pair: Any = first
+    while True:
+        path, span = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
+        sound = isinstance(path, list) and all(type(key) in (str, int) for key in path)
+        if not sound or not isinstance(span, Span):
+            raise DamagedError("neither a dictionary nor pairs of a path and a state")
+        yield tuple(path or ()), span
+        if reader.is_at_end:
+            return
+        pair = reader.value()
+
+
+@dataclass
+class _Filling:
+    """Puts values among the leaves of a state."""
+
+    state: FlaxState
+    file: File
+    reader: Reader
+
+    def put(self, path: Path, value: Any) -> None:
+        if isinstance(value, dict) and value.get(_CHUNKED) is True:
+            self._leaf(path, self._of_chunks(value))
+        elif isinstance(value, dict) and (name := _array_named(value)):
+            self._elsewhere(path, name)
+        elif isinstance(value, dict | list) and value:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, each in items:
+                self.put((*path, key), each)
+        elif isinstance(value, dict | list):
+            self._leaf(path, Empty(type(value).__name__.capitalize()))
+        elif isinstance(value, str) and value.startswith(_PLACEHOLDER):
+            self._elsewhere(path, value.removeprefix(_PLACEHOLDER))
+        else:
+            self._put_one(path, value)
+
+    def _put_one(self, path: Path, value: Any) -> None:
+        if isinstance(value, Extension) and value.code in (_ARRAY, _NUMBER):
+            self._leaf(path, self._array(value.span))
+        elif isinstance(value, Extension | Span):
+            kind = "a complex number" if isinstance(value, Extension) and value.code == _COMPLEX else "bytes"
+            self.state.others[path] = kind
+        elif isinstance(value, str):
+            self._leaf(path, Text(value))
+        elif value is None:
+            self._leaf(path, Empty("None"))
+        else:
+            self._leaf(path, _number(value))
+            self.state.scalars.add(path)
+
+    def _leaf(self, path: Path, leaf: Leaf) -> None:
+        if path in self.state.leaves:
+            raise DamagedError(f"{dotted(path)} twice")
+        self.state.leaves[path] = leaf
+
+    def _elsewhere(self, path: Path, name: str) -> None:
+        self.state.elsewhere[path] = name
+
+    def _array(self, span: Span) -> LazyArray:
+        """What `flax.serialization` makes of an array: its shape, the name of its dtype and its bytes."""
+        said = self.reader.within(span).value()
+        shape, name, data = said if isinstance(said, list) and len(said) == 3 else (None, None, None)
+        dtype = DTYPES.get(name) if isinstance(name, str) else None
+        lengths = _lengths(shape)
+        if dtype is None or not isinstance(data, Span):
+            raise DamagedError(f"an array of a dtype that is not known: {name!r}")
+        if prod(lengths) * dtype.itemsize != data.nbytes:
+            raise DamagedError(f"{data.nbytes:,} bytes of an array of {dtype}{list(lengths)}")
+        if not data.nbytes:
+            return Constant(lengths, dtype, bytes(dtype.itemsize))
+        return Stored(lengths, dtype, self.file, data.start)
+
+    def _of_chunks(self, value: Mapping[str | int, Any]) -> LazyArray:
+        """An array that is cut in flat pieces, whose numbers are keys as those of a tuple."""
+        shape, chunks = _listed(value.get("shape")), _listed(value.get("chunks"))
+        pieces = [self._array(each.span) for each in chunks if isinstance(each, Extension)]
+        stored = [each for each in pieces if isinstance(each, Stored) and each.ndim == 1]
+        lengths = _lengths(shape)
+        whole = (
+            sum(each.size for each in stored) == prod(lengths) and len({each.dtype for each in stored}) == 1
+        )
+        if not whole or len(stored) < len(chunks):
+            raise DamagedError(f"the pieces of an array do not make up {list(lengths)}")
+        return in_shape(stored, lengths)
+
+
+def _listed(value: Any) -> list[Any]:
+    """A tuple as Flax writes it: `{"0": first, "1": second}`."""
+    items = value if isinstance(value, dict) else {}
+    found = [items.get(str(place)) for place in range(len(items))]
+    if not items or any(each is None for each in found):
+        raise DamagedError("an array in pieces that are not numbered")
+    return found
+
+
+def _lengths(value: Any) -> Shape:
+    if not isinstance(value, list) or not all(type(each) is int and each >= 0 for each in value):
+        raise DamagedError("an array without a shape")
+    return tuple(value)
+
+
+def _array_named(value: Mapping[str | int, Any]) -> str | None:
+    """The array that T5X's checkpoints name in place of one: what tensorstore takes to open it."""
+    place = value.get("kvstore")
+    name = place.get("path") if isinstance(place, dict) else None
+    return name.strip("/") if isinstance(name, str) and "driver" in value else None
+
+
+def _number(value: bool | int | float) -> LazyArray:
+    import numpy as np
+
+    dtype = DTYPES[_NUMBERS[type(value)]]
+    try:
+        return Constant((), dtype, np.asarray(value, dtype.numpy).tobytes())
+    except OverflowError as error:
+        raise DamagedError(f"a whole number of more than 64 bits: {value}") from error

@@ -1,0 +1,19 @@
+"""What is said of what a file holds and no tree does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckpttools.array.tree import Path, dotted
+from ckpttools.core.notes import Notes
+
+_MOST_NAMED = 5
+
+
+def left_out(others: Mapping[Path, str]) -> Notes:
+    """What is said of objects that are neither arrays nor numbers nor texts: path -> what it is."""
+    if not others:
+        return Notes()
+    named = [f"{dotted(path)} ({kind})" for path, kind in list(others.items())[:_MOST_NAMED]]
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    return Notes(remarks=(f"left out, as they are neither tensors nor numbers: {', '.join(named)}{more}",))

@@ -1,0 +1,44 @@
+"""A directory with weights of several kinds: which were found, and which of them are read."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from ckpttools.core.notes import Notes
+from ckpttools.formats.foreign import foreign_kinds
+from ckpttools.stores.place import Place
+
+# Names that files of a format have, of those that trainers and the hub put beside one another.
+_NAMES = {
+    "orbax": ("_METADATA",),
+    "safetensors": ("*.safetensors",),
+    "torch": ("pytorch_model*.bin", "consolidated*.pth"),
+    "torch-distributed": (".metadata",),
+    "torch-ranks": ("model_world_size_*_rank_*.pt",),
+    "deepspeed-zero": ("*zero_pp_rank_*_optim_states.pt",),
+    "deepspeed-universal": ("latest_universal",),
+    "flax-msgpack": ("flax_model*.msgpack",),
+}
+# Adapters and optimizers lie beside what they belong to, as do parts of distributed checkpoints.
+_NOT_WEIGHTS = ("adapter_model.safetensors", "*.distcp", "*.npy", "*.npz", "*.pkl", "*.pickle", "*.joblib")
+
+
+def kinds_beside(path: Place, format: str) -> Notes:
+    """What is said of a directory in which a format was opened, and other kinds of weights lie, too."""
+    if not path.is_dir():
+        return Notes()
+    names = [each.name for each in path.entries() if not _is(each.name, _NOT_WEIGHTS)]
+    others = [
+        kind
+        for kind, patterns in _NAMES.items()
+        if kind != format and any(_is(name, patterns) for name in names)
+    ]
+    others += [f"{name} ({what})" for what, name in foreign_kinds(names)]
+    if not others:
+        return Notes()
+    found = ", ".join(others)
+    return Notes(remarks=(f"several kinds of weights lie here: those of {format} are read, not {found}",))
+
+
+def _is(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,242 @@
+"""Arrays of zarr below a directory, or in an OCDBT database, where no file says of what tree they are.
+
+Levanter, T5X, Pax and whoever saves with tensorstore alone leave these. The tree is made from the keys: names
+of directories, cut at dots. T5X and the first versions of Orbax keep small arrays, and which tree it is, in a
+file `checkpoint` that Flax wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked
+from ckpttools.array.storage import Storage
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree
+from ckpttools.core.budget import require_room
+from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.notes import Notes
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.directories import DirectoryFormat
+from ckpttools.formats.flax.format import begins_as_state, opened_state
+from ckpttools.formats.flax.state import FlaxState
+from ckpttools.formats.json_file import DEEPEST, read_json
+from ckpttools.formats.left_out import left_out
+from ckpttools.formats.orbax.arrays import Arrays
+from ckpttools.formats.orbax.entries import Entries, Files, entries_of
+from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.formats.weight_files import config_beside
+from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.place import Place
+
+_DOCUMENTS = (zarr3.DOCUMENT, zarr2.DOCUMENT)
+_STATE, _METADATA = "checkpoint", "metadata.json"
+# What lies in an item of Orbax beside the metadata of its tree, which are then what is missing.
+_OF_ORBAX = frozenset(("_CHECKPOINT_METADATA", "_sharding", "_strings.json", "array_metadatas", "descriptor"))
+_UNFINISHED = ".orbax-checkpoint-tmp"
+_STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
+# Directories that are looked into to tell whether there is an array in any of them.
+_MOST_TRIED = 100
+
+
+@dataclass(frozen=True)
+class BareFormat(DirectoryFormat):
+    """The `zarr-tree` format, as `ckpttools.formats.base.Format` describes it."""
+
+    name: str = "zarr-tree"
+    looks_for: str = "arrays of zarr without the metadata of a tree, some of which are missing or damaged"
+
+    def why_not(self, path: Place) -> str | None:
+        if not path.is_dir():
+            return "not a directory"
+        entries = path.entries()
+        names = {each.name for each in entries}
+        if TREE_FILE in names or names & _OF_ORBAX or _UNFINISHED in str(path):
+            return "a save of Orbax"
+        if MANIFEST in names:
+            return None if _is_nested(path) else "a save of Orbax"
+        below = [each.name for each in entries if each.is_dir]
+        steps = [name for name in below if _STEP.fullmatch(name)]
+        if len(steps) > 1 and not names & {*_DOCUMENTS}:
+            return "several steps of a run"
+        return None if _has_array(path) else "no array of zarr in it"
+
+    def open(self, path: Place, options: ReadOptions) -> Tree:
+        return _opened(path, options)
+
+    def storage(self, tree: Tree, options: ReadOptions) -> Storage:
+        """As `ckpttools.formats.base.TellsStorage.storage`."""
+        from ckpttools.formats.survey import zarr_storage
+
+        return zarr_storage(tree, options.max_index_bytes)
+
+
+FORMAT = BareFormat()
+
+
+def _is_nested(path: Place) -> bool:
+    """Whether names in a database have slashes: those of Orbax have none, and lack the metadata of a tree."""
+    try:
+        return any("/" in name for name in _names(entries_of(path)))
+    except CheckpointError:
+        return False
+
+
+def _has_array(path: Place) -> bool:
+    """Whether there is an array in one of the first directories, those in the first one first."""
+    rest, tried = [path], 0
+    while rest and tried < _MOST_TRIED:
+        folder, tried = rest.pop(), tried + 1
+        entries = folder.entries()
+        if any(each.name in _DOCUMENTS for each in entries):
+            return True
+        rest += [folder / each.name for each in reversed(entries) if each.is_dir]
+    return False
+
+
+def _opened(path: Place, options: ReadOptions) -> Tree:
+    entries = entries_of(path, None, options.max_index_bytes)
+    names = sorted(_names(entries))
+    require_room(len(names), 0, path)
+    arrays = _Arrays(path, entries)
+    found = dict(zip(names, at_once(path.store, arrays.array, names), strict=True))
+    state = opened_state(path / _STATE) if _has_state(path) else None
+    leaves = _put_in(state, found, path) if state else _by_key(found, path)
+    others = left_out(state.others) if state else Notes()
+    said = _said(path)
+    step = said.get("step")
+    return Tree(
+        leaves,
+        Metadata(
+            FORMAT.name,
+            step=step if type(step) is int and step >= 0 else None,
+            config=config_beside(path),
+            scalars=frozenset(state.scalars) if state else frozenset(),
+            place=str(path),
+            notes=others + Notes(remarks=tuple(arrays.remarks())),
+        ),
+    )
+
+
+def _said(path: Place) -> Mapping[str, Any]:
+    """What Levanter notes beside the arrays, such as the step."""
+    place = path / _METADATA
+    if not place.is_file():
+        return {}
+    try:
+        return read_json(place)
+    except CheckpointError:
+        return {}  # somebody else's file
+
+
+def _has_state(path: Place) -> bool:
+    place = path / _STATE
+    return place.is_file() and begins_as_state(place)
+
+
+def _names(entries: Entries) -> Iterator[str]:
+    """Names of all arrays, their keys joined by "/"; "" for one that is the directory itself."""
+    if isinstance(entries, Files):
+        yield from _names_below(entries.directory, "", 0)
+        return
+    for key in entries.all:
+        name, _, document = key.rpartition("/")
+        if document == zarr2.DOCUMENT or (document == zarr3.DOCUMENT and _is_array(entries, key)):
+            yield name
+
+
+def _names_below(folder: Place, name: str, depth: int) -> Iterator[str]:
+    if depth > DEEPEST:
+        raise FormatError("directories are nested too deep", place=folder, wanted=f"at most {DEEPEST} levels")
+    entries = folder.entries()
+    documents = {each.name for each in entries} & {*_DOCUMENTS}
+    if zarr2.DOCUMENT in documents or (
+        zarr3.DOCUMENT in documents and read_json(folder / zarr3.DOCUMENT).get("node_type") == "array"
+    ):
+        yield name
+        return
+    for each in entries:
+        if each.is_dir:
+            yield from _names_below(
+                folder / each.name, f"{name}/{each.name}" if name else each.name, depth + 1
+            )
+
+
+def _is_array(entries: Entries, key: str) -> bool:
+    return _document(entries, key).get("node_type") == "array"
+
+
+def _document(entries: Entries, key: str) -> Mapping[str, Any]:
+    entry = entries.get(key)
+    try:
+        found = json.loads(entries.read(entry)) if entry is not None else None
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+class _Arrays:
+    """The arrays of a directory; of those whose metadata give a fill value, chunks may be left out."""
+
+    def __init__(self, path: Place, entries: Entries) -> None:
+        self._entries = entries
+        self._all = Arrays(path, entries, None, may_be_left_out=False)
+        self._some = replace(self._all, may_be_left_out=True)
+        self._sparse: list[str] = []
+
+    def array(self, name: str) -> LazyArray:
+        at: Path = (name,) if name else ()
+        array = self._all.array(at)
+        if not isinstance(array, Chunked) or array.gaps is None or not self._fills(name):
+            return array
+        self._sparse.append(name)
+        return self._some.array(at)
+
+    def _fills(self, name: str) -> bool:
+        """Whether tensorstore leaves chunks of the fill value out: it does where there is one."""
+        below = f"{name}/" if name else ""
+        documents = (_document(self._entries, below + each) for each in _DOCUMENTS)
+        return next((each for each in documents if each), {}).get("fill_value") is not None
+
+    def remarks(self) -> Iterator[str]:
+        if self._sparse:
+            count = len(self._sparse)
+            yield (
+                f"chunks of {count:,} array{'s' if count > 1 else ''} are not there, such as of "
+                f"{min(self._sparse)}: they are read as the fill value, which is not stored"
+            )
+
+
+def _by_key(found: Mapping[str, LazyArray], path: Place) -> dict[Path, Leaf]:
+    """The tree that the keys make; names with dots that would be two things are left as they are."""
+    cut = {name: tuple(name.replace("/", ".").split(".")) if name else () for name in found}
+    inner = {keys[:depth] for keys in cut.values() for depth in range(len(keys))}
+    is_tree = len({*cut.values()}) == len(cut) and inner.isdisjoint(cut.values())
+    paths: Mapping[str, Path] = cut if is_tree else {name: tuple(name.split("/")) for name in found}
+    return {paths[name]: array for name, array in found.items()}
+
+
+def _put_in(state: FlaxState, found: Mapping[str, LazyArray], path: Place) -> dict[Path, Leaf]:
+    """The tree of a file `checkpoint` with the arrays that it names."""
+    missing = sorted({*state.elsewhere.values()} - {*found})
+    unnamed = sorted({*found} - {*state.elsewhere.values()})
+    if missing or unnamed:
+        raise FormatError(
+            f"arrays and the file {_STATE} are not of one checkpoint:"
+            + _listed("named there, and not here", missing)
+            + _listed("here, and not named there", unnamed),
+            place=path,
+            wanted=f"the arrays that {_STATE} names",
+            hint="copy the checkpoint again",
+        )
+    return {**state.leaves, **{at: found[name] for at, name in state.elsewhere.items()}}
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    return f"\n  {what} ({len(names)}):{listing(names)}" if names else ""

@@ -1,0 +1,214 @@
+"""States that Flax wrote with msgpack: read to the bit, by ranges, with neither Flax nor msgpack."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, run
+
+from ckpttools.array.tree import Empty, Text
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.formats.registry import open_tree
+
+serialization = pytest.importorskip("flax.serialization")
+msgpack = pytest.importorskip("msgpack")
+
+VALUES = {
+    "embed": {"kernel": np.arange(12, dtype="f4").reshape(3, 4)},
+    "layers": {"0": {"bias": np.ones(3, "f2")}, "1": {"bias": np.zeros((0, 2), "i4")}},
+    "step": 7,
+    "rate": 1e-3,
+    "done": True,
+    "none": None,
+    "empty": {},
+    "name": "x",
+    "number": np.float32(3),
+    "complex": 1j,
+}
+
+
+def written(path, value=None):
+    path.write_bytes(serialization.msgpack_serialize(VALUES if value is None else value))
+    return path
+
+
+def test_what_flax_wrote(tmp_path):
+    tree = open_tree(written(tmp_path / "flax_model.msgpack"))
+    assert np.array_equal(tree["embed/kernel"].read(), VALUES["embed"]["kernel"])
+    assert tree["layers", "0", "bias"].dtype.name == "float16" and tree["layers", "1", "bias"].shape == (0, 2)
+    assert tree["step"].read() == 7 and tree["rate"].read() == 1e-3 and bool(tree["done"].read())
+    assert tree["number"].read() == 3 and tree["number"].dtype.name == "float32"
+    assert tree["none",] == Empty("None") and tree["empty",] == Empty("Dict") and tree["name",] == Text("x")
+    assert {("step",), ("rate",), ("done",)} == tree.metadata.scalars
+    assert "complex (a complex number)" in tree.metadata.notes.remarks[0]
+
+
+def test_bfloat16_and_the_states_of_trainers(tmp_path):
+    """`flax.training.checkpoints` writes files without an ending."""
+    import jax.numpy as jnp
+
+    weights = jnp.arange(6, dtype=jnp.bfloat16)
+    file = written(tmp_path / "checkpoint_1000", {"params": {"w": weights}})
+    assert open_tree(file)["params/w"].read().tobytes() == np.asarray(weights).tobytes()
+    assert "flax-msgpack" in ckpt("inspect", "tree", file).output
+    run("convert", "to-safetensors", file, tmp_path / "out")
+    run("verify", tmp_path / "out", "--against", file)
+
+
+def test_arrays_in_pieces(tmp_path, monkeypatch):
+    """Those of more than a gibibyte; here of more than 20 bytes."""
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 20)
+    values = {"w": np.arange(60, dtype="i4").reshape(3, 4, 5), "v": np.arange(5, dtype="i2")}
+    file = written(tmp_path / "m.msgpack", values)
+    assert b"__msgpack_chunked_array__" in file.read_bytes()
+    tree = open_tree(file)
+    assert np.array_equal(tree["w"].read(), values["w"]) and np.array_equal(tree["v"].read(), values["v"])
+
+
+def test_a_directory_with_an_index(tmp_path):
+    written(tmp_path / "flax_model-00001-of-00002.msgpack", {"a": {"b": np.ones(3, "f4")}})
+    written(tmp_path / "flax_model-00002-of-00002.msgpack", {"c": np.ones(3, "f4")})
+    names = {"a/b": "flax_model-00001-of-00002.msgpack", "c": "flax_model-00002-of-00002.msgpack"}
+    index = tmp_path / "flax_model.msgpack.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    assert len(open_tree(tmp_path).arrays) == 2
+    index.write_text(json.dumps({"weight_map": {**names, "d": names["c"]}}))
+    with pytest.raises(FormatError, match="do not hold the same"):
+        open_tree(tmp_path)
+    index.unlink()
+    (tmp_path / "flax_model-00001-of-00002.msgpack").unlink()
+    with pytest.raises(FormatError, match="missing"):
+        open_tree(tmp_path)
+
+
+def test_streams(tmp_path):
+    """EasyLM packs each array by itself, beside its path."""
+    packer = msgpack.Packer()
+    parts = {("params", "w"): np.arange(6, dtype="f4"), ("params", "b"): np.ones(2, "f2")}
+    file = tmp_path / "streaming_params"
+    file.write_bytes(
+        b"".join(packer.pack((key, serialization.to_bytes(each))) for key, each in parts.items())
+    )
+    tree = open_tree(file)
+    assert {path: each.read().tolist() for path, each in tree.arrays.items()} == {
+        path: each.tolist() for path, each in parts.items()
+    }
+
+
+LEAVES = st.one_of(
+    *(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text()),
+    st.builds(
+        lambda dtype, shape: np.arange(np.prod(shape)).astype(dtype).reshape(shape),
+        st.sampled_from(("f4", "i1", "u2", "f8", "?")),
+        st.lists(st.integers(0, 3), max_size=3),
+    ),
+)
+TREES = st.dictionaries(
+    st.text(), st.recursive(LEAVES, lambda below: st.dictionaries(st.text(), below, max_size=20)), min_size=1
+)
+
+
+@settings(max_examples=60)
+@given(TREES)
+def test_any_state(tmp_path_factory, value):
+    file = tmp_path_factory.mktemp("f") / "m.msgpack"
+    serialized = serialization.msgpack_serialize(value)
+    file.write_bytes(serialized)
+    tree = open_tree(file)
+    back = serialization.msgpack_restore(serialized)
+    for path, leaf in tree.items():
+        truth = back
+        for key in path:
+            truth = truth[key]
+        if path in tree.arrays:
+            assert leaf.read().tobytes() == np.asarray(truth, leaf.dtype.numpy).tobytes()
+            assert leaf.shape == np.shape(truth)
+        else:
+            assert leaf == (
+                Text(truth) if isinstance(truth, str) else Empty("None" if truth is None else "Dict")
+            )
+
+
+@settings(max_examples=150)
+@given(st.binary(max_size=12), st.integers(0, 400), st.integers(0, 12))
+def test_damage_is_refused_or_read(tmp_path_factory, noise, at, cut):
+    """Bytes put in and taken out anywhere: an error of ours, or other values; never another error."""
+    file = tmp_path_factory.mktemp("f") / "m.msgpack"
+    data = serialization.msgpack_serialize(VALUES)
+    at = min(at, len(data))
+    file.write_bytes(data[:at] + noise + data[at + cut :])
+    try:
+        tree = open_tree(file)
+        for array in tree.arrays.values():
+            array.read()
+    except CheckpointError as error:
+        assert error.place
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\xdf\xff\xff\xff\xff", "it is cut"),
+        (b"\x81\xa1a\xdd\xff\xff\xff\xff", "it is cut"),
+        (b"\x81\xa1a" + b"\x91" * 300 + b"\xc0", "nested more than"),
+        (b"\x82\xa1a\x01\xa1a\x01", "a key twice"),
+        (b"\x81\xa1a\xc1", "no value begins with 0xc1"),
+        (b"\x81\xa1a\xc7\x04\x01\x93\x90\xa1x\xc4\x00", "it is cut"),
+        (b"\x81\xa1a\xc7\x06\x01\x93\x90\xa1x\xc4\x00", "a dtype that is not known: 'x'"),
+        (b"\x81\x90\xc0", "a list as a key"),
+        (b"\x80\xc0", "1 bytes left over"),
+    ],
+)
+def test_hostile_files(tmp_path, data, says):
+    (tmp_path / "m.msgpack").write_bytes(data)
+    assert says in run("hash", tmp_path / "m.msgpack", code=3)
+
+
+def test_values_without_end_are_bounded(tmp_path, monkeypatch):
+    (tmp_path / "m.msgpack").write_bytes(b"\x81\xa1a\xdd\x00\x20\x00\x00" + b"\xc0" * (1 << 21))
+    assert "more than 2,000,000 values" in run("hash", tmp_path / "m.msgpack", code=3)
+
+
+# ---- beside arrays of tensorstore
+
+
+def zarr_array(path, value):
+    import tensorstore
+
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": str(path)},
+        "metadata": {
+            "shape": value.shape,
+            "chunks": value.shape,
+            "dtype": "<f4",
+            "compressor": {"id": "gzip"},
+        },
+    }
+    tensorstore.open(spec, create=True, open=True).result().write(value).result()
+
+
+@pytest.mark.parametrize("how", ("t5x", "orbax"))
+def test_small_arrays_beside_those_of_tensorstore(tmp_path, how):
+    """T5X's specification of tensorstore, and the placeholder of the first versions of Orbax."""
+    value = np.arange(12, dtype="f4").reshape(3, 4)
+    zarr_array(tmp_path / "target.decoder.kernel", value)
+    spec = {
+        "driver": "zarr",
+        "dtype": "float32",
+        "kvstore": {"driver": "file", "path": "target.decoder.kernel"},
+    }
+    named = spec if how == "t5x" else "PLACEHOLDER://target.decoder.kernel"
+    said = {"version": 3, "optimizer": {"target": {"decoder": {"kernel": named, "bias": value[0]}}}}
+    written(tmp_path / "checkpoint", said)
+    tree = open_tree(tmp_path)
+    assert np.array_equal(tree["optimizer/target/decoder/kernel"].read(), value)
+    assert np.array_equal(tree["optimizer/target/decoder/bias"].read(), value[0])
+    zarr_array(tmp_path / "target.other", value)
+    assert "here, and not named there (1):\n    target.other" in run("hash", tmp_path, code=3)
+    shutil.rmtree(tmp_path / "target.other")
+    shutil.rmtree(tmp_path / "target.decoder.kernel")
+    assert "directories of their own" in run("hash", tmp_path / "checkpoint", code=3)

@@ -1,0 +1,49 @@
+"""Files that other programs write: told by name, with what to do; and directories with several kinds."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from support.command_line import run, succeed
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "way"),
+    [
+        ("model-q4_0.gguf", "llama.cpp (GGUF)", "hf download REPO"),
+        ("llama.nemo", "archives of NeMo", "tar -xf"),
+        ("model.weights.h5", "weights of Keras", "from Keras"),
+        ("gemma.keras", "weights of Keras", "from Keras"),
+        ("tf_model.h5", "weights of TensorFlow", "hf download REPO"),
+        ("model.ckpt-100.data-00000-of-00002", "checkpoints of TensorFlow", "tf.train.load_checkpoint"),
+        ("params.pkl", "pickles of Python", "nothing of it is executed"),
+        ("params.npz", "arrays of numpy", "numpy.load"),
+    ],
+)
+@pytest.mark.parametrize("in_directory", (False, True))
+def test_what_is_not_read_is_named(tmp_path, name, what, way, in_directory):
+    (tmp_path / name).write_bytes(b"whatever it holds")
+    told = run("hash", tmp_path if in_directory else tmp_path / name, code=3)
+    assert what in told and way in " ".join(told.split()) and name in told
+
+
+def test_several_kinds_none_of_which_is_read(tmp_path):
+    for name in ("a.gguf", "tf_model.h5"):
+        (tmp_path / name).touch()
+    told = run("hash", tmp_path, code=3)
+    assert "llama.cpp (GGUF) and weights of TensorFlow" in told and "a.gguf, tf_model.h5" in told
+
+
+def test_several_kinds_of_which_one_is_read(tmp_path):
+    """The directory that most models on the hub once were."""
+    model = tmp_path / "model"
+    model.mkdir()
+    shutil.copy(FIXTURES / "pytorch_model.safetensors", model / "model.safetensors")
+    shutil.copy(FIXTURES / "pytorch_model.bin", model)
+    (model / "a.gguf").touch()
+    said = "those of safetensors are read, not torch, a.gguf (files of llama.cpp (GGUF))"
+    assert said in succeed("inspect", "tree", model).output
+    assert said in " ".join(run("convert", "to-zarr3", model, tmp_path / "out", "--dry-run").split())
+    assert "several kinds" not in succeed("inspect", "tree", FIXTURES / "dcp").output

@@ -1,0 +1,110 @@
+"""Arrays of tensorstore without the metadata of a tree: Levanter, T5X, Pax, and what JAX itself writes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, run
+
+from ckpttools.core.errors import FormatError
+from ckpttools.formats.registry import open_tree
+
+ts = pytest.importorskip("tensorstore")
+ROOT = Path(__file__).parents[1]
+
+
+def write(path, value, driver="zarr", fill=None, base=None):
+    """An array by tensorstore: in a directory, or under a key of a database."""
+    store = {"driver": "file", "path": str(path)}
+    if base is not None:
+        store = {"driver": "ocdbt", "base": f"file://{base}", "path": str(path)}
+    chunk = [max(1, -(-n // 2)) for n in value.shape]
+    if driver == "zarr":
+        metadata = {"chunks": chunk, "dtype": value.dtype.str, "compressor": None, "fill_value": fill}
+    else:
+        grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
+        metadata = {"data_type": value.dtype.name, "chunk_grid": grid, "fill_value": fill or 0}
+    spec = {"driver": driver, "kvstore": store, "metadata": {"shape": list(value.shape), **metadata}}
+    ts.open(spec, create=True, open=True).result().write(value).result()
+
+
+VALUES = st.dictionaries(
+    st.lists(st.sampled_from(("a", "b", "0", "w.x")), min_size=1, max_size=3).map("/".join),
+    st.lists(st.integers(1, 3), max_size=2),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=25)
+@given(VALUES, st.sampled_from(("zarr", "zarr3")), st.booleans())
+def test_any_names(tmp_path_factory, shapes, driver, in_database):
+    root = tmp_path_factory.mktemp("z") / "c"
+    nested = [name for name in shapes if any(other.startswith(f"{name}/") for other in shapes)]
+    values = {
+        name: np.arange(np.prod(shape), dtype="f4").reshape(shape) + 1
+        for name, shape in shapes.items()
+        if name not in nested
+    }
+    values = {f"model/{name}": value for name, value in values.items()}
+    for name, value in values.items():
+        write(name if in_database else root / name, value, driver, base=root if in_database else None)
+    tree = open_tree(root)
+    found = {".".join(map(str, path)): array.read().tolist() for path, array in tree.arrays.items()}
+    assert found == {name.replace("/", "."): value.tolist() for name, value in values.items()} or len(
+        {name.replace("/", ".") for name in values}
+    ) < len(values)
+    assert len(tree.arrays) == len(values) and tree.metadata.format == "zarr-tree"
+
+
+def test_what_jax_itself_writes(tmp_path):
+    """`jax.experimental.array_serialization`, which Levanter and Pax save with."""
+    import jax.numpy as jnp
+    from jax.experimental.array_serialization import serialization
+
+    arrays = [jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), jnp.zeros(4)]
+    paths = [str(tmp_path / "step-12/model/w"), str(tmp_path / "step-12/model/b")]
+    manager = serialization.GlobalAsyncCheckpointManager()
+    manager.serialize_with_paths(arrays, paths, on_commit_callback=lambda: None)
+    manager.wait_until_finished()
+    (tmp_path / "step-12/metadata.json").write_text(json.dumps({"step": 12}))
+    tree = open_tree(tmp_path / "step-12")
+    assert tree.metadata.step == 12 and not tree.metadata.notes.remarks
+    assert tree["model/w"].read().tobytes() == np.asarray(arrays[0]).tobytes()
+    assert tree["model/b"].read().tolist() == [0, 0, 0, 0]
+    run("convert", "to-orbax", tmp_path / "step-12", tmp_path / "out")
+    run("verify", tmp_path / "out", "--against", tmp_path / "step-12")
+    assert "healthy" in ckpt("doctor", tmp_path / "step-12").output
+
+
+def test_chunks_that_are_lost_and_those_that_are_not_stored(tmp_path):
+    write(tmp_path / "c/w", np.arange(4, dtype="f4"))
+    (tmp_path / "c/w/1").unlink()
+    assert "c: w, chunk 1" in run("hash", tmp_path / "c", code=3)
+    shutil.rmtree(tmp_path / "c/w")
+    write(tmp_path / "c/w", np.array([1, 1, 0, 0], dtype="f4"), fill=0.0)
+    assert not (tmp_path / "c/w/1").exists()
+    tree = open_tree(tmp_path / "c")
+    assert tree["w"].read().tolist() == [1, 1, 0, 0]
+    (remark,) = tree.metadata.notes.remarks
+    assert "chunks of 1 array are not there, such as of w" in remark
+
+
+def test_steps_of_a_run_are_named(tmp_path):
+    for step in ("step-10", "step-20"):
+        write(tmp_path / step / "model/w", np.ones(3, "f4"))
+    told = run("hash", tmp_path, code=3)
+    assert f"name what lies in it: {tmp_path}/step-10, {tmp_path}/step-20" in told
+
+
+def test_saves_of_orbax_without_their_metadata_stay_refused(tmp_path):
+    """Half of a save is no tree of its own."""
+    item = tmp_path / "items"
+    shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0/items", item)
+    (item / "_METADATA").unlink()
+    with pytest.raises(FormatError, match="no _METADATA"):
+        open_tree(item)
