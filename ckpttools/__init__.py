@@ -64,9 +64,12 @@ if TYPE_CHECKING:
     from ckpttools.api.save import plan_save as plan_save
     from ckpttools.api.save import save as save
     from ckpttools.api.save import save_async as save_async
+    from ckpttools.api.shrink import shrink as shrink
     from ckpttools.api.standing import plan_status as plan_status
     from ckpttools.api.stats_report import stats as stats
     from ckpttools.api.summary import summary as summary
+    from ckpttools.api.synth import stitch as stitch
+    from ckpttools.api.synth import synth as synth
     from ckpttools.api.tree_report import inspect as inspect
     from ckpttools.api.verification import verify as verify
     from ckpttools.array.lazy import LazyArray as LazyArray
@@ -123,9 +126,11 @@ _MODULES = {
     "api.resolve": "resolve",
     "api.run_listing": "ls",
     "api.save": "plan_save save save_async",
+    "api.shrink": "shrink",
     "api.standing": "plan_status",
     "api.stats_report": "stats",
     "api.summary": "summary",
+    "api.synth": "stitch synth",
     "api.tree_report": "inspect",
     "api.verification": "verify",
     "array.lazy": "LazyArray",

@@ -25,7 +25,7 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     resources, notes = resources or Resources(), tree.metadata.notes
     companions = companions_of(tree)
     tree = with_origin(tree, tree)
-    if not companions:
+    if not (companions or tree.metadata.is_other_model):
         return resources.plan(tree, writer, notes)
     if not isinstance(writer, HoldsCompanions):
         return resources.plan(tree, writer, notes + _left_out(companions, writer.name))
@@ -43,11 +43,12 @@ def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str,
     One that is carried along is of the model that a checkpoint came from, and stays what it is: the way back
     goes by it, and makes it true of what it writes.
     """
-    if CONFIG not in companions.files or not is_model:
+    is_told = tree.metadata.is_other_model and tree.metadata.config is not None
+    if not is_told and not (is_model and CONFIG in companions.files):
         return {}, Notes()
     config = true_config(_config(tree, companions), _weights(tree))
     remarks = [f"{CONFIG}: {change}" for change in config.changes]
-    if tree.metadata.notes.dropped:
+    if tree.metadata.notes.dropped and not tree.metadata.is_other_model:
         remarks.append(f"{CONFIG} describes the whole model, also what is left out")
     content = config_bytes(ModelFiles(companions=companions.files), config)
     return {CONFIG: content}, Notes(remarks=tuple(remarks))

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TypeAlias
 
 from ckpttools.array.lazy import ByteSource, LazyArray
-from ckpttools.array.nodes import INNER, Chunked, Constant, Decoded, Held, Stored, distinct, inner
+from ckpttools.array.nodes import INNER, Chunked, Constant, Decoded, Held, Seeded, Stored, distinct, inner
 from ckpttools.core.region import grid_indices
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
@@ -100,6 +100,8 @@ def _described(array: LazyArray, identify: Identify) -> list[object]:
             return ["decoded", *identify(code.source), code.offset, code.code]
         case Constant():
             return ["constant", array.element.hex()]
+        case Seeded():
+            return _own_fields(array)
         case Held():
             return ["held", array.holder.version]
         case _ if inner(array):

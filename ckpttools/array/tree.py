@@ -57,6 +57,7 @@ class Metadata:
         key_impls: for arrays that are the data of typed JAX PRNG keys, the name of their implementation.
         place: what was opened, for messages.
         notes: what transforms did to it since.
+        is_other_model: whether it is no longer the model of the files beside it, but the one of `config`.
     """
 
     format: str | None = None
@@ -68,6 +69,7 @@ class Metadata:
     key_impls: Mapping[Path, str] = field(default_factory=dict)
     place: str = ""
     notes: Notes = field(default_factory=Notes)
+    is_other_model: bool = False
 
 
 class Changed(Protocol):

@@ -48,8 +48,11 @@ _COMMANDS = {
     "resolve": in_module("resolve", "resolve", "What a run of MaxText would load, and what it would miss."),
     "run": in_module("run", "run", "A part of a plan, how far it has come, or its last steps."),
     "select": in_module("select", "select", "Some arrays of a checkpoint."),
+    "shrink": in_module("shrink", "shrink", "A part of a model that is a model itself."),
     "stack": in_module("scan", "stack", "Layers one by one to stacks for jax.lax.scan."),
+    "stitch": in_module("synth", "stitch", "The towers of one model, the decoder of another."),
     "strip-optimizer": in_module("strip", "strip_optimizer", "Parameters of a training checkpoint."),
+    "synth": in_module("synth", "synth", "A model of noise, from its configuration."),
     "unstack": in_module("scan", "unstack", "Stacked layers to layers one by one."),
     "verify": in_module("verify", "verify", "Prove that a checkpoint holds what another one does."),
 }

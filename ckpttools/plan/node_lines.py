@@ -28,6 +28,7 @@ from ckpttools.array.nodes import (
     Plus,
     Relayout,
     Renormed,
+    Seeded,
     Stack,
     Stored,
     Take,
@@ -94,6 +95,8 @@ class NodeLines:
                 return ["stored", *kind, self._source(array.source), array.offset, array.whole_bytes]
             case Constant():
                 return ["constant", *kind, array.element.hex()]
+            case Seeded():
+                return ["seeded", *kind, array.key, array.scale.hex()]
             case Stack():
                 return ["stack", *kind, array.axis, [self.number(part) for part in array.parts]]
             case Concat():
@@ -193,6 +196,8 @@ class Nodes:
                 return Stored(shape, dtype, self._source(source), offset, whole_bytes)
             case "constant", [element]:
                 return Constant(shape, dtype, bytes.fromhex(element))
+            case "seeded", [key, scale]:
+                return Seeded(shape, dtype, key, float.fromhex(scale))
             case "stack", [axis, numbers]:
                 return Stack(shape, dtype, cast("tuple[LazyArray, ...]", _Parts(self, numbers)), axis)
             case "concat", [axis, numbers]:

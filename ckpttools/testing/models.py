@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ckpttools.core.text import in_natural_order
-from ckpttools.families.registry import family_of
 from ckpttools.formats.safetensors.write import split
-from ckpttools.mapping.shapes import right_shapes
+from ckpttools.maxtext.synthetic import shapes_of as shapes_of
 
 _BLOCK = 1 << 20
 
@@ -88,14 +86,6 @@ def write_model(
     weight_map = {name: file for file, group in files.items() for name in group}
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return index
-
-
-def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's tensors, layer by layer."""
-    family = family_of(config, "config.json")
-    spelling = family.spelling_for(config["model_type"])
-    shapes = right_shapes(family.table(config, "config.json", spelling=spelling))
-    return {name: shapes[name] for name in in_natural_order(shapes)}
 
 
 def _write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], sparse: bool) -> None:

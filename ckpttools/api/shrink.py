@@ -1,0 +1,65 @@
+"""A part of a model that is a model itself, for bringing up what will run the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ckpttools.api.arguments import dtype_of, text_of
+from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.prepared import Prepared, command
+from ckpttools.api.sources import Source
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.registry import writer_options
+from ckpttools.maxtext.casting import SparingTables
+from ckpttools.maxtext.shrink import Shrink
+from ckpttools.maxtext.smaller_config import Smaller
+from ckpttools.stores.registry import Where
+from ckpttools.transforms.base import Transform
+from ckpttools.transforms.cast import CastMap
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+@command(Changing, more=writer_options)
+def shrink(
+    source: Source,
+    destination: Where,
+    *,
+    layers: int | Sequence[int] | None = None,
+    experts: int | None = None,
+    vocab: int | None = None,
+    like: Where | None = None,
+    family: Where | None = None,
+    dtype: DType | str | None = None,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Writes some layers, experts or tokens of a model, and the `config.json` of that smaller model.
+
+    Weights stay what they are. Moments of an optimizer and all else that layers have are cut with them.
+
+    Args:
+        source: a Hugging Face model or a checkpoint of MaxText's, of any kind, or a tree.
+        destination: directory that appears when everything is written.
+        layers: so many of the first layers, or the numbers of those that are kept.
+        experts: so many of the first experts of each layer.
+        vocab: so many of the first tokens; the tokenizer stays what it is.
+        like: of a MaxText checkpoint that carries no `config.json`: the model's directory, or the file.
+        family: the model's family, or a file that describes one; None as the configuration says.
+        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        UsageError: nothing is to be cut, or there are no such layers.
+        CheckpointError: as `ckpttools.maxtext.shrink.Shrink` and `ckpttools.convert`.
+    """
+    if layers is None and experts is None and vocab is None:
+        said = " or ".join(map(option, ("layers", "experts", "vocab")))
+        raise UsageError("it is not said what there is to be less of", hint=f"give {said}")
+    kept = range(layers) if isinstance(layers, int) else layers
+    change = Shrink(Smaller(kept, experts, vocab), like, text_of(family))
+    casts: list[Transform] = [] if dtype is None else [SparingTables(CastMap({}, dtype_of(dtype)))]
+    return write_changed([change, *casts], source, destination, common)

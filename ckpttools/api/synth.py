@@ -1,0 +1,96 @@
+"""Models of seeded noise, and models put together of two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from ckpttools.api.arguments import Storing, dtype_of
+from ckpttools.api.convert import Changing, write_changed
+from ckpttools.api.hf_to_maxtext import hf_to_maxtext
+from ckpttools.api.prepared import Prepared, Writing, command
+from ckpttools.api.sources import Source, opened, part_of, place_of, read_options
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.registry import writer_options
+from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.stitch import stitched
+from ckpttools.maxtext.synthetic import synthetic
+from ckpttools.run.apart import check_apart
+from ckpttools.stores.registry import Where, parse
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+
+@command(Changing, more=writer_options)
+def synth(
+    source: Where,
+    destination: Where,
+    *,
+    seed: int = 0,
+    names: Literal["huggingface", "maxtext"] = "huggingface",
+    scan: bool = True,
+    dtype: DType | str | None = None,
+    **common: Unpack[Changing],
+) -> Prepared:
+    """Writes a model of noise that has the arrays of a configuration, as before training.
+
+    Weights are drawn around zero with the configuration's `initializer_range`, 0.02 where it has none; norms
+    do nothing, and biases are zero. The same seed gives the same bits, on any machine and with any `jobs`.
+
+    Args:
+        source: a `config.json`, or the directory that has it; no weights are looked for.
+        destination: directory that appears when everything is written.
+        seed: of the noise.
+        names: "huggingface", or "maxtext" for what `ckpttools.hf_to_maxtext` would make of that.
+        scan: for MaxText, whether layers are stacked.
+        dtype: of the weights; None for bfloat16.
+        common: `ckpttools.api.convert.Changing`; for MaxText without `format`.
+
+    Raises:
+        ConfigError, ShapeError: no family is of this model type, or the configuration lacks a size.
+        CheckpointError: as `ckpttools.convert`.
+    """
+    place = parse(source)
+    file = place / CONFIG if place.is_dir() else place
+    tree = synthetic(read_json(file), seed, dtype_of(dtype), str(file.parent))
+    if names == "maxtext":
+        if common.get("format") not in (None, "orbax"):
+            raise UsageError(f"{option('format')} is about models with names of Hugging Face's")
+        rest = {**part_of(common, Storing), **part_of(common, Writing)}
+        return hf_to_maxtext.plan(tree, destination, scan=scan, **rest)
+    if not scan:
+        raise UsageError(
+            f"{option('scan', False)} is about MaxText", hint=f"say {option('names', 'maxtext')}"
+        )
+    return write_changed([], tree, destination, {"format": "safetensors", **common})
+
+
+@command(Changing, more=writer_options)
+def stitch(source: Source, destination: Where, *, decoder: Source, **common: Unpack[Changing]) -> Prepared:
+    """Writes the towers of one model with the text model of another: its embedding, layers, norm and head.
+
+    Args:
+        source: the model with towers; `config.json` and other files stay its own.
+        destination: directory that appears when everything is written.
+        decoder: the model whose text model is taken: one with towers, or one of text alone.
+        common: `ckpttools.api.convert.Changing`.
+
+    Raises:
+        UsageError: there are no towers, or one of both is MaxText's.
+        CoverageError: the text models have other names or shapes; lists all.
+        CheckpointError: as `ckpttools.convert`.
+    """
+    place = place_of(decoder)
+    if place is not None:
+        check_apart(place, parse(destination))
+
+    def make(opening: Mapping[str, Any]) -> Tree:
+        read = read_options(opening)
+        return stitched(opened(source, read), opened(decoder, read))
+
+    return write_changed([], source, destination, common, make=make)

@@ -1,0 +1,59 @@
+"""`ckpt shrink`: a part of a model that is a model itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ckpttools.cli.options import MODEL, SOME_TEXT, count_option
+from ckpttools.cli.transforming import common_options, dtype_option, model_places, target_options
+from ckpttools.cli.write import write
+
+
+def _layers(context: click.Context, option: click.Parameter, value: str | None) -> int | list[int] | None:
+    try:
+        if value is None or value.isdecimal():
+            return value and int(value)  # type: ignore[return-value]
+        return [int(each) for each in value.split(",") if each]
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no number, and no list such as 0,1,5.") from error
+
+
+@click.command(short_help="A part of a model that is a model itself.")
+@model_places
+@click.option(
+    "--layers",
+    metavar="N|N,N,…",
+    callback=_layers,
+    help="So many of the first layers, or with commas the numbers of those that are kept.",
+)
+@count_option("--experts", "So many of the first experts of each layer.")
+@count_option("--vocab", "So many of the first tokens; the tokenizer stays what it is.")
+@click.option(
+    "--like",
+    type=MODEL,
+    metavar="HF_DIR|CONFIG",
+    help="Of a MaxText checkpoint that carries no config.json the model it came from.",
+)
+@click.option(
+    "--family", type=SOME_TEXT, metavar="NAME|FILE", help="The model's family, if not by config.json."
+)
+@dtype_option
+@target_options
+@common_options
+def shrink(**options: Any) -> None:
+    """Write some layers, experts or tokens of a model: a small one that runs, for bring-up and tests.
+
+    SRC is a Hugging Face model or a MaxText checkpoint of any kind; moments of an optimizer are cut with the
+    weights. config.json says how small the model is; where MaxText's checkpoint carries it along, too.
+    Weights stay what they are, and are shared where whole chunks stay.
+
+    \b
+    Example:
+      ckpt shrink ~/Llama-3.1-70B ~/four-layers --layers 4
+      ckpt shrink ~/maxtext/deepseek3 ~/small --layers 6 --experts 16 --vocab 32000
+    """
+    from ckpttools.api.shrink import shrink
+
+    write(shrink.plan, **options)

@@ -1,0 +1,223 @@
+"""A part of a model that is a model itself: fewer layers, experts or tokens, with the same weights.
+
+Names and axes are those of the model's family, so that every layout is cut alike: a Hugging Face model,
+layers one by one or stacked, with or without state of an optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Leaf, Path, Tree, dotted
+from ckpttools.core.errors import CheckpointError, CoverageError, UsageError, listing
+from ckpttools.core.notes import Notes
+from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
+from ckpttools.families.family import PLAIN, Family
+from ckpttools.maxtext.cycles import Cycle, CycleNames
+from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LOCAL, REMAINDER, STEPS, VALUE
+from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.scan import StackLayers, UnstackLayers
+from ckpttools.maxtext.smaller_config import Smaller, SmallerConfig, smaller_config
+from ckpttools.maxtext.smaller_rows import SmallerRows
+from ckpttools.maxtext.stacking import cycle_of
+from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.maxtext.view import view_of
+from ckpttools.quantized.tree import quantized_in
+from ckpttools.roles.of_tree import roles
+from ckpttools.stores.registry import Where
+from ckpttools.transforms.base import Transformed
+
+_COPY = "copy it there from where the weights came from"
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Some layers, experts and tokens of a model.
+
+    Attributes:
+        how: what is kept.
+        like: of a MaxText checkpoint that carries no configuration, the model's directory or `config.json`.
+        family: name of the family, or a file that describes it; None as the configuration says.
+    """
+
+    how: Smaller
+    like: Where | None = None
+    family: str | None = None
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The smaller model, with its own configuration.
+
+        Raises:
+            ConfigError: there is no configuration, or its sizes do not fit the family with fewer layers.
+            UsageError: there are no such layers, they are no model in this order, or it is quantised.
+            CoverageError: arrays that no row of the family is about, or that cannot be cut; lists all.
+        """
+        _refuse_quantised(tree)
+        view, place = view_of(tree), tree.metadata.place
+        files = ModelFiles.of(tree, self.like) if view.is_maxtext else ModelFiles(tree.metadata.config)
+        hint = f"say {option('like', 'HF_DIR')}, the model that it came from" if view.is_maxtext else _COPY
+        config = required(files.config, place, hint)
+        family = family_for(config, ModelOptions(self.family), place)
+        small = smaller_config(config, family, self.how)
+        _check_cycle(_cycle(family), small)
+        plain = UnstackLayers()(tree).tree if view.is_stacked else tree
+        made = _Cut.of(plain, family, config, small)
+        found = made.tree
+        if view.is_stacked:
+            cycle = _cycle_in(tree)
+            found = StackLayers(view.scan_axis or 0, cycle.length, cycle.names)(found).tree
+        found = found.with_metadata(config=small.config, is_other_model=True)
+        remarks = tuple(f"{CONFIG}: {change}" for change in small.changes)
+        return Transformed(found, Notes(dropped=made.dropped, remarks=remarks))
+
+
+def _refuse_quantised(tree: Tree) -> None:
+    if found := quantized_in(tree).weights:
+        raise UsageError(
+            "quantised weights cannot be cut with their scales",
+            place=tree.metadata.place or None,
+            got=next(iter(found)),
+            hint="dequantise the model first: ckpt cast to a dtype of numbers, such as bfloat16",
+        )
+
+
+def _cycle(family: Family) -> int:
+    """Layers after which their kinds repeat."""
+    try:
+        return cycle_of(family, version_called(NEWEST)).length
+    except CheckpointError:
+        return 1
+
+
+def _check_cycle(cycle: int, small: SmallerConfig) -> None:
+    odd = [(a, b) for b, a in enumerate(small.layers) if a % cycle != b % cycle]
+    if odd:
+        raise UsageError(
+            f"layers of this family repeat every {cycle}, and their kinds would change",
+            got=f"layer {odd[0][0]} in the place of layer {odd[0][1]}",
+            wanted=f"layers whose new numbers leave the same remainders by {cycle}",
+            hint="keep the first ones, by how many they are",
+        )
+
+
+def _cycle_in(tree: Tree) -> Cycle:
+    """How the layers of a stacked tree repeat."""
+    view = view_of(tree)
+    keys = [key for key in view.stacked_keys if len(key) > 1 and not str(key[0]).endswith(REMAINDER)]
+    if not keys:
+        return Cycle(1, None)
+    top, inner = keys[0][0], [str(key[1]) for key in keys]
+    if LOCAL in inner:
+        names: CycleNames = "local-global" if top == BLOCKS else "layers-local-global"
+        local = next(each for each in view.stacks if each.key == (top, LOCAL))
+        return Cycle(local.shape[1] + 1, names)
+    if top == BLOCKS:
+        raise UsageError(
+            "layers of this model are stacked behind single ones, of which a smaller model has others",
+            place=tree.metadata.place or None,
+            hint="ckpt unstack it first, and ckpt stack what comes of it",
+        )
+    return Cycle(len(inner), "layer" if inner[0].startswith(f"{LAYER}_") else "layers")
+
+
+@dataclass
+class _Cut:
+    """A tree with layers one by one, being cut.
+
+    Attributes:
+        rows: where arrays go.
+        source: the tree that is cut.
+        tree: what is left of it.
+        dropped: names of what no smaller model has.
+    """
+
+    rows: SmallerRows
+    source: Tree
+    tree: Tree = field(default_factory=lambda: Tree({}))
+    dropped: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, source: Tree, family: Family, config: Mapping[str, Any], small: SmallerConfig) -> _Cut:
+        is_left = view_of(source).is_maxtext
+        names = frozenset(map(dotted, source.arrays))
+        spelling = PLAIN if is_left else family.spelling_of(names)
+        before, after = (family.table(each, CONFIG, spelling=spelling) for each in (config, small.config))
+        layers = {number: new for new, number in enumerate(small.layers)}
+        made = cls(SmallerRows(before, after, layers, is_left), source)
+        made._carry_out()
+        return made
+
+    def _carry_out(self) -> None:
+        leaves: dict[Path, Leaf] = {}
+        layers: dict[Path, Path | None] = {}
+        rest: dict[Path, Leaf] = {}
+        for path, leaf in self.source.items():
+            head, name, tail = self._split(path)
+            found = self.rows.of(name, leaf) if name and isinstance(leaf, LazyArray) else None
+            if found is None:
+                rest[path] = leaf
+                continue
+            new, array = found
+            to = None if new is None else (*head, *(new.split(".") if self.rows.is_left else [new]), *tail)
+            key = (DECODER, *name.split(".")[1:2])
+            # Of experts in names some go, and their layer stays.
+            layers[key] = layers.get(key) or (to and to[len(head) : len(head) + 2])
+            if to is not None:
+                leaves[to] = array
+        for path, leaf in self._without_parts(rest).items():
+            place = _moved(path, layers)
+            if place is not None:
+                leaves[place] = leaf
+        metadata = self.source.metadata
+        impls = {path: impl for path, impl in metadata.key_impls.items() if path in leaves}
+        said = replace(metadata, scalars=metadata.scalars & leaves.keys(), key_impls=impls)
+        self.tree = Tree(leaves, said)
+
+    def _split(self, path: Path) -> tuple[Path, str, Path]:
+        """What is around a name of the model, the name, and what is behind it."""
+        if not self.rows.is_left:
+            return (), dotted(path), ()
+        tops = {str(row.left.key).partition(".")[0] for row in self.rows.before.rows}
+        start = next((k for k, key in enumerate(path) if key in tops), None)
+        if start is None:
+            return path, "", ()
+        end = len(path) - (path[-1] == VALUE)
+        return path[:start], dotted(path[start:end]), path[end:]
+
+    def _without_parts(self, rest: Mapping[Path, Leaf]) -> Mapping[Path, Leaf]:
+        """What no row is about, without parts that MaxText has no place for, such as prediction layers.
+
+        Raises:
+            CoverageError: it is a parameter.
+        """
+        table, known = self.rows.before, roles(self.source)
+        arrays = {
+            dotted(path): each
+            for path, each in rest.items()
+            if isinstance(each, LazyArray) and known.of(path) == "parameter" and path not in STEPS
+        }
+        gone = set() if self.rows.is_left else {*table.left_out_of(arrays)}
+        gone |= {name for name in arrays if any(fnmatchcase(name, each) for each in table.dropped)}
+        if odd := [name for name in arrays if name not in gone]:
+            raise CoverageError(
+                f"no row of the family is about {array_count(odd)}:{listing(odd)}",
+                place=self.source.metadata.place or None,
+                hint="leave out what is no part of the model: ckpt select",
+            )
+        self.dropped = tuple(gone)
+        return {path: leaf for path, leaf in rest.items() if dotted(path) not in gone}
+
+
+def _moved(path: Path, layers: Mapping[Path, Path | None]) -> Path | None:
+    """Where a random state goes, or what else a layer has: to its layer's new place; None for nowhere."""
+    for k in range(len(path) - 1):
+        if path[k] == DECODER and path[k : k + 2] in layers:
+            to = layers[path[k : k + 2]]
+            return None if to is None else (*path[:k], *to, *path[k + 2 :])
+    return path

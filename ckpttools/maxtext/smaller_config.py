@@ -1,0 +1,152 @@
+"""The `config.json` of a model with fewer layers, experts or tokens than the one that it is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.core.wording import option
+from ckpttools.families.family import Family
+from ckpttools.mapping.sizes import nested
+
+# Fields that say how many layers the decoder has, by their last words.
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
+# Lists of numbers of layers; other lists as long as the model have something for each layer.
+_NUMBERS = ("mlp_only_layers", "moe_layers")
+_CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")
+_GROUPS = {"n_group": 1, "topk_group": 1}
+# Layers after the last one, which predict further tokens.
+_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """How much of a model is kept.
+
+    Attributes:
+        layers: numbers of the layers, ascending; None for all.
+        experts: so many of the first experts of each layer; None for all.
+        vocab: so many of the first tokens; None for all.
+    """
+
+    layers: Sequence[int] | None = None
+    experts: int | None = None
+    vocab: int | None = None
+
+
+@dataclass(frozen=True)
+class SmallerConfig:
+    """A configuration and what was changed in it, a sentence each.
+
+    Attributes:
+        config: the parsed `config.json`.
+        layers: of the layers that it has, their numbers in the larger model.
+        changes: in words.
+    """
+
+    config: Mapping[str, Any]
+    layers: Sequence[int]
+    changes: tuple[str, ...]
+
+
+def smaller_config(config: Mapping[str, Any], family: Family, how: Smaller) -> SmallerConfig:
+    """The configuration of a part of a model.
+
+    Raises:
+        ConfigError: the configuration does not say what is to be changed.
+        UsageError: there is no such layer, or less than what is to be kept.
+    """
+    made: dict[str, Any] = json.loads(json.dumps(config))
+    names = [name for fields in family.sizes.values() for name in fields if isinstance(name, str)]
+    count_field = _field(made, [name for name in names if name.rpartition(".")[2] in _LAYERS], "layers")
+    count: int = nested(made, count_field)
+    kept = list(range(count)) if how.layers is None else list(how.layers)
+    _check_layers(kept, count)
+    changes = []
+    if how.layers is not None:
+        changes += [*_with_size(made, count_field, len(kept)), *_per_layer(made, count_field, count, kept)]
+    if how.experts is not None:
+        field = _field(made, family.sizes.get("expert", ()), "experts")
+        _check_fewer(how.experts, nested(made, field), "experts")
+        changes += [*_with_size(made, field, how.experts), *_with_choice(made, how.experts)]
+    if how.vocab is not None:
+        field = _field(made, family.sizes.get("vocab", ()), "vocab")
+        _check_fewer(how.vocab, nested(made, field), "vocab")
+        changes += _with_size(made, field, how.vocab)
+    return SmallerConfig(made, kept, tuple(changes))
+
+
+def _field(config: Mapping[str, Any], names: Sequence[str | int], what: str) -> str:
+    """The first of these fields that a configuration has."""
+    known = [name for name in names if isinstance(name, str)]
+    found = next((name for name in known if isinstance(nested(config, name), int)), None)
+    if found is None:
+        raise ConfigError(
+            f"the configuration does not say how large the model is: {option(what)}",
+            wanted=" or ".join(dict.fromkeys(known)) or "a family whose rows have such an axis",
+            hint=f"leave {option(what)} out",
+        )
+    return found
+
+
+def _check_layers(kept: Sequence[int], count: int) -> None:
+    if not kept or sorted(set(kept)) != kept or kept[0] < 0 or kept[-1] >= count:
+        raise UsageError(
+            "these layers cannot be kept",
+            got=", ".join(map(str, kept)) or "none",
+            wanted=f"one or more of 0 to {count - 1}, ascending",
+        )
+
+
+def _check_fewer(wanted: int, there: int, what: str) -> None:
+    if not 1 <= wanted <= there:
+        raise UsageError("there are not so many", got=option(what, wanted), wanted=f"1 to {there}")
+
+
+def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A configuration and all parts of it that are ones, with what their fields' names begin with."""
+    yield "", config
+    for name, part in config.items():
+        if isinstance(part, dict) and name.endswith("_config"):
+            yield from ((f"{name}.{prefix}", each) for prefix, each in _parts(part))
+
+
+def _with_size(config: dict[str, Any], field: str, length: int) -> Iterator[str]:
+    """Says it where it is said, and where the same number is said of the whole model."""
+    before, last = nested(config, field), field.rpartition(".")[2]
+    for prefix, part in _parts(config):
+        of_whole = field.startswith(prefix) and part.get(last) == before
+        if of_whole and part[last] != length:
+            part[last] = length
+            yield f"{prefix}{last} is {length}; it was {before}"
+
+
+def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[int]) -> Iterator[str]:
+    """Lists with something for each layer, and of numbers of layers, have that of the layers kept."""
+    above = field.rpartition(".")[0]
+    part = nested(config, above) if above else config
+    for name, value in part.items():
+        if name in _NUMBERS and isinstance(value, list):
+            part[name] = [kept.index(each) for each in value if each in kept]
+        elif isinstance(value, list) and len(value) >= count and count > 1:
+            part[name] = [value[each] for each in kept]
+        elif name in _PREDICTION and value:
+            part[name] = 0
+        if part[name] != value:
+            yield f"{above}{'.' * bool(above)}{name} is {json.dumps(part[name])}"
+
+
+def _with_choice(config: dict[str, Any], experts: int) -> Iterator[str]:
+    """No more experts are chosen than there are, and from groups only where these are even."""
+    for prefix, part in _parts(config):
+        for name in _CHOSEN:
+            if isinstance(part.get(name), int) and part[name] > experts:
+                yield f"{prefix}{name} is {experts}; it was {part[name]}"
+                part[name] = experts
+        groups = part.get("n_group")
+        if isinstance(groups, int) and groups > 1 and (experts % groups or experts < 2 * groups):
+            yield f"{prefix}n_group and {prefix}topk_group are 1; they were {groups} and {part['topk_group']}"
+            part.update(_GROUPS)

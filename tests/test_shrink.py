@@ -1,0 +1,152 @@
+"""Smaller models: cutting and converting commute, configurations are true, everything else is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, ended, run
+from support.hf_models import write_llama
+from support.places import GOLDEN, GOLDEN_0_2_5, HF, TRAINED
+
+import ckpttools
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError
+from ckpttools.maxtext.scan import StackLayers, UnstackLayers
+from ckpttools.maxtext.shrink import Shrink
+from ckpttools.maxtext.smaller_config import Smaller
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+
+# Each with layers that it can have fewer of, and what else.
+MODELS = [
+    (GOLDEN / "llama3.1", Smaller(range(3), vocab=77)),
+    (GOLDEN / "gemma2", Smaller(range(2), vocab=77)),
+    (GOLDEN / "gemma3", Smaller(range(7))),
+    (GOLDEN / "gemma4-moe", Smaller(range(6), experts=2)),
+    (GOLDEN / "mixtral-8x7b", Smaller((1, 3), experts=2)),
+    (GOLDEN / "gpt-oss", Smaller(range(2), experts=2)),
+    (GOLDEN / "deepseek2", Smaller(range(4), experts=2)),
+    (GOLDEN / "qwen3-next", Smaller(range(4), experts=2)),
+    (GOLDEN_0_2_5 / "deepseek3.2", Smaller(range(2), vocab=50)),
+    (GOLDEN_0_2_5 / "qwen3-vl", Smaller(range(2), vocab=50)),
+]
+
+
+def bits(tree: Tree) -> dict[object, object]:
+    return {path: (each.shape, each.dtype.name, each.read().tobytes()) for path, each in tree.arrays.items()}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(("model", "how"), MODELS, ids=lambda each: getattr(each, "name", ""))
+def test_cutting_and_converting_commute(model, how, scan):
+    tree = ckpttools.open(model / "hf")
+    to = ToMaxText(scan=scan, leaves_out=True)
+    try:
+        whole = to_maxtext(tree, to).state.with_metadata(place="")
+    except UsageError:
+        pytest.skip("MaxText does not scan it")
+    cut = tree.pipe(Shrink(how))
+    assert bits(to_maxtext(cut, to).state) == bits(whole.pipe(Shrink(how, like=model / "hf")))
+    # What is left of the configuration describes what is left of the arrays: all rows fit.
+    assert cut.metadata.config != tree.metadata.config
+
+
+@settings(max_examples=15)
+@given(st.sets(st.integers(0, 3), min_size=1), st.integers(1, 256), st.booleans())
+def test_layers_and_tokens_are_those_that_are_named(layers, vocab, stacked):
+    tree = to_maxtext(ckpttools.open(HF), ToMaxText(scan=False)).state.with_metadata(place="")
+    how = Shrink(Smaller(sorted(layers), vocab=vocab), like=HF)
+    made = UnstackLayers()(tree.pipe(StackLayers(), how)).tree if stacked else tree.pipe(how)
+    inner = ("params", "params")
+    for new, old in enumerate(sorted(layers)):
+        path = ("mlp", "wi_0", "kernel")
+        one, other = (
+            each[(*inner, "decoder", f"layers_{n}", *path)] for each, n in ((made, new), (tree, old))
+        )
+        assert np.array_equal(one.read(), other.read())
+    assert sum("wi_0" in path for path in made) == len(layers)
+    rows = made[(*inner, "token_embedder", "embedding")]
+    assert np.array_equal(rows.read(), tree[(*inner, "token_embedder", "embedding")][:vocab])
+
+
+def test_moments_and_random_states_are_cut_with_the_weights(tmp_path):
+    (tmp_path / "hf").mkdir()
+    sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {"head_dim": 16, "intermediate_size": 128, "vocab_size": 256, "tie_word_embeddings": False}
+    (tmp_path / "hf/config.json").write_text(json.dumps({"model_type": "llama", **sizes, **more}))
+    tree = ckpttools.open(TRAINED)
+    made = tree.pipe(Shrink(Smaller(range(1), vocab=100), like=tmp_path / "hf/config.json"))
+    assert made.keys() == tree.keys()
+    for path, array in made.arrays.items():
+        if "layers" in path:
+            axis = [
+                k for k, (a, b) in enumerate(zip(array.shape, tree.arrays[path].shape, strict=True)) if a != b
+            ]
+            assert len(axis) == 1 and array.shape[axis[0]] == 1, path
+            assert np.array_equal(
+                array.read(), np.take(tree.arrays[path].read(), [0], axis[0]), equal_nan=True
+            )
+        if "embedding" in path:
+            assert array.shape == (100, 64)
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_llama(Path("hf/llama"))
+    run("convert", "hf-to-maxtext", "hf/llama", "maxtext/llama")
+
+
+def test_a_cut_model_has_a_true_configuration_and_shares_what_stays(models):
+    said = run("shrink", "hf/llama", "small", "--layers", "2", "--vocab", "100")
+    config = json.loads(Path("small/config.json").read_text())
+    assert (config["num_hidden_layers"], config["vocab_size"]) == (2, 100)
+    assert "num_hidden_layers is 2; it was 4" in said
+    run("convert", "hf-to-maxtext", "hf/llama", "single", "--no-scan")
+    receipt = json.loads(ended("shrink", "single", "cut", "--layers", "2", "--json").stdout)
+    assert receipt["bytes_referenced"] > 100_000 and receipt["bytes_out"] == 0
+    carried = json.loads(Path("cut/0/items/hf/config.json").read_text())
+    assert carried["num_hidden_layers"] == 2
+    run("shrink", "hf/llama", "two", "--layers", "2")
+    assert ckpt("verify", "cut", "--against", "two").exit_code == 0
+    run("convert", "maxtext-to-hf", "cut", "back")
+    assert ckpt("diff", "back", "two").exit_code == 0
+
+
+REFUSED = [
+    (GOLDEN / "llama3.1/hf", Smaller(()), UsageError, "these layers cannot be kept"),
+    (GOLDEN / "llama3.1/hf", Smaller((0, 9)), UsageError, "these layers cannot be kept"),
+    (GOLDEN / "llama3.1/hf", Smaller((2, 1)), UsageError, "these layers cannot be kept"),
+    (GOLDEN / "llama3.1/hf", Smaller(experts=2), ConfigError, "does not say how large"),
+    (GOLDEN / "llama3.1/hf", Smaller(vocab=300), UsageError, "there are not so many"),
+    (GOLDEN / "gemma3/hf", Smaller((1, 2)), UsageError, "repeat every 6"),
+    (GOLDEN / "gpt-oss/hf", Smaller(range(3)), ConfigError, "no multiple of 2"),
+    (GOLDEN / "deepseek2/hf", Smaller((1, 2)), UsageError, "of a kind that the smaller model does not have"),
+    (GOLDEN_0_2_5 / "deepseek4/hf", Smaller(experts=2), UsageError, "numbers of experts"),
+    (GOLDEN_0_2_5 / "qwen3.5-fp8/hf", Smaller(vocab=2), UsageError, "quantised weights cannot be cut"),
+    (TRAINED, Smaller(range(1)), ConfigError, "there is no config.json"),
+]
+
+
+@pytest.mark.parametrize(("place", "how", "kind", "said"), REFUSED, ids=lambda each: str(each)[-30:])
+def test_what_would_be_no_model_is_refused(place, how, kind, said):
+    with pytest.raises(kind, match=said):
+        ckpttools.open(place).pipe(Shrink(how))
+
+
+def test_an_array_that_no_row_is_about_is_refused():
+    tree = ckpttools.open(HF)
+    odd = Tree({**tree, ("model.layers.1.mlp.extra.weight",): tree["lm_head.weight"]}, tree.metadata)
+    with pytest.raises(CoverageError, match="extra"):
+        odd.pipe(Shrink(Smaller(range(1))))
+
+
+def test_the_command_says_what_it_needs(models):
+    assert "give --layers or --experts or --vocab" in run("shrink", "hf/llama", "x", code=2)
+    assert "no number, and no list" in run("shrink", "hf/llama", "x", "--layers", "a", code=2)
+    with pytest.raises(CheckpointError):
+        ckpttools.shrink("hf/llama", "x", layers=9)

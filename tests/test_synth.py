@@ -1,0 +1,146 @@
+"""Models of noise: the same bits for a seed, the arrays that a family asks for; and models of two others."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, run
+from support.hf_models import write_llama
+from support.pages import run_page
+from support.places import DOCS, GOLDEN, GOLDEN_0_2_5, HF
+from support.stored_trees import contents
+from support.trees import tree_of
+
+import ckpttools
+from ckpttools.array.nodes import seeded
+from ckpttools.core.errors import CoverageError, ShapeError, UsageError
+from ckpttools.maxtext.stitch import stitched
+from ckpttools.maxtext.synthetic import synthetic
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.testing.strategies import regions, shapes
+
+MASK = (1 << 64) - 1
+VISION = GOLDEN_0_2_5 / "qwen3-vl/hf"
+
+
+def mixed(number: int) -> int:
+    """splitmix64's output for a counter, as its author writes it."""
+    z = number * 0x9E3779B97F4A7C15 & MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+    return z ^ z >> 31
+
+
+@settings(max_examples=25)
+@given(st.data(), shapes(max_rank=4, most=300), st.integers(0, 9))
+def test_any_region_of_noise_is_the_slice_of_the_formula(data, shape, seed):
+    array = seeded(shape, seed, "w", 0.02)
+    numbers = [mixed(array.key + k & MASK) for k in range(array.size)]
+    sums = [sum(number >> shift & 0xFFFF for shift in (0, 16, 32, 48)) - 131070 for number in numbers]
+    truth = (np.array(sums, np.float32) * np.float32(0.02 / 37837.22)).reshape(shape)
+    region = data.draw(regions(shape))
+    assert np.array_equal(array.read(region), truth[region.slices])
+
+
+def test_noise_is_as_wide_as_it_is_said():
+    values = seeded((300, 400), 0, "w", 0.02).read().astype(np.float64)
+    assert abs(values.std() / 0.02 - 1) < 0.01 and abs(values.mean()) < 0.0003
+    other = seeded((300, 400), 1, "w", 0.02).read()
+    assert abs(np.corrcoef(values.ravel(), other.ravel())[0, 1]) < 0.01
+    # Neighbours along each axis have nothing in common, either.
+    assert abs(np.corrcoef(values[1:].ravel(), values[:-1].ravel())[0, 1]) < 0.01
+    assert abs(np.corrcoef(values[:, 1:].ravel(), values[:, :-1].ravel())[0, 1]) < 0.01
+
+
+MODELS = sorted([*GOLDEN.glob("*/hf"), *GOLDEN_0_2_5.glob("*/hf")])
+# Of these the configurations lack a size that released ones state.
+OPEN = {"gemma4-moe", "gemma4-vision", "gemma4-e2b"}
+
+
+@pytest.mark.parametrize("hf", MODELS, ids=lambda place: place.parent.name)
+def test_every_family_has_the_arrays_that_its_models_have(hf):
+    tree = ckpttools.open(hf)
+    if hf.parent.name in OPEN:
+        with pytest.raises(ShapeError, match=r"the size of .*global_head_dim"):
+            synthetic(tree.metadata.config)
+        return
+    made = synthetic(tree.metadata.config)
+    known = {path: each.shape for path, each in made.arrays.items()}
+    if "quantization_config" not in tree.metadata.config:
+        assert {path: each.shape for path, each in tree.arrays.items() if path in known} == known
+    left_out = any("towers are left out" in each for each in made.metadata.notes.remarks)
+    to_maxtext(made, ToMaxText(scan=False, leaves_out=True, text_only=left_out))
+
+
+def test_norms_do_nothing_and_biases_are_zero():
+    made = synthetic(ckpttools.open(GOLDEN / "qwen2.5/hf").metadata.config)
+    assert set(made["model.norm.weight"].read().tolist()) == {1.0}
+    assert not made["model.layers.0.self_attn.q_proj.bias"].read().any()
+    # What Gemma stores is added to 1.
+    assert (
+        not synthetic(ckpttools.open(GOLDEN / "gemma2/hf").metadata.config)["model.norm.weight"].read().any()
+    )
+
+
+def test_the_same_seed_gives_the_same_files(tmp_path):
+    for name, words in (("a", ["--jobs", 1]), ("b", ["--jobs", 4, "--memory", "110MiB"])):
+        run("synth", HF / "config.json", tmp_path / name, "--to", "orbax", *words)
+    run("synth", HF, tmp_path / "c", "--seed", 1)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert ckpt("diff", tmp_path / "a", tmp_path / "c").exit_code == 1
+    run("plan", "synth", HF, tmp_path / "d", "--to", "orbax", "-o", tmp_path / "plan")
+    run("run", tmp_path / "plan", "--part", "0/1")
+    run("run", tmp_path / "plan", "--publish")
+    assert ckpt("diff", tmp_path / "a", tmp_path / "d").exit_code == 0
+
+
+def test_a_quantised_configuration_gives_plain_numbers(tmp_path):
+    run("synth", GOLDEN_0_2_5 / "qwen3.5-fp8/hf", tmp_path / "made")
+    assert "quantization_config" not in json.loads((tmp_path / "made/config.json").read_text())
+    assert {each.dtype.name for each in ckpttools.open(tmp_path / "made").arrays.values()} == {"bfloat16"}
+
+
+def test_a_decoder_is_taken_with_or_without_towers(tmp_path):
+    run("stitch", VISION, _noise(tmp_path), tmp_path / "both")
+    one, other, made = map(ckpttools.open, (VISION, tmp_path / "noise", tmp_path / "both"))
+    assert made.keys() == one.keys() == other.keys()
+    for path, array in made.arrays.items():
+        wanted = one if ".visual." in path[0] else other
+        assert array.read().tobytes() == wanted[path].read().tobytes(), path
+    whole = {name: to_maxtext(tree, ToMaxText(scan=False)).state for name, tree in (("a", one), ("b", other))}
+    again = stitched(*(each.with_metadata(place="") for each in whole.values()))
+    wanted = to_maxtext(made, ToMaxText(scan=False)).state
+    assert all(again[path].read().tobytes() == each.read().tobytes() for path, each in wanted.arrays.items())
+
+
+def _noise(directory: Path) -> Path:
+    run("synth", VISION, directory / "noise", "--seed", 5)
+    return directory / "noise"
+
+
+def test_what_does_not_fit_is_not_stitched():
+    vision, text = ckpttools.open(VISION), ckpttools.open(HF)
+    with pytest.raises(CoverageError, match="the text models are not alike"):
+        stitched(vision, text)
+    with pytest.raises(UsageError, match="there are no towers"):
+        stitched(text, text)
+    with pytest.raises(UsageError, match="convert one of them first"):
+        stitched(vision, tree_of(("params", "params", "decoder", "layers", "w")))
+
+
+def test_the_page_is_true(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_llama(Path("hf/llama"))
+    run("convert", "hf-to-maxtext", "hf/llama", "maxtext/llama")
+    for name in ("vision", "text"):
+        Path(name).symlink_to(VISION.parent)
+    run_page("shrink.md")
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "shrink.md").read_text(), re.DOTALL)
+    exec(block, {})
+    assert ckpttools.open("small-maxtext").metadata.custom["scan_layers"] is True
