@@ -290,6 +290,14 @@ def test_every_model_type_finds_its_family():
     assert all(family_of({"model_type": kind, **plain}, "config.json") is family for kind, family in owners)
 
 
+def test_spellings_that_differ_in_layers_alone_are_told_apart():
+    family = families()["kimi-k2.5"]
+    for spelling in family.spellings:
+        names = [spelling.key(row.right.key).first() for row in family.all_rows(None)]
+        assert family.spelling_of(names) is spelling
+    assert {each.name for each in family.spellings} == {"hub", "transformers"}
+
+
 def test_unknown_families_are_named_with_near_ones():
     with pytest.raises(UnknownNameError, match="unknown family 'lama'") as caught:
         family_named("lama")

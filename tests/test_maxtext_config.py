@@ -19,7 +19,7 @@ from support.command_line import ckpt, succeed
 from support.places import DOCS, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.core.errors import ConfigError, MappingError, UsageError
+from ckpttools.core.errors import ConfigError, CoverageError, MappingError, UsageError
 from ckpttools.families.registry import families
 from ckpttools.mapping.settings import setting_rules
 from ckpttools.mapping.sizes import nested
@@ -751,3 +751,38 @@ def test_the_page_is_executed(tmp_path, monkeypatch):
         assert ckpt(*shlex.split(line)[1:]).exit_code == ("--check" in line), line
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     exec(compile(example, "maxtext-config.md", "exec"), {})
+
+
+class TestArraysBesideIt:
+    """A configuration beside arrays is theirs, or refused."""
+
+    @pytest.mark.parametrize(
+        "field, value, told",
+        [
+            ("num_hidden_layers", 3, "beyond the 3"),
+            ("num_hidden_layers", 5, "layer 5 from"),
+            ("vocab_size", 300, "vocab 300 from"),
+            ("hidden_size", 32, "embed 32 from"),
+            ("num_attention_heads", 8, "heads 8 from"),
+            ("tie_word_embeddings", True, "tie_word_embeddings is true"),
+        ],
+    )
+    def test_of_hugging_face(self, tmp_path, field, value, told):
+        copied = shutil.copytree(GOLDEN / "llama3.1" / "hf", tmp_path / "m")
+        config = json.loads((copied / "config.json").read_bytes())
+        (copied / "config.json").write_text(json.dumps({**config, field: value}))
+        with pytest.raises(CoverageError, match="not those of the model that its configuration") as caught:
+            ckpttools.maxtext_config(copied)
+        assert told in str(caught.value)
+        assert "taken at its word" in caught.value.hint
+        assert ckpttools.maxtext_config(copied / "config.json")
+
+    @pytest.mark.parametrize("field, value", [("num_local_experts", 8), ("num_hidden_layers", 2)])
+    def test_of_maxtext(self, tmp_path, field, value):
+        source = GOLDEN / "mixtral-8x7b" / "hf"
+        config = json.loads((source / "config.json").read_bytes())
+        succeed("convert", "hf-to-maxtext", source, tmp_path / "m")
+        (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
+        assert ckpttools.maxtext_config(tmp_path / "m")
+        with pytest.raises(CoverageError, match="not those of the model that its configuration"):
+            ckpttools.maxtext_config(tmp_path / "m", like=tmp_path / "config.json")

@@ -298,13 +298,13 @@ class Family:
     def spelling_of(self, names: Collection[str]) -> Spelling:
         """How files with arrays of these names write their keys; the first where none fits.
 
-        Spellings may differ in the names of towers alone: then that which has most of the names.
+        Spellings may differ in the names of layers or towers alone: then that which has most of the names.
         """
         anchor = self.rows[0].right.key
         fitting = [each for each in self.spellings if str(each.key(anchor)) in names]
         if len(fitting) < 2:
             return next(iter(fitting), self.spellings[0])
-        keys = [row.right.key for row in self.rows]
+        keys = [row.right.key for row in self.all_rows(None)]
         return max(fitting, key=lambda spelling: sum(spelling.key(key).first() in names for key in keys))
 
     def tower_patterns(self, towers: Collection[str]) -> tuple[Key, ...]:

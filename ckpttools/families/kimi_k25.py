@@ -7,6 +7,10 @@ from ckpttools.families.deepseek import CORRECTED
 from ckpttools.families.deepseek import FAMILY as DEEPSEEK
 from ckpttools.families.family import FlagRule, Part, Spelling, within
 
+HUB = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
+# As transformers 5.23 writes a model again: it calls all layers as the tower's are called on the hub.
+RESAVED = Spelling({"model.layers.": "language_model.model.blocks.", **HUB}, name="transformers")
+
 FAMILY = replace(
     DEEPSEEK,
     name="kimi-k2.5",
@@ -19,7 +23,10 @@ FAMILY = replace(
         "indexer": FlagRule(("text_config.index_n_heads",)),
         "score_correction": FlagRule(("text_config.topk_method", "text_config.model_type"), CORRECTED),
     },
-    left_out=("language_model.model.layers.{prediction+#layers}.*",),
-    parts={"vision": Part(("vision_tower.*", "mm_projector.*"))},
-    spellings=(Spelling({"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}),),
+    left_out=(
+        "language_model.model.layers.{prediction+#layers}.*",
+        "language_model.model.blocks.{prediction+#layers}.*",
+    ),
+    parts={"vision": Part(("vision_tower.*", "mm_projector.*", "model.mm_projector.*"))},
+    spellings=(Spelling(HUB), RESAVED),
 )

@@ -245,12 +245,25 @@ class Table:
         flags = {name: flag.value for name, flag in settled.flags.items() if flag.open_key is None}
         return lengths_of(settled.sizes), flags
 
+    def require_fit(
+        self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
+    ) -> None:
+        """Refuses arrays that are not those of the model; arguments as of `known_of`, errors as `to_left`."""
+        arrays = self._windowed(arrays, cut)[0] if left else arrays
+        drop = () if left else (*self.dropped, *self._left_out())
+        self._require_covered(self._settled(arrays, drop, inverse=left))
+
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Of right arrays, those that the left side has no place for."""
         patterns = self._left_out()
         return {key: array for key, array in arrays.items() if _matches(key, patterns)}
 
     def _converted(self, settled: _Settled, *, exact: bool = False, leave_out: str = "") -> Mapped:
+        self._require_covered(settled, leave_out)
+        refuse_open(settled.flags, self.place)
+        return _made(_filled_up(settled), exact)
+
+    def _require_covered(self, settled: _Settled, leave_out: str = "") -> None:
         said, flags = settled.sizes, settled.flags
         sides = [each.source for each in settled.directions]
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
@@ -260,8 +273,6 @@ class Table:
         unwanted = [_expected(each, flags) for each in settled.absent]
         dropped, remedies = settled.dropped, self.remedies
         check_coverage(kept, expected, unwanted, said, self.place, dropped, remedies, leave_out)
-        refuse_open(flags, self.place)
-        return _made(_filled_up(settled), exact)
 
     def _settled(
         self, arrays: Mapping[str, LazyArray], drop: tuple[str, ...], *, inverse: bool = False

@@ -13,6 +13,7 @@ from ckpttools.families.silent import taken
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.fitting import require_hugging_face, require_maxtext
 from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.from_native import block_of
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
@@ -75,6 +76,7 @@ def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
 
     Raises:
         ConfigError: nothing says which model it is.
+        CoverageError: its arrays contradict its configuration.
     """
     view = view_of(tree)
     if view.is_maxtext:
@@ -83,6 +85,7 @@ def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
     found = family_for(config, ModelOptions(family=family), tree.metadata.place)
     table = found.table(config, CONFIG, spelling=found.spelling_of(arrays))
+    require_hugging_face(tree, found, config)
     lengths, flags = table.known_of(arrays)
     return SeenModel(found, replace(_facts(config), lengths=lengths, flags=flags, has_arrays=True), CONFIG)
 
@@ -96,6 +99,7 @@ def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | 
     tied = tying.tied_flags("keep", tying.left_head(found), arrays)
     flags = {**rope_flags(found, options), **tied}
     table = found.table(config, CONFIG, scan_axis=view.scan_axis, overrides=flags)
+    require_maxtext(view, tree.metadata.place, found, config, flags)
     lengths, seen = table.known_of(arrays, left=True)
     # As many rows as are stored, with those that fill up.
     rows = {_VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
