@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import run, succeed
+from support.hf_models import write_llama
 from support.places import FIXTURES
+from support.trees import tree_with
 
 import ckpttools
 from ckpttools.array.tree import dotted
@@ -58,8 +60,10 @@ def test_what_peft_merges(tmp_path, case):
     assert (tmp_path / "merged" / "config.json").is_file()
 
 
-@EVERY_CASE
-@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize(
+    ("case", "scan"),
+    [("bfloat16", True), ("patterns", False), ("dora", True), ("embeddings", True), ("experts", False)],
+)
 def test_merging_and_converting_may_be_exchanged(tmp_path, case, scan):
     ckpttools.hf_to_maxtext(base_of(case), tmp_path / "maxtext", scan=scan)
     ckpttools.merge_adapter(tmp_path / "maxtext", tmp_path / "one", adapter=PEFT / case)
@@ -191,3 +195,137 @@ def test_a_plan_in_a_file_says_all_of_a_merge(case):
     again = Nodes([line.encode() for line in lines.lines], files.__getitem__)
     for path, number in told.items():
         assert again.array(number).read().tobytes() == tree.arrays[path].read().tobytes(), path
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "scan"),
+    [
+        ("plain", "training", False),
+        ("patterns", "restore", True),
+        ("one-layer", "training", True),
+        ("bfloat16", "restore", False),
+    ],
+)
+def test_to_maxtext_and_back(tmp_path, case, layout, scan):
+    flag = "--scan" if scan else "--no-scan"
+    words = ("adapter", "to-maxtext", PEFT / case, tmp_path / "maxtext", "--base", base_of(case))
+    told = run(*words, "--layout", layout, flag)
+    assert "lora.enable_lora=true lora.lora_module_path='decoder/.*(" in " ".join(told.split())
+    run("adapter", "to-peft", tmp_path / "maxtext", tmp_path / "back", "--base", base_of(case))
+    for name, adapter in (("one", PEFT / case), ("two", tmp_path / "back"), ("three", tmp_path / "maxtext")):
+        ckpttools.merge_adapter(base_of(case), tmp_path / name, adapter=adapter)
+    one = numbers(tmp_path / "one")
+    assert_near(numbers(tmp_path / "two"), one)
+    assert_near(numbers(tmp_path / "three"), one)
+
+
+def test_what_comes_back_has_the_bits_that_it_had(tmp_path):
+    """But for the query's, whose values MaxText has scaled."""
+    ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "maxtext", base=base_of("plain"))
+    ckpttools.adapter_to_peft(tmp_path / "maxtext", tmp_path / "back", base=base_of("plain"), base_name="b")
+    before = load_file(PEFT / "plain" / "adapter_model.safetensors")
+    after = load_file(tmp_path / "back" / "adapter_model.safetensors")
+    assert before.keys() == after.keys()
+    differing = {name for name in before if before[name].tobytes() != after[name].tobytes()}
+    assert all(name.endswith("q_proj.lora_B.weight") for name in differing)
+    said = json.loads((tmp_path / "back" / "adapter_config.json").read_bytes())
+    assert (said["r"], said["lora_alpha"], said["base_model_name_or_path"]) == (2, 6, "b")
+    assert set(said["target_modules"]) == {*(f"{name}_proj" for name in "qkvo"), *MLP}
+
+
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def test_a_maxtext_base_says_how_layers_lie(tmp_path):
+    ckpttools.hf_to_maxtext(base_of("plain"), tmp_path / "base", scan=False)
+    ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=tmp_path / "base")
+    tree = ckpttools.open(tmp_path / "adapter")
+    assert "decoder/layers_1/mlp/wo/kernel_lora_a/value" in tree
+    assert tree.metadata.custom["scan_layers"] is False
+    assert tree.metadata.custom["lora"]["lora_rank"] == 2 and tree.metadata.custom["lora"]["lora_alpha"] == 6
+
+
+def test_a_scale_is_in_alpha(tmp_path):
+    words = ("--base", base_of("plain"), "--scale", "0.5")
+    run("adapter", "to-maxtext", PEFT / "plain", tmp_path / "half", *words)
+    assert ckpttools.open(tmp_path / "half").metadata.custom["lora"]["lora_alpha"] == 3
+    run("adapter", "to-peft", tmp_path / "half", tmp_path / "quarter", *words)
+    assert json.loads((tmp_path / "quarter" / "adapter_config.json").read_bytes())["lora_alpha"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("dora", "it sets lengths of rows (DoRA)"),
+        ("embeddings", "it replaces the whole array"),
+        ("experts", "its factors are of no linear layer (experts)"),
+    ],
+)
+def test_what_maxtext_has_no_place_for_is_refused(tmp_path, case, told):
+    words = ("adapter", "to-maxtext", PEFT / case, tmp_path / "out", "--base", base_of(case))
+    said = run(*words, code=3)
+    assert told in said and "ckpt adapter merge" in said and not (tmp_path / "out").exists()
+
+
+def test_an_alpha_that_nothing_says_must_be_said(tmp_path):
+    """As of Tunix, which notes none."""
+    ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "noted", base=base_of("plain"))
+    tree = ckpttools.open(tmp_path / "noted")
+    bare = tree.with_metadata(custom={})
+    with pytest.raises(CheckpointError, match="nothing says the alpha"):
+        ckpttools.adapter_to_peft(bare, tmp_path / "out", base=base_of("plain"))
+    ckpttools.adapter_to_peft(bare, tmp_path / "out", base=base_of("plain"), alpha=6)
+    ckpttools.adapter_to_peft(tree, tmp_path / "same", base=base_of("plain"))
+    one, two = (tmp_path / name / "adapter_config.json" for name in ("out", "same"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+LAYERS = 3
+
+
+def legacy(rank):
+    """An adapter as MaxText's inference engine takes it, on a model with three layers."""
+    random = np.random.default_rng(0)
+    shapes = {
+        "query": ((32, LAYERS, rank), (rank, LAYERS, 4, 16)),
+        "out": ((4, LAYERS, 16, rank), (rank, LAYERS, 32)),
+    }
+    leaves = {}
+    for name, both in shapes.items():
+        for which, shape in zip("ab", both, strict=True):
+            values = random.standard_normal(shape).astype(np.float32)
+            leaves["decoder", "layers", "self_attention", name, f"lora_{which}.kernel"] = values
+    return leaves
+
+
+@pytest.mark.parametrize("rank", [2, LAYERS])
+def test_factors_as_the_inference_engine_has_them(tmp_path, rank):
+    """With the axes of kernels; and of a rank that is the number of layers, too."""
+    write_llama(
+        tmp_path / "hf", num_hidden_layers=LAYERS, hidden_size=32, num_attention_heads=4, dtype="float32"
+    )
+    leaves = legacy(rank)
+    ckpttools.merge_adapter(
+        tmp_path / "hf", tmp_path / "merged", adapter=saved(leaves, tmp_path / "a"), alpha=rank
+    )
+    made, before = numbers(tmp_path / "merged"), numbers(tmp_path / "hf")
+    for layer in range(LAYERS):
+        a, b = (leaves["decoder", "layers", "self_attention", "out", f"lora_{x}.kernel"] for x in "ab")
+        wanted = (a[:, layer].reshape(-1, rank) @ b[:, layer]).T
+        name = f"model.layers.{layer}.self_attn.o_proj.weight"
+        assert np.allclose(made[name] - before[name], wanted, atol=1e-5)
+
+
+def saved(leaves, place):
+    """A checkpoint of these arrays."""
+    tree = tree_with(leaves)
+    return ckpttools.convert(tree, place, format="orbax").destination
+
+
+def test_what_inspect_says_of_a_maxtext_adapter(tmp_path):
+    ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=base_of("plain"))
+    found = ckpttools.inspect(tmp_path / "adapter").adapter
+    assert found is not None and (found.ranks, found.alpha) == ({2: 7}, 6)
+    assert found.targets["query"] == 1
+    against = ckpttools.inspect(tmp_path / "adapter", against=base_of("plain")).comparison
+    assert against.is_same

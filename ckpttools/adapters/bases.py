@@ -7,7 +7,7 @@ of the family like any weights: the changes, in a model that is zero otherwise, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,9 +20,10 @@ from ckpttools.core.errors import CheckpointError, FormatError, listing, near_na
 from ckpttools.core.text import array_count
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_of
+from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.direction import named_as
-from ckpttools.maxtext.model import CONFIG, ModelOptions
+from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ModelRows, ToHuggingFace, rows_of
 from ckpttools.maxtext.view import view_of
@@ -44,12 +45,14 @@ class Base:
         weights: its arrays under Hugging Face's names.
         config: what its `config.json` says; None where none is known.
         rows: of a MaxText base; None for a Hugging Face one.
+        model: what the user says of it.
     """
 
     tree: Tree
     weights: Mapping[str, LazyArray]
     config: Mapping[str, Any] | None
     rows: ModelRows | None = None
+    model: ModelOptions = field(default_factory=ModelOptions)
 
     def moved(self, changes: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
         """Changes as the base has them: path -> array of the base's shape, for all that they change.
@@ -114,10 +117,17 @@ class Base:
         """The model's family, where that is known."""
         if self.rows is not None:
             return self.rows.family
+        if self.model.family is not None:
+            return family_for(self.config, self.model, self.tree.metadata.place)
         try:
             return family_of(self.config or {}, CONFIG)
         except CheckpointError:
             return None
+
+    @property
+    def chosen_flags(self) -> Mapping[str, Flag]:
+        """Flags of the family that the user sets."""
+        return {} if self.family is None else rope_flags(self.family, self.model)
 
     def named(self, name: str) -> str | None:
         """What the base calls a weight, in any of its family's spellings; None if it has none."""
@@ -166,7 +176,7 @@ def base_of(tree: Tree, model: ModelOptions | None = None, like: Where | None = 
 
     Args:
         tree: a Hugging Face model, or a MaxText checkpoint.
-        model: what the user says of a MaxText one.
+        model: what the user says of it.
         like: directory of the model that a MaxText one came from; None for what was carried along.
 
     Raises:
@@ -176,10 +186,10 @@ def base_of(tree: Tree, model: ModelOptions | None = None, like: Where | None = 
     if named_as(tree.arrays) != "maxtext":
         weights = {dotted(path): array for path, array in tree.arrays.items()}
         refuse_quantized(weights, tree.metadata.config, tree.metadata.place)
-        return Base(tree, weights, tree.metadata.config)
+        return Base(tree, weights, tree.metadata.config, model=model or ModelOptions())
     options = ToHuggingFace(like=like, model=model or ModelOptions())
     rows = rows_of(tree, options, ModelFiles.of(tree, like))
-    return Base(tree, rows.as_huggingface().arrays, rows.config, rows)
+    return Base(tree, rows.as_huggingface().arrays, rows.config, rows, options.model)
 
 
 def not_of_base(adapter: str, base: str, lacking: Collection[str], names: Iterable[str]) -> FormatError:

@@ -9,11 +9,13 @@ from typing import Any
 
 from ckpttools.adapters.config import PeftConfig
 from ckpttools.adapters.factors import Adapter
+from ckpttools.adapters.from_maxtext import half_of, pairs_of, said_of
 from ckpttools.adapters.peft import adapter_of, is_peft
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.adapters import ADAPTER, is_adapter
 from ckpttools.formats.json_file import read_json
+from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
 
 
@@ -43,6 +45,8 @@ class AdapterReport:
 def adapter_report(tree: Tree) -> AdapterReport | None:
     """What a tree is as an adapter; None where it is none."""
     place = parse(tree.metadata.place) if tree.metadata.place else None
+    if is_maxtext_adapter(tree):
+        return _of_maxtext(tree)
     if place is None or not is_peft(place) or not (tree.metadata.config is None or is_adapter(tree)):
         return None
     try:
@@ -55,6 +59,25 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
         return _described(peft_adapter(tree, said), base, alpha)
     except CheckpointError as error:
         return AdapterReport(base, {}, alpha, {}, problem=error.message)
+
+
+def is_maxtext_adapter(tree: Tree) -> bool:
+    """Whether all parameters of a tree are factors, as trainers in JAX write them."""
+    found = view_of(tree).of_role("parameter")
+    return bool(found) and all(half_of(path) is not None for path in found)
+
+
+def _of_maxtext(tree: Tree) -> AdapterReport:
+    try:
+        pairs, said = pairs_of(tree), said_of(tree)
+    except CheckpointError as error:
+        return AdapterReport("", {}, None, {}, problem=error.message)
+    alpha = said.get("lora_alpha")
+    targets = Counter(name.split(".")[-2] for name in pairs)
+    ranks = Counter(pair.rank for pair in pairs.values())
+    return AdapterReport(
+        "", dict(sorted(ranks.items())), alpha if isinstance(alpha, int | float) else None, dict(targets)
+    )
 
 
 def peft_adapter(tree: Tree, said: Mapping[str, Any] | None = None) -> Adapter:

@@ -1,29 +1,40 @@
-"""Adapters and the models that they are of: merge."""
+"""Adapters and the models that they are of: merged, as MaxText restores them, as PEFT loads them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from ckpttools.adapters.bases import base_of
+from ckpttools.adapters.bases import Base, base_of
 from ckpttools.adapters.factors import Adapter
+from ckpttools.adapters.from_maxtext import adapter_of_maxtext, pairs_of
 from ckpttools.adapters.merge import merged
 from ckpttools.adapters.peft import is_peft, open_peft
-from ckpttools.api.arguments import text_of
+from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
+from ckpttools.adapters.to_peft import to_peft
+from ckpttools.api.arguments import Size, Storing, text_of
+from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing, write_changed
-from ckpttools.api.prepared import Prepared, command
-from ckpttools.api.sources import Source
+from ckpttools.api.prepared import Prepared, Writing, command, prepare
+from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
-from ckpttools.formats.registry import writer_options
+from ckpttools.formats.adapters import ADAPTER
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.registry import open_tree, writer_for, writer_options
+from ckpttools.formats.safetensors.write import SafetensorsWriter
+from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.versions import NEWEST
 from ckpttools.run.apart import check_apart
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.base import Transformed
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+_STEM = "adapter_model"
 
 
 @command(Changing, more=writer_options)
@@ -33,6 +44,7 @@ def merge_adapter(
     *,
     adapter: Where,
     scale: float = 1.0,
+    alpha: float | None = None,
     like: Where | None = None,
     family: Where | None = None,
     **common: Unpack[Changing],
@@ -45,8 +57,9 @@ def merge_adapter(
     Args:
         source: the model that was adapted: a Hugging Face model, or a MaxText checkpoint.
         destination: directory that appears when everything is written.
-        adapter: directory that PEFT saved, or its file of weights.
+        adapter: directory that PEFT saved, or its file of weights; or a checkpoint of a MaxText adapter.
         scale: of the adapter's changes, besides the adapter's own scale; -1 takes them away again.
+        alpha: of a MaxText adapter, as of `ckpttools.adapter_to_peft`.
         like: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
         family: name of the family whose rows are used for a MaxText checkpoint, or a file that describes one.
         common: `ckpttools.api.convert.Changing`.
@@ -56,7 +69,7 @@ def merge_adapter(
         CheckpointError: as `ckpttools.convert`.
     """
     check_apart(adapter, parse(destination, is_written=True), option("adapter"))
-    change = _Merge(adapter, scale, ModelOptions(text_of(family)), like)
+    change = _Merge(adapter, scale, alpha, ModelOptions(text_of(family)), like)
     return write_changed([change], source, destination, common)
 
 
@@ -66,25 +79,168 @@ class _Merge:
 
     adapter: Where
     scale: float
+    alpha: float | None
     model: ModelOptions
     like: Where | None
 
     def __call__(self, tree: Tree) -> Transformed:
-        return merged(base_of(tree, self.model, self.like), opened_adapter(self.adapter), self.scale)
+        base = base_of(tree, self.model, self.like)
+        return merged(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
 
 
-def opened_adapter(where: Where) -> Adapter:
-    """The adapter at a place.
+class _ToMaxText(Storing, Writing, total=False):
+    """What `adapter_to_maxtext` hands on."""
+
+
+@command(_ToMaxText)
+def adapter_to_maxtext(
+    source: Where,
+    destination: Where,
+    *,
+    base: Source,
+    scan: bool | None = None,
+    scan_axis: int | None = None,
+    maxtext: str = NEWEST,
+    layout: LoraLayout = "restore",
+    scale: float = 1.0,
+    like: Where | None = None,
+    family: Where | None = None,
+    rope_layout: Literal["halves", "interleaved"] | None = None,
+    **common: Unpack[_ToMaxText],
+) -> Prepared:
+    """Writes a LoRA adapter of PEFT as MaxText restores it, by the rows of the base's family.
+
+    Args:
+        source: directory that PEFT saved, or its file of weights.
+        destination: directory that appears, with `0/items` in it, when everything is written.
+        base: the model that it is of: a Hugging Face model, or a MaxText checkpoint.
+        scan: stack the layers, as the model that it is for has them; None as in a MaxText base, else True.
+        scan_axis: the axis on which they are stacked; None as in a MaxText base, else 1.
+        maxtext: version of MaxText that is to load it.
+        layout: "restore" as MaxText's `lora.lora_restore_path` reads it and Tunix writes it, "training" as in
+            checkpoints of MaxText's own fine-tuning.
+        scale: of the adapter, besides its own.
+        like, family, rope_layout: of the base, as of `ckpttools.maxtext_to_hf`.
+        common: `ckpttools.api.arguments.Storing` and `ckpttools.api.prepared.Writing`.
+
+    Raises:
+        FormatError: the adapter is not of this base, or is more than MaxText has: lists what, with reasons.
+        CheckpointError: it cannot be read, or the work does not fit into the memory.
+    """
+    model = ModelOptions(text_of(family), rope_layout)
+    writer = writer_for(
+        Tree({}), "orbax", parse(destination, is_written=True), as_step=0, **part_of(common, Storing)
+    )
+
+    def plan(resources: Resources) -> Conversion:
+        known = base_of(opened(base), model, like)
+        own = None if known.rows is None else known.rows.scan_axis
+        scanned = scan if scan is not None else known.rows is None or own is not None
+        axis = scan_axis if scan_axis is not None else 1 if own is None else own
+        options = ToMaxTextAdapter(scanned, axis, maxtext, layout, scale)
+        made = to_maxtext_adapter(known, _peft_alone(source), options)
+        return resources.plan(made.tree, writer, made.notes)
+
+    _check_base(base, destination)
+    return prepare(plan, source, destination, **part_of(common, Writing))
+
+
+@command(Writing)
+def adapter_to_peft(
+    source: Source,
+    destination: Where,
+    *,
+    base: Source,
+    alpha: float | None = None,
+    scale: float = 1.0,
+    base_name: str | None = None,
+    like: Where | None = None,
+    family: Where | None = None,
+    rope_layout: Literal["halves", "interleaved"] | None = None,
+    step: int | None = None,
+    max_index_bytes: Size = "256MiB",
+    **writing: Unpack[Writing],
+) -> Prepared:
+    """Writes a MaxText LoRA adapter as PEFT, vLLM and others load it.
+
+    Args:
+        source: a checkpoint of an adapter, or its tree, in any of MaxText's layouts: of its own fine-tuning,
+            of Tunix (`model_params`), of MaxText's converter, or as its inference engine takes them.
+        destination: directory that gets `adapter_model.safetensors` and `adapter_config.json`.
+        base: the model that it is of: a Hugging Face model, or a MaxText checkpoint.
+        alpha: of the adapter; None for what is noted beside it.
+        scale: of the adapter, besides its own.
+        base_name: what the configuration calls the base; None for where it lies.
+        like, family, rope_layout: of the base, as of `ckpttools.maxtext_to_hf`.
+        step, max_index_bytes: as of `ckpttools.maxtext_to_hf`.
+        writing: `ckpttools.api.prepared.Writing`.
+
+    Raises:
+        FormatError: there are no factors, or they are not of this base.
+        ConfigError: nothing says alpha.
+        CheckpointError: it cannot be read, or the work does not fit into the memory.
+    """
+    model = ModelOptions(text_of(family), rope_layout)
+    read = read_options({"step": step, "max_index_bytes": max_index_bytes})
+
+    def plan(resources: Resources) -> Conversion:
+        known = base_of(opened(base), model, like)
+        adapter = _of_maxtext(opened(source, read), known, alpha)
+        made = to_peft(known, adapter, base_name or known.tree.metadata.place, scale)
+        writer = SafetensorsWriter(None, stem=_STEM)
+        return resources.plan(made.tree, Beside(writer, Companions(), made={ADAPTER: made.config}))
+
+    _check_base(base, destination)
+    return prepare(plan, source, destination, **writing)
+
+
+def opened_adapter(where: Where, base: Base, alpha: float | None = None) -> Adapter:
+    """The adapter at a place, of whichever kind, in names of the base's Hugging Face model.
 
     Raises:
         FormatError: there is none.
+        UsageError: alpha is said of one of PEFT, whose configuration says it.
     """
+    place = parse(where)
+    if not is_peft(place):
+        return _of_maxtext(open_tree(place, ReadOptions()), base, alpha)
+    if alpha is not None:
+        raise UsageError(
+            f"{option('alpha')} is about MaxText's adapters",
+            place=place,
+            hint=f"leave it out: {ADAPTER} says it; {option('scale', 'X')} multiplies all",
+        )
+    return open_peft(place)
+
+
+def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
+    place = tree.metadata.place
+    if is_peft(parse(place)) and not pairs_of(tree):
+        raise FormatError(
+            "this is an adapter of PEFT already", place=place, wanted="an adapter of MaxText or Tunix"
+        )
+    if not pairs_of(tree):
+        raise FormatError(
+            "this is no adapter",
+            place=place,
+            wanted=f"factors named lora_a and lora_b, or a directory with {ADAPTER}, as PEFT saves it",
+            hint="`ckpt inspect tree` says what it is",
+        )
+    return adapter_of_maxtext(base, tree, alpha)
+
+
+def _peft_alone(where: Where) -> Adapter:
     place = parse(where)
     if is_peft(place):
         return open_peft(place)
     raise FormatError(
-        "this is no adapter",
+        "this is no adapter of PEFT",
         place=place,
-        wanted="a directory with adapter_config.json and adapter_model.safetensors, as PEFT saves it",
+        wanted=f"a directory with {ADAPTER} and adapter_model.safetensors",
         hint="`ckpt inspect tree` says what it is",
     )
+
+
+def _check_base(base: Source, destination: Where) -> None:
+    if not isinstance(base, Tree):
+        check_apart(base, parse(destination, is_written=True), option("base"))

@@ -27,7 +27,8 @@ def compared(
         UsageError: no array matches, or the pattern cannot be applied to what is missing.
     """
     from ckpttools.adapters.bases import base_of
-    from ckpttools.adapters.report import adapter_report, peft_adapter
+    from ckpttools.adapters.from_maxtext import adapter_of_maxtext
+    from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, peft_adapter
     from ckpttools.families.file import SUFFIXES
     from ckpttools.families.registry import families, family_called, family_of
     from ckpttools.formats.json_file import read_json
@@ -39,7 +40,9 @@ def compared(
         return against_tree(*_alike(tree, what), pattern)
     name, path = str(what), parse(what)
     if adapter_report(tree) is not None:
-        return against_base(peft_adapter(tree), base_of(open_tree(path, read)))
+        base = base_of(open_tree(path, read))
+        made = adapter_of_maxtext(base, tree, 1) if is_maxtext_adapter(tree) else peft_adapter(tree)
+        return against_base(made, base)
     own_arrays = as_numbers(tree).tree
     if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):
         family, own = family_called(name), tree.metadata.config

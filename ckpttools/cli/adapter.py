@@ -6,19 +6,47 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.models import family_option
-from ckpttools.cli.options import ANY_PATH, MODEL, together
+from ckpttools.adapters.to_maxtext import LORA_LAYOUTS
+from ckpttools.cli.models import family_option, rope_layout_option
+from ckpttools.cli.options import (
+    ANY_PATH,
+    MODEL,
+    max_index_option,
+    output_options,
+    resource_options,
+    step_option,
+    together,
+)
+from ckpttools.cli.storage import storage_options
 from ckpttools.cli.transforming import common_options, target_options
 from ckpttools.cli.write import write
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
 
+_like_option = click.option(
+    "--like",
+    type=MODEL,
+    metavar="HF_DIR|CONFIG",
+    help="Of a MaxText BASE the model it came from; by default what hf-to-maxtext carried along.",
+)
+_scale_option = click.option(
+    "--scale",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="Multiply the adapter's changes, besides its own scale; -1 takes them away again.",
+)
+_alpha_option = click.option(
+    "--alpha",
+    type=float,
+    metavar="X",
+    help="Alpha of a MaxText adapter, where nothing beside it says it: Tunix notes none.",
+)
 _base_options = together(
-    click.option(
-        "--like",
-        type=MODEL,
-        metavar="HF_DIR|CONFIG",
-        help="Of a MaxText BASE the model it came from; by default what hf-to-maxtext carried along.",
-    ),
+    click.option("--base", type=MODEL, required=True, metavar="BASE", help="The model that it is of."),
+    _like_option,
     family_option,
+    rope_layout_option,
 )
 
 
@@ -36,23 +64,19 @@ def adapter() -> None:
 @click.argument("source", metavar="BASE", type=MODEL)
 @click.argument("adapter", metavar="ADAPTER", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
-@click.option(
-    "--scale",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="X",
-    help="Multiply the adapter's changes, besides its own scale; -1 takes them away again.",
-)
-@_base_options
+@_scale_option
+@_alpha_option
+@_like_option
+@family_option
 @target_options
 @common_options
 def merge(**options: Any) -> None:
     """Write a model with a LoRA adapter merged into its weights.
 
     BASE is a Hugging Face model or a MaxText checkpoint; DST is the same with other weights. ADAPTER is a
-    directory that PEFT saved: LoRA and rsLoRA, patterns of ranks, embeddings, fused experts, whole modules.
-    Products are summed in float64, added in float32, and rounded once.
+    directory that PEFT saved (LoRA, rsLoRA and DoRA, patterns of ranks, embeddings, fused experts, whole
+    modules), or a checkpoint of a MaxText adapter. Products are summed in float64, added in float32, and
+    rounded once.
 
     \b
     Example:
@@ -62,3 +86,77 @@ def merge(**options: Any) -> None:
     from ckpttools.api.adapters import merge_adapter
 
     write(merge_adapter.plan, **options)
+
+
+@adapter.command("to-maxtext", short_help="PEFT's adapter to MaxText's.")
+@click.argument("source", metavar="ADAPTER", type=MODEL)
+@click.argument("destination", metavar="DST", type=ANY_PATH)
+@_base_options
+@click.option(
+    "--scan/--no-scan",
+    default=None,
+    help="Stack the layers, as the model that it is for has them; by default as BASE, if it is MaxText's.",
+)
+@click.option(
+    "--scan-axis",
+    type=click.IntRange(0, 1),
+    metavar="N",
+    help="Axis on which layers are stacked; by default as in a MaxText BASE, else 1.",
+)
+@click.option(
+    "--maxtext",
+    type=click.Choice(list(VERSIONS)),
+    default=NEWEST,
+    show_default=True,
+    help="Version of MaxText that is to load it.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(LORA_LAYOUTS),
+    default="restore",
+    show_default=True,
+    help="As MaxText's lora.lora_restore_path reads it, or as checkpoints of its own fine-tuning have it.",
+)
+@_scale_option
+@storage_options
+@resource_options
+@output_options
+def to_maxtext(**options: Any) -> None:
+    """Write a LoRA adapter of PEFT as MaxText restores it.
+
+    BASE is the Hugging Face model, or a MaxText checkpoint of it. DST gets 0/items; pass it to MaxText as
+    lora.lora_restore_path=DST/0/items, with what the plan says. What MaxText has no place for is refused.
+
+    \b
+    Example:
+      ckpt adapter to-maxtext ~/adapter ~/maxtext/adapter --base ~/models/Llama-3.1-8B
+    """
+    from ckpttools.api.adapters import adapter_to_maxtext
+
+    write(adapter_to_maxtext.plan, **options)
+
+
+@adapter.command("to-peft", short_help="MaxText's adapter to PEFT's.")
+@click.argument("source", metavar="ADAPTER", type=ANY_PATH)
+@click.argument("destination", metavar="DST", type=ANY_PATH)
+@_base_options
+@_alpha_option
+@_scale_option
+@click.option("--base-name", metavar="NAME", help="What the configuration calls the base; else where it is.")
+@step_option
+@max_index_option
+@resource_options
+@output_options
+def to_peft(**options: Any) -> None:
+    """Write a MaxText LoRA adapter as PEFT, vLLM and others load it.
+
+    ADAPTER is a checkpoint with factors: of MaxText's own fine-tuning, of Tunix (STEP/model_params), of
+    MaxText's converter, or as its inference engine takes them; scanned or not, of any rank.
+
+    \b
+    Example:
+      ckpt adapter to-peft ~/run/checkpoints ~/adapter --base ~/models/Llama-3.1-8B
+    """
+    from ckpttools.api.adapters import adapter_to_peft
+
+    write(adapter_to_peft.plan, **options)

@@ -95,7 +95,8 @@ def _refuse_factors(tree: Tree) -> None:
         place=tree.metadata.place,
         got=f"{array_count(factors)}, such as {factors[0]}",
         wanted="a whole model, adapters merged into its parameters",
-        hint="convert the model that it adapts; MaxText takes the adapter beside it (lora.lora_restore_path)"
+        hint=f"ckpt adapter to-peft {_quoted(tree)} DST --base BASE makes PEFT's of it; "
+        "MaxText takes it beside its model (lora.lora_restore_path)"
         if alone
         else f"merge them where they were trained; {leave} leaves them out, and with them what was tuned",
     )

@@ -1,0 +1,233 @@
+"""Adapters that trainers in JAX write for a MaxText model, as adapters of the Hugging Face model.
+
+    params/params/decoder/layers/mlp/wi_0/kernel_lora_a         checkpoints of MaxText's own fine-tuning
+    decoder/layers/mlp/wi_0/kernel_lora_a/value                 of Tunix, and for `lora_restore_path`
+    params/params/decoder/layers/mlp/wi_0/kernel_lora_a/value   of MaxText's own converter
+    decoder/layers/self_attention/query/lora_a.kernel           of the inference engine, attention alone
+
+Ranks are those of shapes, and the base's sizes tell layers from inputs where both are of one length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ckpttools.adapters.bases import Base, not_of_base
+from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.rows import (
+    PARTS,
+    STYLES,
+    FactorRow,
+    ModelFactorRows,
+    required_family,
+    rows_of_factors,
+    why_not,
+)
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant, distinct, inner
+from ckpttools.array.tree import Path, Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import ConfigError, FormatError
+from ckpttools.core.wording import option
+from ckpttools.formats.adapters import ADAPTER
+from ckpttools.formats.json_file import read_json
+from ckpttools.mapping.row import Row
+from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.table import Table
+from ckpttools.maxtext.family_layouts import layouts_of
+from ckpttools.maxtext.layout import DECODER, VALUE
+from ckpttools.maxtext.view import view_of
+from ckpttools.stores.registry import parse
+from ckpttools.transforms.cast import cast
+
+_FLOAT32 = DTYPES["float32"]
+_KERNEL = "kernel"
+# The last key of a factor, by which of both it is: trainers', and that of the inference engine.
+_ENDS = {"a": ("_lora_a", "lora_a.kernel"), "b": ("_lora_b", "lora_b.kernel")}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both factors of a kernel, as they are stored."""
+
+    a: LazyArray
+    b: LazyArray
+
+    @property
+    def rank(self) -> int:
+        """Of the product: the last axis of A in every layout."""
+        return self.a.shape[-1] if self.a.shape else 0
+
+
+def pairs_of(tree: Tree) -> dict[str, Pair]:
+    """The factors in a tree, by dotted names of kernels; empty where there are none.
+
+    Raises:
+        FormatError: one is there without the other.
+    """
+    roles = view_of(tree).roles
+    halves: dict[str, dict[str, LazyArray]] = {}
+    for path, array in tree.arrays.items():
+        found = half_of(path) if roles.of(path) == "parameter" else None
+        if found is not None:
+            halves.setdefault(found[0], {})[found[1]] = array
+    alone = [name for name, both in halves.items() if len(both) < 2]
+    if alone:
+        raise FormatError(
+            "a factor of a product is not there",
+            place=f"{tree.metadata.place}, {alone[0]}",
+            wanted="both lora_a and lora_b",
+            hint="check that the checkpoint is whole: `ckpt doctor`",
+        )
+    return {name: Pair(both["a"], both["b"]) for name, both in halves.items()}
+
+
+def half_of(path: Path) -> tuple[str, str] | None:
+    """The kernel, and which factor of it lies at a path; None for what is none."""
+    keys = [str(key) for key in (path[:-1] if path[-1:] == (VALUE,) else path)]
+    if DECODER in keys:
+        keys = keys[keys.index(DECODER) :]
+    for which, (end, whole) in _ENDS.items():
+        if keys and keys[-1] == whole:
+            return ".".join((*keys[:-1], _KERNEL)), which
+        if keys and keys[-1].endswith(end):
+            return ".".join((*keys[:-1], keys[-1].removesuffix(end))), which
+    return None
+
+
+def said_of(tree: Tree) -> Mapping[str, object]:
+    """What is noted of rank and alpha: in MaxText's metadata, or in a configuration of PEFT beside it."""
+    said = tree.metadata.custom.get("lora")
+    if isinstance(said, Mapping):
+        return said
+    place = parse(tree.metadata.place) if tree.metadata.place else None
+    for above in () if place is None else (place, *list(place.parents)[:3]):
+        if (above / ADAPTER).is_file():
+            config = read_json(above / ADAPTER)
+            return {"lora_rank": config.get("r"), "lora_alpha": config.get("lora_alpha")}
+    return {}
+
+
+def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Adapter:
+    """The adapter that a tree is, in the base's names.
+
+    Args:
+        base: the model that it is of.
+        tree: an adapter in any of the layouts above, scanned or not.
+        alpha: of the adapter; None for what is noted beside it.
+
+    Raises:
+        FormatError: there are no factors, or they are not of this base.
+        ConfigError: nothing says alpha, or what is noted is not so.
+    """
+    pairs, place = pairs_of(tree), tree.metadata.place
+    known = _rows(base, pairs)
+    by_kernel = {name: row for row in known.rows for name in _kernels(row, known.sizes)}
+    if lacking := [name for name in pairs if name not in by_kernel or why_not(by_kernel[name])]:
+        raise not_of_base(place, base.tree.metadata.place, lacking, by_kernel)
+    touched = dict.fromkeys(by_kernel[name] for name in pairs)
+    said = said_of(tree)
+    made: list[Factor] = []
+    for number, row in enumerate(touched):
+        own = {name: pairs[name] for name in _kernels(row, known.sizes) if name in pairs}
+        fitting = _fitting(known, row, number, own, place)
+        rank = next(iter(own.values())).rank
+        made += _factors(fitting, known, rank, own, _scale(said, rank, alpha, place), base)
+    return Adapter(place, tuple(made), config={})
+
+
+def _rows(base: Base, pairs: Mapping[str, Pair]) -> ModelFactorRows:
+    """The rows in the layout that has most of the names; on the base's scan axis, where it has one."""
+    family = required_family(base)
+    own = base.rows.scan_axis if base.rows is not None else None
+    axes = (1 if own is None else own, None)
+    all_rows = [rows_of_factors(base, axis, each) for each in layouts_of(family) for axis in axes]
+
+    def met(rows: ModelFactorRows) -> int:
+        names = {name for row in rows.rows for name in _kernels(row, rows.sizes)}
+        return sum(name in names for name in pairs)
+
+    return max(all_rows, key=met)
+
+
+def _kernels(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
+    """MaxText's names of a row's kernels."""
+    if row.left.key.needs <= sizes.keys() and all(sizes.get(axis) for axis in row.left.key.axes):
+        yield from row.left.keys(sizes)
+
+
+def _fitting(
+    known: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, Pair], place: str
+) -> FactorRow:
+    """The rows of the style that all these factors have."""
+    for style in STYLES:
+        made = known.of(row, number, style)
+        if all(_fits(made, known.sizes, pair) for pair in pairs.values()):
+            return made
+    name, pair = next(iter(pairs.items()))
+    sizes = {**known.sizes, f"rank_{number}": pair.rank}
+    wanted = known.of(row, number)
+    raise FormatError(
+        "these factors are not those of the base's kernel",
+        place=f"{place}, {name}",
+        got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
+        wanted=f"A {list(wanted.a.left.shape(sizes))} and B {list(wanted.b.left.shape(sizes))}",
+        hint="check that this is the model that was adapted",
+    )
+
+
+def _fits(row: FactorRow, sizes: Mapping[str, int], pair: Pair) -> bool:
+    own = {**sizes, row.rank: pair.rank}
+    return row.a.left.shape(own) == pair.a.shape and row.b.left.shape(own) == pair.b.shape
+
+
+def _factors(
+    row: FactorRow,
+    known: ModelFactorRows,
+    rank: int,
+    pairs: Mapping[str, Pair],
+    scale: float,
+    base: Base,
+) -> Iterator[Factor]:
+    """The factors of a row's weights; none of layers that have none."""
+    sizes = {**known.sizes, row.rank: rank}
+    arrays: dict[str, LazyArray] = {}
+    for name in row.row.left.keys(known.sizes):
+        pair = pairs.get(name)
+        a, b = (None, None) if pair is None else (pair.a, pair.b)
+        # What is divided on the way back is so before it is rounded to few bits.
+        b = cast(b, _FLOAT32) if b is not None and row.row.op is not None and b.dtype.bits < 32 else b
+        arrays[f"{name}_lora_a"] = a or _nothing(row.a.left.shape(sizes), pairs, "a")
+        arrays[f"{name}_lora_b"] = b or _nothing(row.b.left.shape(sizes), pairs, "b")
+    lengths = {axis: Size(length, "the base") for axis, length in sizes.items()}
+    made = Table((row.a, row.b), lengths, place=base.tree.metadata.place).to_right(arrays).arrays
+    ends = PARTS
+    for weight in row.row.right.keys(known.sizes):
+        a, b = (made[weight.removesuffix(".weight") + end] for end in ends)
+        if not all(isinstance(each, Constant) for each in distinct([b]) if not inner(each)):
+            yield Factor(weight, a, b, scale, rank)
+
+
+def _nothing(shape: tuple[int, ...], pairs: Mapping[str, Pair], which: str) -> Constant:
+    dtype = getattr(next(iter(pairs.values())), which).dtype
+    return Constant(shape, dtype, bytes(dtype.itemsize))
+
+
+def _scale(said: Mapping[str, object], rank: int, alpha: float | None, place: str) -> float:
+    noted, ranked = said.get("lora_alpha"), said.get("lora_rank")
+    if isinstance(ranked, int | float) and ranked not in (0, rank):
+        raise ConfigError(
+            "another rank is noted than the factors have",
+            place=place,
+            got=f"rank {rank}",
+            wanted=f"{ranked:g} (lora_rank in the metadata)",
+        )
+    if alpha is None and not isinstance(noted, int | float):
+        raise ConfigError(
+            "nothing says the alpha of this adapter, by which it is scaled",
+            place=place,
+            wanted="what it was trained with",
+            hint=f"say it: {option('alpha', 'X')}",
+        )
+    return float(alpha if alpha is not None else noted) / rank  # type: ignore[arg-type]

@@ -1,0 +1,161 @@
+"""The rows of a family for factors of low rank, made of those for weights.
+
+Where `W = B A`, axes of outputs are B's, axes of inputs A's, and each keeps what the row says of its axes:
+order, merging, rotary pairs. Axes that a weight is repeated on, such as stacked layers, are both factors'.
+What values are multiplied by, B's are.
+
+    query.kernel:        embed layer heads (pair half) <-> q_proj.weight:        (heads half pair) embed
+    query.kernel_lora_a: embed layer rank              <-> q_proj.lora_A.weight: rank embed
+    query.kernel_lora_b: rank layer (heads pair half)  <-> q_proj.lora_B.weight: (heads half pair) rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ckpttools.adapters.bases import Base
+from ckpttools.core.errors import ConfigError
+from ckpttools.families.family import Family
+from ckpttools.mapping.axes import Side
+from ckpttools.mapping.keys import AxisGroup, Key
+from ckpttools.mapping.row import Row
+from ckpttools.mapping.values import Scale
+from ckpttools.maxtext.layout import DECODER
+from ckpttools.maxtext.model import CONFIG
+
+A, B = "_lora_a", "_lora_b"
+_WEIGHT, _KERNEL = ".weight", ".kernel"
+PARTS = (".lora_A.weight", ".lora_B.weight")
+
+Style = Literal["flat", "kept", "first"]
+STYLES: tuple[Style, ...] = ("flat", "kept", "first")
+"""How the axes of a factor lie, the most likely first: inputs and outputs each merged into one, with layers
+on the scan axis; as in the kernel; or merged, with layers before all else."""
+
+
+@dataclass(frozen=True)
+class FactorRow:
+    """A row of a weight, and those of its factors.
+
+    Attributes:
+        row: of the weight.
+        a, b: of its factors.
+        rank: the axis of their rank.
+    """
+
+    row: Row
+    a: Row
+    b: Row
+    rank: str
+
+
+@dataclass(frozen=True)
+class ModelFactorRows:
+    """The rows that one model has.
+
+    Attributes:
+        rows: of all weights.
+        sizes: length of every axis.
+        scan_axis: the axis on which layers are stacked; None where they have numbers.
+    """
+
+    rows: tuple[Row, ...]
+    sizes: Mapping[str, int]
+    scan_axis: int | None
+
+    def of(self, row: Row, number: int, style: Style = "flat") -> FactorRow:
+        """The rows of a weight's factors, for one of which `why_not` gives no reason."""
+        rank = f"rank_{number}"
+        outs, ins = (set(group) for group in row.right.groups)
+        right_a = Side(_with_end(row.right.key, _WEIGHT, PARTS[0]), ((rank,), row.right.groups[1]))
+        right_b = Side(_with_end(row.right.key, _WEIGHT, PARTS[1]), (row.right.groups[0], (rank,)))
+        left_a = Side(_with_end(row.left.key, "", A), self._groups(row.left, outs, rank, style, is_last=True))
+        left_b = Side(_with_end(row.left.key, "", B), self._groups(row.left, ins, rank, style, is_last=False))
+        return FactorRow(row, Row(left_a, right_a), Row(left_b, right_b, row.op), rank)
+
+    def _groups(
+        self, left: Side, without: set[str], rank: str, style: Style, *, is_last: bool
+    ) -> tuple[AxisGroup, ...]:
+        """A kernel's axes without those of the other factor, with the rank as the last or the first."""
+        if style == "kept":
+            kept = tuple(group for group in left.groups if not set(group) & without)
+            return (*kept, (rank,)) if is_last else ((rank,), *kept)
+        repeated = self._repeated(left, without)
+        own = tuple(axis for axis in left.array_axes if axis not in without and axis not in repeated)
+        made: tuple[AxisGroup, ...] = (own, (rank,)) if is_last else ((rank,), own)
+        at = 0 if style == "first" else self.scan_axis or 0
+        return (*made[:at], *((axis,) for axis in repeated), *made[at:])
+
+    def _repeated(self, left: Side, without: set[str]) -> tuple[str, ...]:
+        """Axes of the array that are neither factor's own."""
+        mine = next(row for row in self.rows if row.left is left)
+        both = {axis for group in mine.right.groups for axis in group}
+        return tuple(axis for axis in left.array_axes if axis not in both)
+
+
+def why_not(row: Row) -> str | None:
+    """Why MaxText has no factors of this weight; None where it has."""
+    left, right = str(row.left.key), str(row.right.key)
+    if not left.endswith(_KERNEL):
+        return f"MaxText has factors of dense layers alone, not of {left.rpartition('.')[2]}"
+    if not left.startswith(f"{DECODER}."):
+        return f"MaxText looks for factors below {DECODER} alone"
+    if row.left.join is not None or row.right.join is not None:
+        return "several weights are one array in MaxText"
+    if not right.endswith(_WEIGHT) or len(row.right.groups) != 2:
+        return "it is no matrix of a linear layer"
+    outs, ins = row.right.groups
+    own = [axis for axis in row.left.array_axes if axis in (*outs, *ins)]
+    if set(own) != {*outs, *ins}:
+        return "one weight is several arrays in MaxText"
+    if set(own[: len(ins)]) != set(ins):
+        return "the kernel does not have its inputs first"
+    if row.op is not None and not isinstance(row.op, Scale):
+        return "its values are not only multiplied on the way"
+    return None
+
+
+def rows_of_factors(base: Base, scan_axis: int | None, family: Family) -> ModelFactorRows:
+    """The rows of a base's model.
+
+    Args:
+        base: the model.
+        scan_axis: the axis on which the adapter's layers are stacked, None where they have numbers.
+        family: the base's, in the layout of the version that stores the adapter.
+
+    Raises:
+        ConfigError: the configuration contradicts itself.
+    """
+    spelling = family.spelling_of(base.weights)
+    known = base.rows.table.flags if base.rows is not None else base.chosen_flags
+    table = family.table(base.config, CONFIG, scan_axis=scan_axis, spelling=spelling, overrides=known)
+    sizes, flags = table.known_of(base.weights)
+    there = {name for name, value in flags.items() if value}
+    rows = tuple(row for row in table.rows if row.applies(there))
+    return ModelFactorRows(tuple(replace(row, when="", unless="") for row in rows), sizes, scan_axis)
+
+
+def required_family(base: Base) -> Family:
+    """The base's family. Raises ConfigError where it has none."""
+    if base.family is None:
+        raise ConfigError(
+            "nothing says which family the base is of",
+            place=base.tree.metadata.place,
+            wanted=f"its {CONFIG}, of a model that `ckpt families` lists",
+        )
+    return base.family
+
+
+def _with_end(key: Key, old: str, new: str) -> Key:
+    """A key template with another end; it ends in text."""
+    *parts, last = key.parts
+    assert isinstance(last, str) and last.endswith(old)
+    return Key((*parts, last.removesuffix(old) + new))
+
+
+def weights_of(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
+    """The Hugging Face names of a row's weights."""
+    if all(sizes.get(axis, 0) for axis in row.right.key.axes) and row.right.key.needs <= sizes.keys():
+        yield from row.right.keys(sizes)

@@ -1,0 +1,208 @@
+"""An adapter of a Hugging Face model as one that MaxText restores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ckpttools.adapters.bases import Base
+from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.rows import PARTS, FactorRow, required_family, rows_of_factors, weights_of, why_not
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant, elementwise, padded
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.notes import Note, Notes
+from ckpttools.core.region import Shape
+from ckpttools.core.text import array_count
+from ckpttools.mapping.row import Row
+from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.table import Mapped, Table
+from ckpttools.mapping.values import Multiply
+from ckpttools.maxtext.family_layouts import family_in
+from ckpttools.maxtext.flavours import NNX, linen_state
+from ckpttools.maxtext.layout import SCAN_LAYERS
+from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.cast import cast
+
+LoraLayout = Literal["restore", "training"]
+LORA_LAYOUTS: tuple[LoraLayout, ...] = ("restore", "training")
+_FLOAT32 = DTYPES["float32"]
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class ToMaxTextAdapter:
+    """How an adapter becomes MaxText's.
+
+    Attributes:
+        scan: stack the layers, as the model that it is for.
+        scan_axis: the axis on which they are stacked.
+        maxtext: version whose layout is written.
+        layout: "restore" as `lora.lora_restore_path` reads it, "training" as checkpoints of training have it.
+        scale: of the adapter, besides its own.
+    """
+
+    scan: bool = True
+    scan_axis: int = 1
+    maxtext: str = NEWEST
+    layout: LoraLayout = "restore"
+    scale: float = 1.0
+
+
+def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) -> Transformed:
+    """The tree of an adapter in MaxText's layout, with rank and alpha in its metadata.
+
+    Raises:
+        FormatError: the adapter is not of this base, or is more than MaxText has: lists what, with reasons.
+    """
+    fitted = base.fitted(adapter)
+    family = family_in(required_family(base), version_called(options.maxtext))
+    if options.scan:
+        family.refuse_scanned("convert it as the model that it is for", has_towers=False)
+    known = rows_of_factors(base, options.scan_axis if options.scan else None, family)
+    by_weight = {name: row for row in known.rows for name in weights_of(row, known.sizes)}
+    _refuse_what_maxtext_lacks(fitted, by_weight)
+    rank = max(factor.rank for factor in fitted.factors)
+    scale, ratios = _scales(fitted.factors)
+    touched = dict.fromkeys(by_weight[factor.name] for factor in fitted.factors)
+    rows = [known.of(row, number) for number, row in enumerate(touched)]
+    sizes = {**known.sizes, **{row.rank: rank for row in rows}}
+    arrays = _arrays(fitted.factors, rows, sizes, ratios)
+    mapped = _mapped(rows, sizes, base, arrays)
+    said = _said(rows, rank, scale * options.scale * rank)
+    tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said})
+    return Transformed(tree, _notes(mapped, fitted.factors, ratios, said))
+
+
+def _refuse_what_maxtext_lacks(adapter: Adapter, by_weight: Mapping[str, Row]) -> None:
+    problems = [f"{name}: it replaces the whole array" for name in adapter.replaced]
+    for factor in adapter.factors:
+        row = by_weight.get(factor.name)
+        if factor.kind != "linear" or factor.is_in_first:
+            problems.append(f"{factor.name}: its factors are of no linear layer ({factor.kind})")
+        elif factor.magnitude is not None:
+            problems.append(f"{factor.name}: it sets lengths of rows (DoRA)")
+        elif row is None:
+            problems.append(f"{factor.name}: MaxText has no such weight")
+        elif reason := why_not(row):
+            problems.append(f"{factor.name}: {reason}")
+    if problems or not adapter.factors:
+        raise FormatError(
+            "MaxText has no place for parts of this adapter:" + listing(problems or ["it has no factors"]),
+            place=adapter.place,
+            wanted="factors of the dense layers of the decoder",
+            hint="merge it into its base instead: ckpt adapter merge BASE ADAPTER DST",
+        )
+
+
+def _scales(factors: Sequence[Factor]) -> tuple[float, dict[str, float]]:
+    """The scale that most factors have, and what B of the others is multiplied by for that."""
+    (scale, _), *_ = Counter(factor.scale for factor in factors).most_common(1)
+    scale = scale or 1.0
+    return scale, {each.name: each.scale / scale for each in factors if each.scale != scale}
+
+
+def _arrays(
+    factors: Sequence[Factor],
+    rows: Sequence[FactorRow],
+    sizes: Mapping[str, int],
+    ratios: Mapping[str, float],
+) -> dict[str, LazyArray]:
+    """All that the rows take: factors with zeros up to the common rank, and zeros where a layer has none."""
+    by_name = {factor.name: factor for factor in factors}
+    found: dict[str, LazyArray] = {}
+    for each in rows:
+        names = list(each.row.right.keys(sizes))
+        there = [by_name[name] for name in names if name in by_name]
+        for side, end, kind in ((each.a.right, PARTS[0], "a"), (each.b.right, PARTS[1], "b")):
+            own: list[LazyArray] = [getattr(factor, kind) for factor in there]
+            dtype = own[0].dtype if len({array.dtype for array in own}) == 1 else _FLOAT32
+            shape = side.shape(sizes)
+            for name in names:
+                factor = by_name.get(name)
+                array = None if factor is None else _scaled(getattr(factor, kind), ratios.get(name), kind)
+                found[name.removesuffix(_WEIGHT) + end] = _filled(array, shape, dtype)
+    return found
+
+
+def _scaled(array: LazyArray, ratio: float | None, kind: str) -> LazyArray:
+    return array if ratio is None or kind == "a" else elementwise(array, Multiply(ratio))
+
+
+def _filled(array: LazyArray | None, shape: Shape, dtype: DType) -> LazyArray:
+    if array is None:
+        return Constant(shape, dtype, bytes(dtype.itemsize))
+    return padded(cast(array, dtype), shape)
+
+
+def _mapped(
+    rows: Sequence[FactorRow], sizes: Mapping[str, int], base: Base, arrays: Mapping[str, LazyArray]
+) -> Mapped:
+    known = {axis: Size(length, "the base") for axis, length in sizes.items()}
+    own = tuple(part for row in rows for part in (row.a, row.b))
+    return Table(own, known, place=base.tree.metadata.place).to_left(arrays)
+
+
+def _tree(arrays: Mapping[str, LazyArray], layout: LoraLayout, custom: Mapping[str, object]) -> Tree:
+    parameters: dict[Path, LazyArray] = {tuple(key.split(".")): arrays[key] for key in sorted(arrays)}
+    if layout == "training":
+        return linen_state(parameters, 0, custom)
+    leaves: dict[Path, Leaf] = {NNX.wrapped(path): array for path, array in parameters.items()}
+    return Tree(leaves, Metadata(step=0, custom=custom))
+
+
+def _said(rows: Sequence[FactorRow], rank: int, alpha: float) -> dict[str, object]:
+    """What MaxText notes of an adapter beside it."""
+    return {
+        "enable_lora": True,
+        "lora_rank": rank,
+        "lora_alpha": alpha,
+        "lora_module_path": module_path(row.row for row in rows),
+        "lora_weight_qtype": None,
+        "lora_tile_size": None,
+        "lora_restore_path": "",
+    }
+
+
+def module_path(rows: Iterator[Row]) -> str:
+    """A pattern of the modules that have factors, for MaxText's `lora.lora_module_path`."""
+    modules = dict.fromkeys(str(row.left.key).removesuffix(".kernel").split(".", 1)[1] for row in rows)
+    ends = dict.fromkeys("/".join(_below_layers(module.split("."))) for module in modules)
+    return f"decoder/.*({'|'.join(ends)})"
+
+
+def _below_layers(keys: list[str]) -> list[str]:
+    """The keys of a module below its layer, whichever that is."""
+    return keys[-2:]
+
+
+def _notes(
+    mapped: Mapped,
+    factors: Sequence[Factor],
+    ratios: Mapping[str, float],
+    said: Mapping[str, object],
+) -> Notes:
+    inexact = [Note(each.key, each.reason) for each in mapped.values if not each.exact]
+    values = [Note(each.key, each.reason) for each in mapped.values if each.exact]
+    if ratios:
+        inexact.append(
+            Note(
+                array_count(ratios),
+                "B multiplied, as MaxText has one scale for all, and rounded to its dtype",
+            )
+        )
+    ranks = {factor.rank for factor in factors}
+    if len(ranks) > 1:
+        values.append(
+            Note("factors", f"of ranks {', '.join(map(str, sorted(ranks)))} get zeros up to the largest")
+        )
+    remarks = [
+        f"tell MaxText lora.enable_lora=true lora.lora_module_path='{said['lora_module_path']}'; rank "
+        f"{said['lora_rank']} and alpha {said['lora_alpha']:g} are taken from the checkpoint"
+    ]
+    return Notes(tuple(inexact), tuple(values), remarks=tuple(remarks))

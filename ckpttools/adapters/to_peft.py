@@ -1,0 +1,108 @@
+"""Adapters in the files that PEFT, vLLM and others load: factors, and a configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckpttools.adapters.bases import Base
+from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree
+from ckpttools.core.text import in_natural_order
+from ckpttools.formats.adapters import PREFIX
+from ckpttools.mapping.keys import Key
+
+_WEIGHT = ".weight"
+# How transformers names modules where files on the hub do not.
+_TRANSFORMERS = "transformers"
+
+
+@dataclass(frozen=True)
+class PeftFiles:
+    """What PEFT saves.
+
+    Attributes:
+        tree: the factors under PEFT's names.
+        config: the content of `adapter_config.json`.
+    """
+
+    tree: Tree
+    config: bytes
+
+
+def to_peft(base: Base, adapter: Adapter, base_name: str, scale: float = 1.0) -> PeftFiles:
+    """The files of an adapter of linear layers.
+
+    Args:
+        base: the model that it is of.
+        adapter: in the base's names.
+        base_name: what the configuration calls the base.
+        scale: of the adapter, besides its own.
+    """
+    names = {factor.name: _module(base, factor.name) for factor in adapter.factors}
+    leaves: dict[Path, Leaf] = {}
+    for factor in adapter.factors:
+        module = f"{PREFIX}{names[factor.name]}"
+        leaves[f"{module}.lora_A.weight",] = factor.a
+        leaves[f"{module}.lora_B.weight",] = factor.b
+    ordered = in_natural_order([str(path[0]) for path in leaves])
+    tree = Tree({(name,): leaves[name,] for name in ordered}, Metadata(place=adapter.place))
+    others = [_module(base, name) for name in base.weights if name.endswith(_WEIGHT)]
+    said = _config(adapter.factors, names, others, scale) | {"base_model_name_or_path": base_name}
+    return PeftFiles(tree, json.dumps(said, indent=2, sort_keys=True).encode() + b"\n")
+
+
+def _module(base: Base, name: str) -> str:
+    """The path of the module that a weight is of, as transformers has it."""
+    spellings = () if base.family is None else base.family.spellings
+    theirs = next((each for each in spellings if each.name == _TRANSFORMERS), None)
+    if theirs is not None and base.family is not None:
+        name = str(theirs.key(Key((base.family.spelling_of(base.weights).plain(name),))))
+    return name.removesuffix(_WEIGHT)
+
+
+def _config(
+    factors: Sequence[Factor], names: Mapping[str, str], others: Iterable[str], scale: float
+) -> dict[str, object]:
+    (rank, _), *_ = Counter(factor.rank for factor in factors).most_common(1)
+    alphas = {factor.name: factor.scale * factor.rank * scale for factor in factors}
+    (alpha, _), *_ = Counter(alphas.values()).most_common(1)
+    modules = list(names.values())
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": _whole(alpha),
+        "target_modules": _targets(modules, others),
+        "rank_pattern": {_pattern(names[each.name]): each.rank for each in factors if each.rank != rank},
+        "alpha_pattern": {_pattern(names[name]): _whole(own) for name, own in alphas.items() if own != alpha},
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+
+
+def _targets(modules: Sequence[str], others: Iterable[str]) -> list[str]:
+    """The last names of modules where all of such a name are adapted, else their paths."""
+    adapted = set(modules)
+    partly = {_last(each) for each in others if each not in adapted}
+    return sorted({_last(each) if _last(each) not in partly else each for each in modules})
+
+
+def _last(module: str) -> str:
+    return module.rpartition(".")[2]
+
+
+def _pattern(module: str) -> str:
+    return re.escape(module)
+
+
+def _whole(number: float) -> float | int:
+    return int(number) if number == int(number) else number

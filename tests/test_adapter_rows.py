@@ -1,0 +1,179 @@
+"""Adapters go through the rows of every family as weights do."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5
+from support.trees import lazy, model
+
+from ckpttools.adapters.bases import base_of
+from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.from_maxtext import adapter_of_maxtext
+from ckpttools.adapters.merge import merged
+from ckpttools.adapters.rows import rows_of_factors, weights_of, why_not
+from ckpttools.adapters.to_maxtext import ToMaxTextAdapter, to_maxtext_adapter
+from ckpttools.adapters.to_peft import to_peft
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError
+from ckpttools.families.registry import families, family_of
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+
+GLOBAL = {"global_head_dim": 8, "num_global_key_value_heads": 2}
+
+
+def without_towers(config):
+    """The configuration of the text model."""
+    kept = {name: value for name, value in config.items() if name not in ("vision_config", "audio_config")}
+    return {name: without_towers(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+@cache
+def configs():
+    """The smallest configuration that is there for each family."""
+    found: dict[str, dict] = {}
+    for root in (GOLDEN, GOLDEN_0_2_5, FIXTURES / "oracle"):
+        for file in sorted((*root.glob("*/hf/config.json"), *root.glob("*/config.json"))):
+            config = without_towers(json.loads(file.read_bytes()))
+            try:
+                name = family_of(config, str(file)).name
+            except CheckpointError:
+                continue
+            text = config.get("text_config", config)
+            # Of Gemma 4 shapes alone tell these, and here there are none yet.
+            text |= GLOBAL if name.startswith("gemma4") else {}
+            found.setdefault(name, config)
+    return found
+
+
+def test_every_family_is_tried():
+    assert set(configs()) == set(families())
+
+
+EVERY_FAMILY = pytest.mark.parametrize("family", sorted(families()))
+RANK = 2
+
+
+def linear(name, shape, random, scale=0.5):
+    """Noise as factors of a linear layer, whose product is as large as weights are."""
+    a, b = (random.normal(0, 0.3, each).astype("f4") for each in ((RANK, shape[1]), (shape[0], RANK)))
+    return Factor(name, lazy(a), lazy(b), scale, RANK)
+
+
+def experts(name, shape, random):
+    count, first, second = shape
+    a = lazy(random.normal(0, 0.3, (RANK * count, first)).astype("f4"))
+    b = lazy(random.normal(0, 0.3, (second, RANK * count)).astype("f4"))
+    return Factor(name, a, b, 0.5, RANK, "experts", True)
+
+
+def is_matrix(name, array):
+    return name.endswith(".weight") and array.ndim == 2 and array.dtype.is_float
+
+
+def share(name):
+    return 0.2 if ".experts." in name else 0.7
+
+
+def adapter_of(base, random, names=None):
+    """Factors of the matrices that there are, but for some layers."""
+    weights = {name: array for name, array in base.weights.items() if names is None or name in names}
+    some = [name for name in weights if is_matrix(name, weights[name]) and random.random() < share(name)]
+    factors = [linear(name, weights[name].shape, random) for name in some]
+    fused = [name for name, array in weights.items() if ".experts." in name and array.ndim == 3]
+    factors += [experts(name, weights[name].shape, random) for name in fused if names is None]
+    return Adapter("adapter", tuple(factors))
+
+
+def scans(family):
+    """Whether a family's layers are stacked here: where MaxText does."""
+    return not family.never_scanned
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """Of a family's name a model of noise and the MaxText checkpoint of it, as bases."""
+    place = tmp_path_factory.mktemp("configs")
+    return cache(lambda name: made_bases(name, place / f"{name}.json"))
+
+
+def made_bases(name, place):
+    tree = model(configs()[name], 1)
+    family = families()[name]
+    state = to_maxtext(tree, ToMaxText(scan=scans(family), leaves_out=True)).state
+    place.write_text(json.dumps(configs()[name]))
+    return base_of(tree), base_of(state, like=place)
+
+
+def near(made: Tree, wanted: Tree, base: Tree) -> None:
+    for path in [path for path in wanted.arrays if made.arrays[path] is not base.arrays[path]]:
+        array = wanted.arrays[path]
+        got, there = made.arrays[path].read(), array.read()
+        if got.tobytes() == there.tobytes():
+            continue
+        digits = 8 if array.dtype.name == "bfloat16" else 24
+        # A base whose values are scaled was rounded once more, before anything was added.
+        before = np.abs(base.arrays[path].read().astype(np.float64))
+        step = 2.0 ** (1 - digits)
+        got, there = got.astype(np.float64), there.astype(np.float64)
+        assert np.all(np.abs(got - there) <= step * (np.abs(there) + before / 2) + 1e-7), path
+
+
+@EVERY_FAMILY
+def test_merging_and_converting_may_be_exchanged(family, bases):
+    base, maxtext = bases(family)
+    adapter = adapter_of(base, np.random.default_rng(2))
+    one = merged(maxtext, adapter).tree
+    options = ToMaxText(scan=scans(families()[family]), leaves_out=True)
+    two = to_maxtext(merged(base, adapter).tree, options).state
+    near(one, two, maxtext.tree)
+    same = (path for path in one.arrays if one.arrays[path] is maxtext.tree.arrays[path])
+    for path in itertools.islice((path for path in same if "tid2eid" not in path), 3):
+        assert one.arrays[path].read().tobytes() == two.arrays[path].read().tobytes(), path
+
+
+@EVERY_FAMILY
+def test_an_adapter_is_the_same_in_maxtext(family, bases):
+    base, maxtext = bases(family)
+    own = families()[family]
+    axis = 1 if scans(own) else None
+    rows = rows_of_factors(base, axis, own)
+    fitting = {name for row in rows.rows if not why_not(row) for name in weights_of(row, rows.sizes)}
+    adapter = adapter_of(base, np.random.default_rng(3), fitting)
+    tree = to_maxtext_adapter(base, adapter, ToMaxTextAdapter(scan=scans(own))).tree
+    wanted = {each.name: each.delta(base.weights[each.name].shape).read() for each in adapter.factors}
+    for known in (base, maxtext):
+        back = adapter_of_maxtext(known, tree)
+        there = {each.name: each.delta(base.weights[each.name].shape).read() for each in back.factors}
+        assert wanted.keys() <= there.keys()
+        for name, delta in there.items():
+            assert np.allclose(delta, wanted.get(name, 0), rtol=1e-5, atol=1e-6), name
+    # What is in MaxText's kernels is what its own multiplication of the factors adds.
+    one, two = merged(maxtext, adapter_of_maxtext(maxtext, tree)).tree, merged(maxtext, adapter).tree
+    near(one, two, maxtext.tree)
+
+
+@EVERY_FAMILY
+def test_factors_come_back_to_the_bit_where_values_stay(family, bases):
+    base, _ = bases(family)
+    own = families()[family]
+    rows = rows_of_factors(base, 1 if scans(own) else None, own)
+    chosen = [row for row in rows.rows if not why_not(row) and row.op is None]
+    names = {name for row in chosen for name in weights_of(row, rows.sizes)}
+    random = np.random.default_rng(4)
+    every = [linear(name, base.weights[name].shape, random) for name in names if name in base.weights]
+    tree = to_maxtext_adapter(base, Adapter("adapter", tuple(every)), ToMaxTextAdapter(scan=scans(own))).tree
+    back = {each.name: each for each in adapter_of_maxtext(base, tree).factors}
+    assert back.keys() == {each.name for each in every}
+    for each in every:
+        assert each.a.read().tobytes() == back[each.name].a.read().tobytes(), each.name
+        assert each.b.read().tobytes() == back[each.name].b.read().tobytes(), each.name
+        assert back[each.name].scale == each.scale
+    config = json.loads(to_peft(base, Adapter("adapter", tuple(every)), "me/base").config)
+    assert (config["r"], config["lora_alpha"]) == (RANK, 1) and not config["rank_pattern"]
+    assert DTYPES["float32"] == every[0].a.dtype
