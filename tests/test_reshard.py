@@ -93,6 +93,11 @@ class TestReshard:
             assert f"in {loading.reads:,} reads, over-read {loading.over_read:.2f}" in said, said
         assert "before a device of fsdp=4,tensor=2, rules maxtext, needs" in said
 
+    def test_that_nothing_is_gained_is_said_before_it_begins(self, resharded, tmp_path):
+        words = (resharded, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
+        assert "nothing is gained" in ckpt("reshard", *words, "--dry-run").output
+        assert "nothing is gained" in ckpt("reshard", *words).output
+
     @pytest.mark.parametrize(
         ("mesh", "how", "words"),
         [
@@ -110,7 +115,8 @@ class TestReshard:
         words = ("reshard", MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
         assert ckpt("plan", *words, "-o", tmp_path / "plan").exit_code == 0
         for number in range(2):
-            run("run", tmp_path / "plan", "--part", f"{number}/2", "--publish")
+            said = " ".join(run("run", tmp_path / "plan", "--part", f"{number}/2", "--publish").split())
+            assert ("over-read" in said and "nothing is gained" not in said) is bool(number), said
         for name in ("d/data", "d/index", "_sharding", "_METADATA"):
             one, other = (place / "0" / "items" / name for place in (resharded, tmp_path / "out"))
             assert one.read_bytes() == other.read_bytes(), name

@@ -28,6 +28,16 @@ class MeshGain:
     before: Loading
     after: Loading
 
+    @property
+    def is_any(self) -> bool:
+        """Whether devices will fetch less, or ask less often."""
+        before, after = self.before, self.after
+        return (
+            after.fetched < before.fetched
+            or after.total_fetched < before.total_fetched
+            or after.reads < before.reads
+        )
+
 
 def mesh_gain(asked: AppliedRules, reading: ReadOptions, made: Tree, layout: Layout) -> MeshGain:
     """The same arrays as they lie in two checkpoints. Reads indexes of the source alone.

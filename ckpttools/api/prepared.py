@@ -104,6 +104,10 @@ class Prepared:
         """What devices of a mesh read before and after; None where the call is about none."""
         return None
 
+    def reported(self, done: Receipt) -> Receipt:
+        """What was done, with whatever else this call tells of it."""
+        return done
+
     def check(self) -> None:
         """Raises what would stop `run` before it writes anything."""
         self.conversion.check(self.destination, overwrite=self.overwrite)

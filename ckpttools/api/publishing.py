@@ -107,8 +107,9 @@ def _published(
             _check_done(file, standing, destination)
         was_done = True
         again = again or replanned(file, relocation, prepared)
+        _ = again.gain  # of the source, which may be gone when all has its name
         try:
-            return again.conversion.run(
+            receipt = again.conversion.run(
                 destination,
                 overwrite=header.overwrite,
                 observe=observe,
@@ -116,6 +117,7 @@ def _published(
                 check_replaced=partial(check_unpublished, file, destination),
                 conclude=partial(_conclude, file, destination, warn),
             )
+            return again.reported(receipt)
         except LockedError:
             # Whoever has it publishes this plan, or what has happened is said when it is looked at again.
             time.sleep(_LOOK_SECONDS)

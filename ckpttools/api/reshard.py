@@ -69,9 +69,12 @@ class PreparedReshard(Prepared):
 
     def run(self, observe: Observer | None = None) -> Resharded:
         """Executes it; arguments and errors as of `Prepared.run`."""
-        gain = self.gain
-        done = Prepared.run(self, observe)
-        return Resharded(**{each.name: getattr(done, each.name) for each in fields(done)}, gain=gain)
+        _ = self.gain  # of the source before anything is written
+        return self.reported(Prepared.run(self, observe))
+
+    def reported(self, done: Receipt) -> Resharded:
+        """What was done, with the gain."""
+        return Resharded(**{each.name: getattr(done, each.name) for each in fields(done)}, gain=self.gain)
 
 
 @command(Changing, more=writer_options, returns="Resharded")

@@ -97,6 +97,7 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Told) -> Receipt:
     is_planned = False
     try:
         prepared = plan()
+        _ = prepared.gain  # before anything is written
         content = content_of(prepared)
         file = decoded(content, "the plan")
         # Nobody of this job begins before it knows the plan.
@@ -121,7 +122,7 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Told) -> Receipt:
     job.put("end", "")
     # To the publishing all tasks were done before, by one of the job or another.
     return replace(
-        receipt,
+        prepared.reported(receipt),
         seconds=time.monotonic() - began,
         tasks_resumed=before.tasks_done,
         bytes_resumed=before.bytes_done,

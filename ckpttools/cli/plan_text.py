@@ -55,6 +55,18 @@ def gain_lines(gain: MeshGain) -> Iterator[str]:
     of = f"a device of {mesh}, {gain.before.spec}, needs {disk(gain.after.needed)} and fetches "
     yield from _lines("before", of + _fetched(gain.before))
     yield from _lines("after", _fetched(gain.after))
+    if not gain.is_any:
+        yield from _lines(
+            "note", "nothing is gained: SRC suits this mesh as it is; DST only says how arrays lie on it"
+        )
+
+
+def say_gain(receipt: Receipt) -> None:
+    """The same of what is done, on stderr; nothing where that is about no mesh."""
+    from ckpttools.api.reshard import Resharded
+
+    if isinstance(receipt, Resharded) and receipt.gain:
+        say(*gain_lines(receipt.gain))
 
 
 def _fetched(loading: Loading) -> str:

@@ -126,7 +126,7 @@ def _publish(
     from ckpttools.api.published import Published
     from ckpttools.api.publishing import publish_plan
     from ckpttools.cli.next_text import print_next
-    from ckpttools.cli.plan_text import closing_line
+    from ckpttools.cli.plan_text import closing_line, say_gain
     from ckpttools.cli.progress import listening
     from ckpttools.stores.publishing import LockedError
 
@@ -144,6 +144,7 @@ def _publish(
     elif isinstance(receipt, Published):
         show([f"{receipt.destination}: published before; nothing is left to do"])
     else:
+        say_gain(receipt)
         show([closing_line(receipt)])
         print_next(receipt.destination)
 

@@ -28,7 +28,7 @@ def carry_out_together(
     from ckpttools.api.together import Told, convert_together
     from ckpttools.cli.next_text import print_next
     from ckpttools.cli.parts_text import part_line, waiting_line
-    from ckpttools.cli.plan_text import closing_line
+    from ckpttools.cli.plan_text import closing_line, say_gain
     from ckpttools.cli.progress import listening
     from ckpttools.plan.dealing import parse_part
     from ckpttools.sharding.service import abandoned_job, joined_job, left_job
@@ -45,6 +45,7 @@ def carry_out_together(
         if as_json:
             print_json(receipt)
         else:
+            say_gain(receipt)
             show([closing_line(receipt)])
             print_next(receipt.destination)
     left_job()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
-from ckpttools.plan.dealing import Part
+from ckpttools.plan.dealing import Part, parse_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,19 @@ ENGINES = (
     Engine("a job array", *(f"SLURM_ARRAY_TASK_{each}" for each in ("ID", "COUNT", "MIN", "MAX", "STEP"))),
     Engine("a step of srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
+# What SLURM and Open MPI say to `jax.distributed`: which process this is, and of how many.
+_JOBS_OF_JAX = (("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+
+
+def misnumbered(environment: Mapping[str, str] = os.environ) -> str:
+    """What the environment says of the processes of a job that cannot be; "" where all it says can be."""
+    for number, count in _JOBS_OF_JAX:
+        if number in environment and count in environment:
+            try:
+                parse_part(f"{environment[number]}/{environment[count]}")
+            except UsageError:
+                return f"{number}={environment[number]}, {count}={environment[count]}"
+    return ""
 
 
 def part_here(count: int | None = None, environment: Mapping[str, str] = os.environ) -> Part:

@@ -20,7 +20,7 @@ from ckpttools.sharding.matching import match
 from ckpttools.sharding.templates import Template, Wanted
 from ckpttools.sharding.unfit import reasons
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.cast import CastMap, cast, cast_notes
+from ckpttools.transforms.cast import CastMap, can_cast, cast, cast_notes
 
 LIKE = "like"
 _MOST_NEAR = 20
@@ -75,7 +75,7 @@ def request(
         raise CoverageError(
             f"the checkpoint and what was asked for do not fit:{listing(problems)}",
             place=place or None,
-            hint=_hint(problems),
+            hint=_hint(arrays, tree),
         )
     filled = template.filled if template is not None else _whole(tree, [each.path for each in arrays])
     said = Notes(remarks=(*remarks, *assigning.remarks(arrays)))
@@ -122,10 +122,19 @@ def _unfit(arrays: Sequence[Assigned], tree: Tree, devices: Devices) -> Iterator
             yield f"{each.name}: `shardings` has none for it"
 
 
-def _hint(problems: Sequence[str]) -> str | None:
-    if any("wanted " in each and " is " in each for each in problems):
+def _hint(arrays: Sequence[Assigned], tree: Tree) -> str | None:
+    """How to cast, where that can be done to all whose dtypes differ."""
+    differing = [each for each in arrays if each.wanted.dtype not in (None, each.array.dtype)]
+    if differing and all(_casts(each, tree) for each in differing):
         return f"{option('dtype', LIKE)} casts, if only dtypes differ"
     return None
+
+
+def _casts(assigned: Assigned, tree: Tree) -> bool:
+    """Whether dtype="like" casts an array, which it does to nothing that is made of keys or loses numbers."""
+    wanted, dtype = assigned.wanted, assigned.array.dtype
+    is_key = wanted.key_impl is not None or assigned.path in tree.metadata.key_impls
+    return wanted.dtype is not None and not is_key and can_cast(dtype, wanted.dtype)
 
 
 def _cast(tree: Tree, pairs: Sequence[tuple[Path, Wanted]], dtype: DType | str) -> Transformed:

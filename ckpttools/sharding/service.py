@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ckpttools.core.errors import OtherProcessError, UsageError
 from ckpttools.core.wording import option, step
 from ckpttools.plan.dealing import Part
+from ckpttools.plan.engines import misnumbered
 
 T = TypeVar("T")
 # What a process takes that has joined a job, beside any other: 128 MiB with jax 0.10, 138 with 0.12.
@@ -127,8 +128,8 @@ def joined_job(coordinator: str | None = None, process: Part | None = None) -> S
         except (ValueError, RuntimeError) as error:
             raise UsageError(
                 "this is no process of a job of jax.distributed",
-                got=str(error).partition("\n")[0],
-                wanted="an environment that says so: GKE, TPU, SLURM or MPI",
+                got=misnumbered() or str(error).partition("\n")[0],
+                wanted="an environment that says so: GKE, TPU, SLURM or MPI, numbering processes from 0",
                 hint=f"say it: {option('coordinator', 'HOST:PORT')}, {option('process', 'I/N')}; or use "
                 f"{step('ckpttools.write_plan', 'ckpt plan')} and {step('ckpttools.run_part', 'ckpt run')}",
             ) from error

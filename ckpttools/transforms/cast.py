@@ -123,6 +123,11 @@ class CastMap:
             )
 
 
+def can_cast(dtype: DType, to: DType) -> bool:
+    """Whether `CastMap` casts from one dtype to another without being forced."""
+    return _can_cast(dtype, to) and _keeps_numbers(dtype, to)
+
+
 def cast(array: LazyArray, dtype: DType) -> LazyArray:
     """`array` in `dtype`; itself where it is that already, or holds no floating-point numbers."""
     return _converted(array, dtype) if array.dtype.is_float and array.dtype != dtype else array

@@ -160,6 +160,8 @@ def leaves_of_all_kinds() -> None:
     assert again["rng"]["keys"].dtype == keys.dtype and again["number"] == 1.5
     raw = ckpttools.load(tree, like={"rng": {"keys": jax.ShapeDtypeStruct((3, 2), np.uint32)}})
     assert bits(raw["rng"]["keys"]) == bits(data)
+    as_floats = {"rng": {"keys": jax.ShapeDtypeStruct((3, 2), np.float32)}}
+    assert "dtype=" not in refused(CoverageError, tree, like=as_floats)  # no cast makes keys of it
 
 
 @check
@@ -312,6 +314,12 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
         assert part in error, error
     assert "a/kernel: has the shape [8, 8], wanted [8, 9]" in error, error
     assert 'dtype="like"' in refused(CoverageError, tree, like={"a": {"bias": struct((7,), np.float32)}})
+    truth = Tree({("is",): noise("bool", 4), ("n",): noise("int8", 4)})
+    for name, wanted, casts in (("is", "float32", True), ("n", "bool", False), ("n", "int32", True)):
+        error = refused(CoverageError, truth, like={name: struct((4,), wanted)})
+        assert ('dtype="like"' in error) is casts, error
+        if casts:
+            ckpttools.load.plan(truth, like={name: struct((4,), wanted)}, dtype="like")
     assert "b: int64 needs jax_enable_x64" in refused(CoverageError, tree)
     rules = [("*bias", "P('fsdp')"), ("*kernel", "P('fsdp', 'tensor', None)")]
     error = refused(CoverageError, tree, rules=rules, mesh="fsdp=4,tensor=2", drop="b")
