@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ckpttools.api.parts import run_part as run_part
     from ckpttools.api.plans import write_plan as write_plan
     from ckpttools.api.prepared import Prepared as Prepared
+    from ckpttools.api.prune import prune as prune
     from ckpttools.api.publishing import publish_plan as publish_plan
     from ckpttools.api.quantize import quantize as quantize
     from ckpttools.api.reshard import reshard as reshard
@@ -122,6 +123,7 @@ _MODULES = {
     "api.parts": "run_part",
     "api.plans": "write_plan",
     "api.prepared": "Prepared",
+    "api.prune": "prune",
     "api.publishing": "publish_plan",
     "api.quantize": "quantize",
     "api.reshard": "reshard",

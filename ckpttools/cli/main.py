@@ -42,6 +42,7 @@ _COMMANDS = {
         "maxtext_config", "maxtext_config", "What MaxText must be told to run a checkpoint."
     ),
     "plan": in_module("plan", "plan", "A conversion in a file, for many processes to carry out."),
+    "prune": in_module("prune", "prune", "Delete steps of a run by rules, or only their optimizer."),
     "quantize": in_module("quantize", "quantize", "A model with quantised weights."),
     "remap": in_module("remap", "remap", "Arrays under other names, by rules or by a function."),
     "reshard": in_module("reshard", "reshard", "Chunks that suit a mesh."),

@@ -98,6 +98,29 @@ class Renames(Protocol):
 
 
 @runtime_checkable
+class Removes(Protocol):
+    """A store in which what is there can be deleted. Nothing here asks whether that is wanted."""
+
+    def claim(self, key: str, content: bytes) -> bool:
+        """Writes a small file that nothing has the key of; durable when it returns.
+
+        A crash may leave a part of it, on a disk. Errors as `Puts.put`.
+
+        Returns:
+            Whether that was done; False where something has the key.
+        """
+
+    def remove(self, key: str) -> None:
+        """Deletes a file, or a directory with all below it, if it is there; durable when it returns.
+
+        Links are deleted, not followed.
+
+        Raises:
+            StorageError: something is mounted in it, or cannot be deleted.
+        """
+
+
+@runtime_checkable
 class Pins(Protocol):
     """A store in which what is at a key has a name that never means something else."""
 

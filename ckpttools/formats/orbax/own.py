@@ -61,10 +61,11 @@ def strangers(directory: Place, tree: Tree, level: str = "run") -> Iterator[str]
             if each.name != item.name and (each.is_dir or each.name not in _OF_A_STEP):
                 yield f"{below}{each.name}"
     prefix = "".join(f"{part}/" for part in parts)
-    yield from (f"{prefix}{each}" for each in _strangers_in_item(item, tree))
+    yield from (f"{prefix}{each}" for each in strangers_in_item(item, tree))
 
 
-def _strangers_in_item(item: Place, tree: Tree) -> Iterator[str]:
+def strangers_in_item(item: Place, tree: Tree) -> Iterator[str]:
+    """What lies in the directory of an item and is no part of it; errors as `strangers`."""
     entries = entries_of(item)
     own = _named(entries) if entries.manifests else zarr.own_files(entries, map(dotted, tree.arrays))
     for entry in item.entries():

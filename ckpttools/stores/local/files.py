@@ -103,6 +103,29 @@ def write_synced(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
+def claim(path: Path, content: bytes) -> bool:
+    """Writes a small file where nothing is, in directories that are made if need be; durable then.
+
+    Returns:
+        Whether that was done; False where something has the name.
+
+    Raises:
+        OSError: the system reports an error.
+    """
+    make_directory(path.absolute().parent)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_directory(path.absolute().parent)
+    return True
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a small file that has its name only once it is complete, and is durable then.
 

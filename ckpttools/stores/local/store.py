@@ -79,10 +79,31 @@ class LocalStore(Store):
         return os.access(key or ".", os.R_OK)
 
     def rename(self, old: str, new: str) -> None:
+        from ckpttools.stores.local.files import make_directory, sync_directory
+
         try:
+            make_directory(Path(new).absolute().parent)
             Path(old).rename(new)
+            for place in (Path(new), Path(old)):
+                sync_directory(place.absolute().parent)
         except OSError as error:
             raise storage_error("cannot rename", old, error) from error
+
+    def claim(self, key: str, content: bytes) -> bool:
+        """See `Removes`."""
+        from ckpttools.stores.local.files import claim
+
+        with _writing(key):
+            return claim(Path(key), content)
+
+    def remove(self, key: str) -> None:
+        """See `Removes`."""
+        from ckpttools.stores.local.files import remove_tree, sync_directory
+
+        with _writing(key):
+            remove_tree(Path(key))
+            if Path(key).absolute().parent.is_dir():
+                sync_directory(Path(key).absolute().parent)
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
         """See `Walks`; links to files are followed, links to directories are not."""

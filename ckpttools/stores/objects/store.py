@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores import blocks
 from ckpttools.stores.abilities import LinkTrials
+from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.costs import Costs, Streams, Traffic
 from ckpttools.stores.meter import Meter
@@ -30,7 +31,16 @@ from ckpttools.stores.objects.known import KnownObjects
 from ckpttools.stores.objects.links import CopyTrials
 from ckpttools.stores.objects.lock import PROBE, writer_of
 from ckpttools.stores.objects.parts import at_work
-from ckpttools.stores.objects.writing import PART_BYTES, PARTS_UNDER_WAY, Upload, copy, replace
+from ckpttools.stores.objects.writing import (
+    PART_BYTES,
+    PARTS_UNDER_WAY,
+    TakenError,
+    Upload,
+    copy,
+    delete,
+    put,
+    replace,
+)
 from ckpttools.stores.pace import USUAL, asked_for
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Purpose, Unfinished
@@ -129,6 +139,26 @@ class ObjectStore(Store):
         if above is not None and above.kind is FileKind.FILE:
             raise StorageError(f"cannot write {self.spelled(key)}", got="what it would be in is a file")
         replace(bucket, rest, content)
+        self.forget(key)
+
+    def claim(self, key: str, content: bytes) -> bool:
+        """See `Removes`."""
+        bucket, rest = self._at(key)
+        try:
+            put(bucket, rest, content)
+        except TakenError:
+            return False
+        finally:
+            self.forget(key)
+        return True
+
+    def remove(self, key: str) -> None:
+        """See `Removes`; a listing made just now says what there is."""
+        bucket, rest = self._at(key)
+        if not rest:
+            raise self._no_name()
+        names = [rest, *(f"{rest}/{name}" for name, _ in bucket.objects_below(rest) or ())]
+        in_threads(writes_at_once(), lambda name: delete(bucket, [name]), names)
         self.forget(key)
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> SharedObjectStaging:

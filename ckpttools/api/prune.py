@@ -1,0 +1,262 @@
+"""Keeping house in a run: which steps stay, which lose their optimizer, which go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
+from ckpttools.api.prepared import command, prepare
+from ckpttools.api.tree_plan import plan_tree
+from ckpttools.array.gaps import refuse_incomplete
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.orbax.steps import OrbaxRun, Step, directories
+from ckpttools.formats.orbax.write import OrbaxWriter, OtherItem
+from ckpttools.formats.registry import open_tree, writer_for
+from ckpttools.maxtext.stacked_on import KeepingAxis
+from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.runs.journal import DIRECTORY, PruneJournal, at_work, begun, fingerprint, interrupted, removing
+from ckpttools.runs.listing import run_at
+from ckpttools.runs.policy import Best, Keep
+from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
+from ckpttools.runs.removal import Removal, tidy
+from ckpttools.runs.usage import usage_of
+from ckpttools.stores.abilities import Renames
+from ckpttools.stores.pace import requesting
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import Where, parse
+
+# Items beside the tree of a step that are written again with it: metrics, states of data iterators.
+_LARGEST_BESIDE = 16 << 20
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What becomes, or became, of a run.
+
+    Attributes:
+        path: the directory above the steps.
+        steps: all of them; () where an interrupted prune was finished or undone.
+        frees: bytes that are free afterwards, at least.
+        is_done: whether it was carried out.
+        what: "prune", "finish" or "undo".
+        left: steps that were left alone when it came to it, or could not be put back, with the reason.
+        is_copied: whether what is stripped is written anew; else it shares data files with all in them.
+    """
+
+    path: str
+    steps: tuple[StepFate, ...]
+    frees: int
+    is_done: bool = False
+    what: str = "prune"
+    left: tuple[str, ...] = ()
+    is_copied: bool = False
+
+
+@dataclass(frozen=True)
+class PreparedPrune:
+    """A prune decided; nothing is touched yet.
+
+    Attributes:
+        decision: what becomes of each step; None to finish or undo what was begun.
+        place: the directory above the steps.
+        what: "prune", "finish" or "undo".
+        copy: whether parameters are written anew where a step is stripped.
+        requests: reads under way at once in stores behind a network; None for as many as are found good.
+    """
+
+    decision: PruneDecision | None
+    place: Place
+    what: str
+    copy: bool
+    requests: int | None
+
+    @property
+    def report(self) -> PruneReport:
+        """What would be done."""
+        fates = () if self.decision is None else self.decision.fates
+        frees = sum(each.frees for each in fates)
+        return PruneReport(str(self.place), fates, frees, what=self.what, is_copied=self.copy)
+
+    def run(self) -> PruneReport:
+        """Does it.
+
+        Raises:
+            CheckpointError: reading or writing fails; the same run can be finished, or undone.
+        """
+        with requesting(self.requests):
+            if self.decision is None:
+                return self._gone_on()
+            return self._pruned(self.decision)
+
+    def _gone_on(self) -> PruneReport:
+        journal = begun(self.place)
+        if journal is None:
+            raise UsageError("no prune of this run was begun", place=self.place)
+        removal = Removal(self.place, journal)
+        left = removal.carry_out() if self.what == "finish" else removal.undo()
+        return replace(self.report, is_done=True, left=left)
+
+    def _pruned(self, decision: PruneDecision) -> PruneReport:
+        run, report = decision.run, self.report
+        tidy(run.path)
+        made = {name: self._stripped(run.path / name) for name in decision.named("stripped")}
+        delete = decision.named("deleted")
+        if not (made or delete):
+            return replace(report, is_done=True)
+        journal = PruneJournal(
+            {name: fingerprint(run.path / name) for name in delete},
+            {name: fingerprint(run.path / name) for name in made},
+            {name: fingerprint(place) for name, place in made.items()},
+            {each.name: "" for each in decision.fates if each.fate == "kept"},
+            commit_texts(run.path, delete),
+        )
+        frees = report.frees + sum(_freed(run.path / name, place) for name, place in made.items())
+        journal.begin(run.path)
+        left = Removal(run.path, journal).carry_out()
+        return replace(report, is_done=True, left=left, frees=frees)
+
+    def _stripped(self, path: Place) -> Place:
+        """Makes a step without its optimizer beside the run's own."""
+        step = Step(path)
+        (item,) = step.items
+        destination = at_work(path.parent, "stripped", path.name)
+        tree = open_tree(item.directory)
+        refuse_incomplete(tree.arrays.values(), str(item.directory))
+
+        def plan(resources: Resources) -> Conversion:
+            writer = writer_for(
+                tree,
+                destination=destination,
+                shares=True,
+                level="step",
+                item=item.name,
+                reference=False if self.copy else None,
+            )
+            if isinstance(writer, OrbaxWriter):
+                writer = replace(writer, beside=dict(_beside(step)))
+            changed = tree.pipe(KeepingAxis(StripOptimizer(keep_step=True)))
+            return plan_tree(changed, writer, resources)
+
+        prepare(plan, tree, destination, memory=DEFAULT_MEMORY, command="ckpt prune").run()
+        return destination
+
+
+def _freed(whole: Place, stripped: Place) -> int:
+    """Bytes that are free when one takes the place of the other: own ones that it does not share."""
+    kept = {found.identity for _, found in stripped.walk() if found.links > 1}
+    gone = sum(found.size for _, found in whole.walk() if found.identity not in kept and found.links == 1)
+    return max(0, gone - usage_of(stripped).own)
+
+
+def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:
+    """Items of a step that are no trees, as they are.
+
+    Raises:
+        FormatError: one is larger than any that belongs there.
+    """
+    handlers = step.said.handlers
+    trees = {item.directory for item in step.items}
+    for place in directories(step.path):
+        if place in trees:
+            continue
+        usage = usage_of(place)
+        if usage.nbytes > _LARGEST_BESIDE:
+            raise FormatError("an item that is no tree is too large to go along", place=place)
+        handler = handlers.get(place.name) if isinstance(handlers, dict) else None
+        yield (
+            place.name,
+            OtherItem(str(handler or ""), {name: (place / name).read_bytes() for name, _ in place.walk()}),
+        )
+
+
+@command(returns="PruneReport")
+def prune(
+    run: Where,
+    *,
+    keep_last: int | None = None,
+    keep_every: int | None = None,
+    keep_best: str | None = None,
+    strip_older: bool = False,
+    copy: bool = False,
+    finish: bool = False,
+    undo: bool = False,
+    requests: int | None = None,
+) -> PreparedPrune:
+    """Deletes the steps of a run that no rule keeps. `prune.plan` says what would become of each.
+
+    Never deleted are the last finished step, what Orbax takes for the latest, steps into which symbolic links
+    lead, and whatever is not a finished save whose every file is accounted for.
+
+    Args:
+        run: directory with steps, on a disk or in a bucket.
+        keep_last: keep the last so many finished steps.
+        keep_every: keep steps whose number is a multiple of it.
+        keep_best: keep the best steps by a metric: "loss:3", "reward:2:max".
+        strip_older: of kept steps that are not among the last `keep_last`, keep the parameters alone.
+        copy: where that is done, write them anew, so that no byte of the optimizer stays on the disk.
+        finish: carry out a prune that was interrupted, instead of another one.
+        undo: put back what is still whole of it.
+        requests: requests under way at once to stores behind a network; None for as many as suit them.
+
+    Raises:
+        UsageError: no rule is given, a prune was interrupted, or nothing can be deleted there.
+        FormatError: no step is finished.
+        CheckpointError: it is no run, or it cannot be read or written.
+    """
+    keep = Keep(keep_last, keep_every, None if keep_best is None else Best.of(keep_best))
+    with requesting(requests):
+        place = parse(run, is_written=True).absolute()
+        if finish or undo:
+            return _going_on(place, finish, undo, keep, requests)
+        if keep.says_nothing:
+            names = ("keep_last", "keep_every", "keep_best")
+            raise UsageError(
+                "it is not said which steps are kept", hint=f"give {' or '.join(map(option, names))}"
+            )
+        found = run_at(place)
+        removing(found.path)
+        if begun(found.path) is not None:
+            raise interrupted(found.path)
+        if strip_older and not isinstance(found.path.store, Renames):
+            raise UsageError(
+                "in a bucket no step is replaced by another: nothing there can be renamed",
+                place=found.path,
+                hint=f"leave {option('strip_older', True)} out; `ckpt strip-optimizer` writes parameters to "
+                "another place",
+            )
+        return PreparedPrune(
+            _strippable(decided(found, keep, strip_older)), found.path, "prune", copy, requests
+        )
+
+
+def _strippable(decision: PruneDecision) -> PruneDecision:
+    """The same, where steps that cannot be stripped are kept as they are."""
+
+    def checked(each: StepFate) -> StepFate:
+        if each.fate != "stripped":
+            return each
+        try:
+            step = Step(decision.run.path / each.name)
+            open_tree(step.items[0].directory).pipe(KeepingAxis(StripOptimizer(keep_step=True)))
+            dict(_beside(step))
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            return replace(each, fate="kept", why=f"{each.why}; it is not stripped: {error.message}")
+        return each
+
+    return replace(decision, fates=tuple(map(checked, decision.fates)))
+
+
+def _going_on(place: Place, finish: bool, undo: bool, keep: Keep, requests: int | None) -> PreparedPrune:
+    if (finish and undo) or not keep.says_nothing:
+        raise UsageError(
+            f"{option('finish', True)} and {option('undo', True)} are about a prune that was interrupted",
+            hint="give one of them, and nothing else",
+        )
+    above = next((each for each in (place, place / "checkpoints") if (each / DIRECTORY).is_dir()), None)
+    if above is None:
+        raise UsageError("no prune of this run was begun", place=place)
+    return PreparedPrune(None, OrbaxRun(above).path, "finish" if finish else "undo", False, requests)

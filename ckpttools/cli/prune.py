@@ -1,0 +1,93 @@
+"""`ckpt prune`: which steps of a run stay, which lose their optimizer, which go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.options import ANY_PATH, count_option, json_option, requests_option
+from ckpttools.cli.output import labelled, print_json, show, width
+from ckpttools.cli.table import Column, draw_table
+from ckpttools.cli.units import disk
+from ckpttools.core.text import plural, printable
+from ckpttools.stores.place import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckpttools.api.prune import PruneReport
+
+_COLUMNS = (Column("step", right=True), Column(""), Column("size", right=True, spare=1), Column("why"))
+
+
+@click.command(short_help="Delete steps of a run by rules, or only their optimizer.")
+@click.argument("path", metavar="RUN", type=ANY_PATH)
+@count_option("--keep-last", "Keep the last N finished steps.")
+@count_option("--keep-every", "Keep steps whose number is a multiple of N.")
+@click.option(
+    "--keep-best",
+    metavar="METRIC:K",
+    help="Keep the K best steps by a stored metric: loss:3, or reward:3:max. Steps without it are kept.",
+)
+@click.option(
+    "--strip-older",
+    is_flag=True,
+    help="Of kept steps before the last N keep the parameters alone; data files are shared until then.",
+)
+@click.option("--copy", is_flag=True, help="Write those anew, so that no byte of the optimizer stays.")
+@click.option("--yes", is_flag=True, help="Do it; without it only what would be done is printed.")
+@click.option("--finish", is_flag=True, help="Carry out a prune that was interrupted. Needs --yes.")
+@click.option("--undo", is_flag=True, help="Put back what is still whole of it. Needs --yes.")
+@json_option
+@requests_option
+def prune(path: Place, yes: bool, as_json: bool, **options: Any) -> None:
+    """Delete the steps of a run that no rule keeps, as Orbax's preservation policies would.
+
+    Never deleted: the last finished step, steps into which symbolic links lead, and whatever is not a
+    finished save whose every file is accounted for. Without --yes nothing is touched.
+
+    \b
+    Example:
+      ckpt prune ~/run/checkpoints --keep-last 3 --keep-every 10000
+      ckpt prune ~/run/checkpoints --keep-last 2 --keep-best loss:3 --strip-older --yes
+      ckpt prune ~/run/checkpoints --finish --yes
+    """
+    from ckpttools.api.prune import prune as plan
+
+    prepared = plan.plan(path, **options)
+    report = prepared.run() if yes else prepared.report
+    if as_json:
+        print_json(report)
+    else:
+        show(_lines(report))
+
+
+def _lines(report: PruneReport) -> Iterator[str]:
+    yield click.style(printable(report.path), bold=True)
+    rows = [
+        [str(each.step), _fate(each.fate, report.is_done), disk(each.nbytes), printable(each.why)]
+        for each in report.steps
+    ]
+    if rows:
+        yield from draw_table(_COLUMNS, rows, width())
+    for text in report.left:
+        yield from labelled("  left", printable(text), 9, width())
+    if not report.steps:
+        words = {"finish": "finished", "undo": "undone"}
+        yield f"The prune that was interrupted {'is' if report.is_done else 'would be'} {words[report.what]}."
+    else:
+        gone = sum(each.fate == "deleted" for each in report.steps)
+        stripped = sum(each.fate == "stripped" for each in report.steps)
+        told = f"{plural(gone, 'step')} deleted, {stripped} stripped, {disk(report.frees)} freed at least"
+        yield told if report.is_done else f"would be: {told}"
+        if stripped and not report.is_copied:
+            yield "Stripped steps keep their data files, with all that is in them: --copy frees more."
+    if not report.is_done:
+        yield "Dry run: nothing was touched. --yes does it."
+
+
+def _fate(fate: str, is_done: bool) -> str:
+    if is_done or fate in ("kept", "left alone"):
+        return fate
+    return {"deleted": "delete", "stripped": "strip"}[fate]

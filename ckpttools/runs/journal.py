@@ -1,0 +1,137 @@
+"""What a prune is about to do, written down before it does anything: so it can be finished, or undone.
+
+RUN/.ckpttools-prune/plan.json        the plan; gone last
+RUN/.ckpttools-prune/stripped/STEP    a step without its optimizer, before it has the step's name
+RUN/.ckpttools-prune/removed/STEP     whole, and can be put back
+RUN/.ckpttools-prune/deleting/STEP    no longer whole; in a bucket a file that says that of RUN/STEP
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.orbax.metadata import COMMIT_FILE
+from ckpttools.stores.abilities import Forgets, Removes
+from ckpttools.stores.place import Place
+
+DIRECTORY = ".ckpttools-prune"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PruneJournal:
+    """A prune that has begun.
+
+    Attributes:
+        delete, strip: names of the steps -> what tells each from any other that may get its name.
+        stripped: the same of what takes the place of those in `strip`.
+        keep: names of steps without which nothing may be deleted -> the same.
+        commits: names of the steps that had a commit file -> what was in it.
+        token: what tells it from any other.
+        version: of this file.
+    """
+
+    delete: Mapping[str, str]
+    strip: Mapping[str, str]
+    stripped: Mapping[str, str]
+    keep: Mapping[str, str]
+    commits: Mapping[str, str]
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    version: int = _VERSION
+
+    def begin(self, run: Place) -> None:
+        """Writes it down.
+
+        Raises:
+            UsageError: another one is at work, or was interrupted.
+            StorageError, NoSpaceError: it cannot be written.
+        """
+        if not removing(run).claim(plan_of(run).key, json.dumps(asdict(self)).encode()):
+            raise interrupted(run)
+
+
+def removing(run: Place) -> Removes:
+    """The store of a run, where it can delete.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if isinstance(run.store, Removes):
+        return run.store
+    raise UsageError(
+        f"nothing can be deleted in {run.store.scheme}://",
+        place=run,
+        wanted="a run on a disk or in a bucket",
+    )
+
+
+def at_work(run: Place, *names: str) -> Place:
+    """A place in the directory of the prune of a run."""
+    place = run / DIRECTORY
+    for name in names:
+        place = place / name
+    return place
+
+
+def plan_of(run: Place) -> Place:
+    """Where the journal of a run is, if there is one."""
+    return at_work(run, "plan.json")
+
+
+def begun(run: Place) -> PruneJournal | None:
+    """The prune that was begun; None where none was, or none of it was done.
+
+    Raises:
+        FormatError: what is there is not such a journal, and something was done.
+    """
+    place = plan_of(run)
+    if not place.is_file():
+        return None
+    try:
+        said = read_json(place)
+        if said.pop("version", None) != _VERSION:
+            raise FormatError("a journal of another version", place=place)
+        return PruneJournal(**said)
+    except (FormatError, TypeError) as error:
+        if not any(at_work(run, name).is_dir() for name in ("removed", "deleting")):
+            # The crash was before the journal was durable, and so before all else.
+            return PruneJournal({}, {}, {}, {}, {})
+        raise FormatError(
+            "the journal of a prune cannot be read",
+            place=place,
+            got=str(error),
+            hint=f"look into {at_work(run)}: steps in its directory removed are whole, and can be moved back",
+        ) from error
+
+
+def interrupted(run: Place) -> UsageError:
+    """The error of a run in which another prune has begun."""
+    return UsageError(
+        "a prune of this run was interrupted, or is at work",
+        place=at_work(run),
+        hint=f"finish it with {option('finish', True)}, or put back what is still whole with "
+        f"{option('undo', True)}",
+    )
+
+
+def fingerprint(step: Place) -> str:
+    """What tells a step from another that gets its name: its files but for commit files.
+
+    Raises:
+        StorageError: it cannot be listed.
+    """
+    if isinstance(step.store, Forgets):
+        step.store.forget(step.key)
+    files = sorted(
+        (name, found.size, found.version)
+        for name, found in step.walk()
+        if name.rpartition("/")[2] != COMMIT_FILE
+    )
+    return hashlib.sha256(json.dumps(files).encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,134 @@
+"""Which steps of a run are kept whole: what Orbax's preservation policies keep, any of them.
+
+LatestN(n)              the last n
+EveryNSteps(m)          those whose number is a multiple of m
+BestN(metric, k)        the k best by a metric, and those that lack it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpttools.core.errors import UsageError, did_you_mean
+from ckpttools.core.wording import option
+
+Metrics = Mapping[str, float]
+
+# What a metric is called whose best value nobody doubts.
+_LOWEST = ("loss", "perplexity", "ppl", "error", "wer", "mse", "mae")
+_HIGHEST = ("accuracy", "acc", "reward", "score", "bleu", "f1", "mfu")
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best steps by a metric.
+
+    Attributes:
+        metric: its name.
+        count: how many.
+        lowest: whether the lowest value is the best.
+    """
+
+    metric: str
+    count: int
+    lowest: bool
+
+    @classmethod
+    def of(cls, text: str) -> Best:
+        """What `METRIC:K`, `METRIC:K:min` and `METRIC:K:max` mean.
+
+        Raises:
+            UsageError: it is none of these, or the name does not tell which value is the best.
+        """
+        name, _, rest = text.partition(":")
+        count, _, mode = rest.partition(":")
+        if not (name and count.isascii() and count.isdigit() and int(count) and mode in ("", "min", "max")):
+            raise UsageError(
+                f"{text!r} names no metric and how many of the best steps by it",
+                wanted="METRIC:K, METRIC:K:min or METRIC:K:max, such as loss:3",
+            )
+        parts = set(name.lower().replace("/", "_").replace("-", "_").split("_"))
+        low, high = not parts.isdisjoint(_LOWEST), not parts.isdisjoint(_HIGHEST)
+        if not mode and low == high:
+            raise UsageError(
+                f"the name {name!r} does not tell whether its lowest or its highest value is the best",
+                hint=f"say {option('keep_best', f'{name}:{count}:min')} or "
+                f"{option('keep_best', f'{name}:{count}:max')}",
+            )
+        return cls(name, int(count), mode == "min" if mode else low)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What is kept.
+
+    Attributes:
+        last: how many of the latest steps; None for no such rule.
+        every: the number that those of other steps are multiples of.
+        best: by a metric.
+    """
+
+    last: int | None = None
+    every: int | None = None
+    best: Best | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("keep_last", self.last), ("keep_every", self.every)):
+            if value is not None and value < 1:
+                raise UsageError(f"{option(name, value)} means nothing", wanted="1 or more")
+
+    @property
+    def says_nothing(self) -> bool:
+        return self.last is None and self.every is None and self.best is None
+
+    def reasons(self, steps: Mapping[int, Metrics | None]) -> Mapping[int, tuple[str, ...]]:
+        """Why each step is kept, by number; steps that no rule keeps have no reasons.
+
+        Args:
+            steps: the finished ones, by number, with their metrics.
+
+        Raises:
+            UsageError: no step has the metric.
+        """
+        ordered = sorted(steps)
+        latest = set(ordered[-self.last :]) if self.last else set()
+        best = _best(self.best, steps) if self.best else {}
+        return {
+            number: tuple(
+                reason
+                for reason in (
+                    f"one of the last {self.last}" if number in latest else "",
+                    f"a multiple of {self.every}" if self.every and number % self.every == 0 else "",
+                    best.get(number, ""),
+                )
+                if reason
+            )
+            for number in ordered
+        }
+
+
+def _best(rule: Best, steps: Mapping[int, Metrics | None]) -> dict[int, str]:
+    known = {
+        number: metrics[rule.metric]
+        for number, metrics in steps.items()
+        if metrics and rule.metric in metrics
+    }
+    if not known:
+        names = sorted({name for metrics in steps.values() for name in metrics or ()})
+        raise UsageError(
+            f"no step has a metric {rule.metric!r}",
+            got=", ".join(names) or "steps without metrics",
+            hint=did_you_mean(rule.metric, names),
+        )
+    sign = -1 if rule.lowest else 1
+    # What is no number is never the best; of equal ones the later is kept, as Orbax's sort leaves them.
+    ranked = sorted(
+        known, key=lambda n: (not math.isnan(known[n]), sign * known[n] if known[n] == known[n] else 0, n)
+    )
+    found = {
+        number: f"{rule.metric} {known[number]:.6g}, one of the best {rule.count}"
+        for number in ranked[-rule.count :]
+    }
+    return found | {number: f"{rule.metric} is not known of it" for number in steps if number not in known}

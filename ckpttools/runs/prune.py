@@ -1,0 +1,197 @@
+"""What becomes of each step of a run: kept, stripped of its optimizer, deleted, or left alone.
+
+What is not understood is left alone: a step is deleted only if it is a finished save whose every file is
+accounted for, and no rule, link or work in progress speaks against it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ckpttools.core.errors import CheckpointError, FormatError, StepWarning, StorageError
+from ckpttools.core.text import some
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
+from ckpttools.formats.orbax.own import strangers_in_item
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step
+from ckpttools.formats.registry import open_tree
+from ckpttools.runs.deletion_records import RECORD
+from ckpttools.runs.links import links_into
+from ckpttools.runs.listing import RunListing, StepListing, listed
+from ckpttools.runs.policy import Keep
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.base import DirEntry
+from ckpttools.stores.place import Place
+
+Fate = Literal["kept", "stripped", "deleted", "left alone"]
+_OF_A_STEP = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, "orbax.checkpoint"))
+
+
+@dataclass(frozen=True, slots=True)
+class StepFate:
+    """What becomes of one step.
+
+    Attributes:
+        step: its number.
+        name: of its directory.
+        fate: "kept", "stripped", "deleted" or "left alone".
+        why: in words.
+        nbytes: bytes of its files.
+        frees: bytes that are free afterwards, at least.
+    """
+
+    step: int
+    name: str
+    fate: Fate
+    why: str
+    nbytes: int
+    frees: int = 0
+
+
+@dataclass(frozen=True)
+class PruneDecision:
+    """What is decided about a run.
+
+    Attributes:
+        run: it.
+        listing: what is there.
+        fates: of all steps, in order.
+    """
+
+    run: OrbaxRun
+    listing: RunListing
+    fates: tuple[StepFate, ...]
+
+    def named(self, fate: Fate) -> list[str]:
+        """Names of the steps with a fate."""
+        return [each.name for each in self.fates if each.fate == fate]
+
+
+def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
+    """What becomes of the steps of a run. Reads indexes and metadata.
+
+    Args:
+        run: with its steps.
+        keep: which of the finished ones are kept.
+        strip_older: whether those that are kept, and are not among the latest by `keep.last`, lose their
+            optimizer.
+
+    Raises:
+        FormatError: no step is finished, so none may go.
+        UsageError: no step has the metric that decides.
+        StorageError: the store cannot answer.
+    """
+    listing = listed(run)
+    whole = {each.step: each for each in listing.steps if _why_not_whole(each) is None}
+    if not whole:
+        raise FormatError(
+            "no step of this run is finished and whole, so none is deleted",
+            place=run.path,
+            got=some([f"{each.name}: {_why_not_whole(each)}" for each in listing.steps]) or "no step",
+        )
+    reasons = keep.reasons({number: each.metrics for number, each in whole.items()})
+    latest = sorted(whole)[-keep.last :] if keep.last else [max(whole)]
+    last = {max(whole): "the last finished step"}
+    if listing.resumes is not None:
+        last.setdefault(listing.resumes, "the step that Orbax takes for the latest")
+    links = links_into(run.path)
+
+    def fate(each: StepListing) -> StepFate:
+        why = _why_not_whole(each)
+        if why is None and each.step > max(whole):
+            why = "it is later than the last finished step"
+        if why is not None:
+            return _made(each, "left alone", why)
+        kept = (*((last[each.step],) if each.step in last else ()), *reasons[each.step])
+        if kept and not (strip_older and each.step not in latest and each.step not in last):
+            return _made(each, "kept", ", ".join(kept))
+        step = run.steps[each.step]
+        if hindered := next(_hindrances(step, links), None):
+            return _made(each, "kept" if kept else "left alone", hindered)
+        if not kept:
+            return _made(each, "deleted", "no rule keeps it", each.own_bytes)
+        if unfit := _why_not_stripped(each):
+            return _made(each, "kept", f"{', '.join(kept)}; {unfit}")
+        return _made(each, "stripped", ", ".join(kept))
+
+    return PruneDecision(run, listing, tuple(at_once(run.path.store, fate, listing.steps)))
+
+
+def _made(each: StepListing, fate: Fate, why: str, frees: int = 0) -> StepFate:
+    return StepFate(each.step, each.name, fate, why, each.nbytes, frees)
+
+
+def _why_not_whole(each: StepListing) -> str | None:
+    """Why a step is no finished save with a whole tree; None if it is one."""
+    if each.unfinished is not None:
+        return each.unfinished
+    if each.deleting is not None:
+        return f"Orbax is deleting its item {each.deleting}, or was interrupted: retry that there"
+    trees = [item for item in each.items if item.arrays or item.kind == "unreadable"]
+    if not trees:
+        return "there is no tree in it"
+    broken = [item.name for item in trees if item.kind == "unreadable" or item.missing_chunks]
+    return f"{', '.join(broken) or 'its tree'} cannot be read, or lacks chunks" if broken else None
+
+
+def _why_not_stripped(each: StepListing) -> str | None:
+    trees = [item for item in each.items if item.arrays]
+    if len(trees) != 1 or not trees[0].name:
+        return "it is not stripped: only a step with one named tree is"
+    return None if trees[0].kind.endswith("training") else "there is no optimizer to strip"
+
+
+def _hindrances(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """What speaks against touching a step."""
+    if step.path.is_link():
+        yield f"it is a link to {step.path.readlink()}"
+    if step.path.name in links:
+        yield f"links lead into it: {some(links[step.path.name])}"
+    try:
+        strangers = list(_strangers(step))
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        yield error.message
+        return
+    if strangers:
+        yield f"it holds what is no part of a checkpoint: {some(strangers)}"
+
+
+def _strangers(step: Step) -> Iterator[str]:
+    """What lies in a step that nobody accounts for."""
+    handlers = step.said.handlers
+    known = set(handlers) if isinstance(handlers, dict) else set()
+    items = {item.directory: item for item in step.items}
+    if step.path in items:
+        yield from _in_item(items[step.path])
+        return
+    for entry in step.path.entries():
+        place = step.path / entry.name
+        if place in items:
+            yield from (f"{entry.name}/{name}" for name in _in_item(items[place]))
+        elif entry.is_link or IN_PROGRESS in entry.name or entry.name not in _known(entry, known):
+            yield entry.name
+
+
+def _known(entry: DirEntry, items: set[str]) -> Collection[str]:
+    """Names that such an entry of a step may have."""
+    return items if entry.is_dir else _OF_A_STEP
+
+
+def _in_item(item: OrbaxItem) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StepWarning)
+        tree = open_tree(item.directory)
+    bare = {"orbax.checkpoint", RECORD} if item.directory == item.step.path else set()
+    return [name for name in strangers_in_item(item.directory, tree) if name not in bare]
+
+
+def commit_texts(run: Place, names: list[str]) -> dict[str, str]:
+    """Name of a step -> what its commit file says, where it has one."""
+    files = {name: run / name / COMMIT_FILE for name in names}
+    return {
+        name: file.read_bytes().decode(errors="replace") for name, file in files.items() if file.is_file()
+    }

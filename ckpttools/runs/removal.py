@@ -1,0 +1,203 @@
+"""Deleting and replacing steps so that a crash at any moment leaves whatever is needed.
+
+On a disk a step gets another name first, in one step, and only then is anything of it deleted: what Orbax
+lists is always whole. In a bucket nothing can be renamed: there the commit files go first, so that Orbax
+lists none of the steps, then their objects. The last finished step, and all that is kept, is never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckpttools.core.errors import FormatError, StorageError, listing
+from ckpttools.core.wording import option
+from ckpttools.formats.orbax.finished import why_no_save
+from ckpttools.formats.orbax.metadata import COMMIT_FILE
+from ckpttools.formats.orbax.steps import Step
+from ckpttools.runs.journal import PruneJournal, at_work, fingerprint, plan_of, removing
+from ckpttools.stores.abilities import Forgets, Renames
+from ckpttools.stores.place import Place
+
+_REMOVED, _DELETING, _STRIPPED = "removed", "deleting", "stripped"
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A prune that has begun, and may have been interrupted anywhere.
+
+    Attributes:
+        run: the directory above the steps.
+        journal: what was decided.
+    """
+
+    run: Place
+    journal: PruneJournal
+
+    def carry_out(self) -> tuple[str, ...]:
+        """Does what is left to do.
+
+        Returns:
+            What was left alone, and why.
+
+        Raises:
+            FormatError: what was to be kept is not there any more; nothing more is deleted.
+            StorageError: the store reports an error; the same call goes on.
+        """
+        self._check_kept()
+        left = tuple(self._renamed() if self._renames else self._hidden())
+        self._check_stripped()
+        for name in (*self._names(_DELETING), *self._condemned()):
+            self._delete(name)
+        self._conclude()
+        return left
+
+    def undo(self) -> tuple[str, ...]:
+        """Puts back what is still whole, and deletes what is not.
+
+        Returns:
+            What cannot be put back, and why.
+
+        Raises:
+            StorageError: the store reports an error; the same call goes on.
+        """
+        if self._renames:
+            self._put_back()
+        else:
+            self._show()
+        deleting = self._names(_DELETING)
+        gone = [name for name in self.journal.delete if not (self.run / name).is_dir() or name in deleting]
+        lost = tuple(f"{name}: all or a part of it was deleted already" for name in gone)
+        for name in self._names(_DELETING):
+            self._delete(name)
+        self._conclude()
+        return lost
+
+    # -- what is there
+
+    @property
+    def _renames(self) -> bool:
+        return isinstance(self.run.store, Renames)
+
+    def _condemned(self) -> list[str]:
+        """Names of steps of which nothing is deleted yet, and may be now."""
+        if self._renames:
+            return self._names(_REMOVED)
+        return [name for name in self.journal.delete if self._is_planned(name)]
+
+    def _names(self, directory: str) -> list[str]:
+        place = at_work(self.run, directory)
+        return [entry.name for entry in place.entries()] if place.is_dir() else []
+
+    def _is_planned(self, name: str) -> bool:
+        """Whether a step is the one that was to be deleted, all of it."""
+        place = self.run / name
+        return place.is_dir() and fingerprint(place) == self.journal.delete.get(name)
+
+    def _check_kept(self) -> None:
+        lost = []
+        for name in self.journal.keep:
+            place = self.run / name
+            why = why_no_save(Step(place)) if place.is_dir() else "it is not there"
+            if why:
+                lost.append(f"{name}: {why}")
+        if lost:
+            raise FormatError(
+                "steps that were to be kept are not whole any more, so no others are deleted" + listing(lost),
+                place=self.run,
+                hint=f"put back what is whole with {option('undo', True)}",
+            )
+
+    def _check_stripped(self) -> None:
+        """Refuses to delete a step whose place nothing has taken."""
+        for name in self._names(_REMOVED):
+            if name in self.journal.strip and not (self.run / name).is_dir():
+                raise FormatError(
+                    f"step {name} without its optimizer is not there any more",
+                    place=self.run / name,
+                    hint=f"put the whole one back with {option('undo', True)}",
+                )
+
+    # -- on a disk
+
+    def _renamed(self) -> Iterator[str]:
+        """Gives steps the names under which they can be deleted; what has another's name now stays."""
+        for name, wanted in self.journal.strip.items():
+            step, stripped = self.run / name, at_work(self.run, _STRIPPED, name)
+            if not stripped.is_dir():
+                continue  # it has its name, or was not made
+            if step.is_dir():
+                if fingerprint(step) != wanted:
+                    yield f"{name}: it was written again meanwhile"
+                    continue
+                step.rename(at_work(self.run, _REMOVED, name))
+            stripped.rename(step)
+        for name in self.journal.delete:
+            if self._is_planned(name):
+                (self.run / name).rename(at_work(self.run, _REMOVED, name))
+            elif (self.run / name).is_dir():
+                yield f"{name}: it was written again meanwhile"
+
+    def _put_back(self) -> None:
+        for name in self._names(_REMOVED):
+            step, removed = self.run / name, at_work(self.run, _REMOVED, name)
+            if step.is_dir() and fingerprint(step) == self.journal.stripped.get(name):
+                step.rename(at_work(self.run, _STRIPPED, name))
+            if step.is_dir():
+                raise StorageError(
+                    f"step {name} cannot be put back: another one has its name",
+                    place=removed,
+                    hint="move one of them away",
+                )
+            removed.rename(step)
+
+    # -- in a bucket
+
+    def _hidden(self) -> Iterator[str]:
+        """Takes the commit files of steps away, so that nobody takes them for finished."""
+        for name in self.journal.delete:
+            place = self.run / name
+            if self._is_planned(name):
+                removing(self.run).remove((place / COMMIT_FILE).key)
+            elif place.is_dir() and name not in self._names(_DELETING):
+                yield f"{name}: it was written again meanwhile"
+
+    def _show(self) -> None:
+        deleting = self._names(_DELETING)
+        for name in self.journal.delete:
+            if name not in deleting and self._is_planned(name) and name in self.journal.commits:
+                (self.run / name / COMMIT_FILE).put(self.journal.commits[name].encode())
+
+    # -- both
+
+    def _delete(self, name: str) -> None:
+        store, going = removing(self.run), at_work(self.run, _DELETING, name)
+        if self._renames:
+            removed = at_work(self.run, _REMOVED, name)
+            if removed.is_dir() and not going.is_dir():
+                removed.rename(going)
+            store.remove(going.key)
+            return
+        store.claim(going.key, b"")
+        store.remove((self.run / name).key)
+        store.remove(going.key)
+
+    def _conclude(self) -> None:
+        """Removes the traces, the journal after all others."""
+        store = removing(self.run)
+        for name in (_STRIPPED, _REMOVED, _DELETING):
+            store.remove(at_work(self.run, name).key)
+        store.remove(plan_of(self.run).key)
+        tidy(self.run)
+        if isinstance(self.run.store, Forgets):
+            self.run.store.forget(self.run.key)
+
+
+def tidy(run: Place) -> None:
+    """Removes what is left of a prune that has ended, or was killed before it began: nothing of a step."""
+    place, store = at_work(run), removing(run)
+    if plan_of(run).exists():
+        return
+    store.remove(at_work(run, _STRIPPED).key)
+    if place.is_dir() and not place.entries():
+        store.remove(place.key)

@@ -1,0 +1,427 @@
+"""`ckpt prune`: what Orbax's policies keep is kept, and whatever else is needed; nothing is half gone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, succeed
+from support.object_stores import files_in
+from support.pruned_runs import copied, write_run
+
+import ckpttools
+from ckpttools.api.prune import PruneReport
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools.runs.policy import Best, Keep
+from ckpttools.stores.objects import store as objects
+
+RULES = {"keep_last": 2, "keep_every": 3, "keep_best": "reward:1"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("made") / "run")
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return copied(made, tmp_path / "run")
+
+
+def fates(report: PruneReport) -> dict[int, str]:
+    return {each.step: each.fate for each in report.steps}
+
+
+def steps(run: Path) -> set[str]:
+    return {path.name for path in run.iterdir()}
+
+
+@st.composite
+def settings_of_rules(draw: st.DrawFn) -> tuple[dict[int, dict[str, float] | None], Keep]:
+    numbers = draw(st.sets(st.integers(0, 40), min_size=1, max_size=10))
+    values = st.one_of(st.none(), st.integers(-3, 3))
+    found = {number: draw(values) for number in sorted(numbers)}
+    metrics = {number: None if each is None else {"m": float(each)} for number, each in found.items()}
+    last = draw(st.one_of(st.none(), st.integers(1, 12)))
+    every = draw(st.one_of(st.none(), st.integers(1, 12)))
+    best = draw(st.one_of(st.none(), st.builds(Best, st.just("m"), st.integers(1, 6), st.booleans())))
+    return metrics, Keep(last, every, best if any(metrics.values()) else None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(settings_of_rules())
+def test_the_rules_are_those_of_orbax(given_rules):
+    from orbax.checkpoint.checkpoint_managers import (
+        AnyPreservationPolicy,
+        BestN,
+        EveryNSteps,
+        LatestN,
+        PreservationContext,
+    )
+
+    metrics, keep = given_rules
+    sign = -1 if keep.best and keep.best.lowest else 1
+    policies = [
+        *([LatestN(keep.last)] if keep.last else []),
+        *([EveryNSteps(keep.every)] if keep.every else []),
+        *([BestN(get_metric_fn=lambda m: sign * m["m"], n=keep.best.count)] if keep.best else []),
+    ]
+    if not policies:
+        assert not any(keep.reasons(metrics).values())
+        return
+    infos = [
+        SimpleNamespace(step=n, time=datetime.fromtimestamp(n, UTC), metrics=m) for n, m in metrics.items()
+    ]
+    wanted = AnyPreservationPolicy(policies).should_preserve(infos, context=PreservationContext())
+    assert [bool(each) for each in keep.reasons(metrics).values()] == wanted
+
+
+class TestBest:
+    @pytest.mark.parametrize(
+        ("text", "wanted"),
+        [
+            ("loss:3", Best("loss", 3, True)),
+            ("eval/loss:1", Best("eval/loss", 1, True)),
+            ("reward:2", Best("reward", 2, False)),
+            ("x:1:min", Best("x", 1, True)),
+            ("loss:1:max", Best("loss", 1, False)),
+        ],
+    )
+    def test_what_it_means(self, text, wanted):
+        assert Best.of(text) == wanted
+
+    @pytest.mark.parametrize("text", ["loss", "loss:0", ":3", "loss:-1", "loss:2:best", "x:3", "loss_acc:3"])
+    def test_what_it_cannot_mean(self, text):
+        with pytest.raises(UsageError):
+            Best.of(text)
+
+    def test_what_is_no_number_is_never_the_best(self):
+        metrics = {1: {"loss": 2.0}, 2: {"loss": float("nan")}, 3: {"loss": 1.0}}
+        reasons = Keep(best=Best.of("loss:2")).reasons(metrics)
+        assert [bool(each) for each in reasons.values()] == [True, False, True]
+
+    def test_a_metric_that_no_step_has(self, run):
+        with pytest.raises(UsageError, match="no step has a metric 'los'") as caught:
+            ckpttools.prune.plan(run, keep_best="los:1:min")
+        assert "loss" in str(caught.value)
+
+
+def test_what_is_decided_and_then_done(run, made):
+    plan = ckpttools.prune.plan(run, **RULES)
+    # The rewards of 2 and 5 are the same: of these the later one is kept.
+    wanted = {1: "deleted", 2: "deleted", 3: "kept", 4: "deleted", 5: "kept", 6: "kept"}
+    assert fates(plan.report) == wanted
+    before = files_in(run)
+    succeed("prune", run, "--keep-last", 2, "--keep-every", 3)
+    assert files_in(run) == before
+    report = plan.run()
+    kept = {str(step) for step, fate in fates(report).items() if fate == "kept"}
+    assert steps(run) == kept
+    assert files_in(run) == {name: each for name, each in before.items() if name.partition("/")[0] in kept}
+    assert report.is_done and report.frees == sum(each.frees for each in report.steps) > 0
+    assert fates(ckpttools.prune(run, **RULES)) == dict.fromkeys(map(int, sorted(kept)), "kept")
+
+
+def test_the_last_finished_step_stays_whatever_the_rules_say(run):
+    (run / "6" / "items" / "_METADATA").unlink()  # damaged: of 1 to 5 the last is 5
+    report = ckpttools.prune(run, keep_every=100)
+    assert {step for step, fate in fates(report).items() if fate != "deleted"} == {5, 6}
+    assert steps(run) == {"5", "6"}
+
+
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_never_more_is_deleted_than_was_said(tmp_path_factory, made, data):
+    """Whatever lies in a run, what is deleted is what was said, and never the last whole step."""
+    run = copied(made, tmp_path_factory.mktemp("any") / "run")
+    for step in range(1, 7):
+        spoil(run, str(step), data.draw(st.sampled_from(["", "", "", *SPOILED])))
+    before = files_in(run)
+    rules = data.draw(
+        st.fixed_dictionaries({}, optional={"keep_last": st.integers(1, 3), "keep_every": st.integers(2, 4)})
+    )
+    try:
+        report = ckpttools.prune(run, **(rules or {"keep_last": 1}))
+    except CheckpointError:
+        assert files_in(run) == before
+        return
+    gone = {str(step) for step, fate in fates(report).items() if fate == "deleted"}
+    assert files_in(run) == {
+        name: each for name, each in before.items() if name.partition("/")[0] not in gone
+    }
+    whole = [step for step in range(1, 7) if str(step) not in gone]
+    assert ckpttools.ls(run).finished and whole
+
+
+SPOILED = ("uncommitted", "note", "directory", "record", "bad record", "tmp", "lost", "index")
+
+
+def spoil(run: Path, name: str, how: str) -> None:
+    step = run / name
+    match how:
+        case "uncommitted":
+            (step / "_CHECKPOINT_METADATA").write_text('{"commit_timestamp_nsecs": null}')
+        case "note":
+            (step / "note.txt").write_text("mine")
+        case "directory":
+            (step / "mine").mkdir()
+            (step / "mine" / "x").write_text("x")
+        case "record":
+            record = {"operation_id": "0" * 32, "checkpointable_name": "metrics", "destination": None}
+            (step / "_CHECKPOINT_DELETION").write_text(json.dumps(record))
+        case "bad record":
+            (step / "_CHECKPOINT_DELETION").write_text("{")
+        case "tmp":
+            step.rename(run / f"{name}.orbax-checkpoint-tmp")
+        case "lost":
+            (step / "items" / "_METADATA").unlink()
+        case "index":
+            (step / "items" / "manifest.ocdbt").write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("note", "no part of a checkpoint: note.txt"),
+        ("directory", "no part of a checkpoint: mine"),
+        ("record", "Orbax is deleting its item metrics"),
+        ("uncommitted", "commit timestamp null"),
+        ("index", "cannot be read"),
+    ],
+)
+def test_what_is_not_understood_is_left_alone(run, how, why):
+    spoil(run, "1", how)
+    report = ckpttools.prune(run, keep_last=1)
+    assert fates(report)[1] == "left alone"
+    assert why in report.steps[0].why
+    assert steps(run) == {"1", "6"}
+
+
+def test_what_links_lead_into_stays(run, tmp_path):
+    (tmp_path / "latest").symlink_to(run / "2")
+    (run / "3" / "items" / "self").symlink_to(run / "3" / "items" / "_METADATA")
+    other = tmp_path / "other" / "checkpoints" / "9"
+    other.mkdir(parents=True)
+    (other / "items").symlink_to(run / "4" / "items")
+    shutil.copytree(run / "5", tmp_path / "elsewhere")
+    shutil.rmtree(run / "5")
+    (run / "5").symlink_to(tmp_path / "elsewhere")
+    report = ckpttools.prune(run, keep_last=1)
+    assert steps(run) == {"2", "3", "4", "5", "6"}
+    why = {each.step: each.why for each in report.steps}
+    assert "links lead into it" in why[2] and "links lead into it" in why[4]
+    assert "self" in why[3] and "it is a link to" in why[5]
+
+
+def test_what_shares_files_by_hard_links_keeps_them(run, tmp_path):
+    ckpttools.convert(run / "1", tmp_path / "shared", format="orbax", reference=True)
+    before = ckpttools.hash(tmp_path / "shared").digest
+    report = ckpttools.prune(run, keep_last=1)
+    assert not (run / "1").exists()
+    assert report.steps[0].frees <= report.steps[1].frees
+    assert ckpttools.hash(tmp_path / "shared").digest == before
+
+
+class TestStripping:
+    @pytest.mark.parametrize("copy", [False, True])
+    def test_older_steps_lose_their_optimizer_and_nothing_else(self, run, copy):
+        parameters = {step: ckpttools.hash(run / str(step)).parameters for step in range(1, 7)}
+        report = ckpttools.prune(run, keep_last=1, keep_every=2, strip_older=True, copy=copy)
+        assert fates(report) == {
+            1: "deleted", 2: "stripped", 3: "deleted", 4: "stripped", 5: "deleted", 6: "kept"
+        }  # fmt: skip
+        assert steps(run) == {"2", "4", "6"}
+        for step in (2, 4):
+            tree = ckpttools.open(run, step=step)
+            assert not [path for path in tree.arrays if path[0] == "opt_state"]
+            assert ckpttools.hash(run / str(step)).parameters == parameters[step]
+            assert json.loads((run / str(step) / "metrics" / "metrics").read_text())["loss"] == 1 / step
+            assert ckpttools.doctor(run / str(step)).findings == ()
+        listing = ckpttools.ls(run)
+        assert [dict(each.metrics or {})["loss"] for each in listing.steps] == [1 / 2, 1 / 4, 1 / 6]
+        again = ckpttools.prune(run, keep_last=1, keep_every=2, strip_older=True)
+        assert set(fates(again).values()) == {"kept"}
+
+    def test_what_cannot_be_stripped_is_kept_whole(self, run):
+        shutil.copytree(run / "2" / "items", run / "2" / "ema")
+        before = files_in(run / "2")
+        report = ckpttools.prune(run, keep_last=1, keep_every=2, strip_older=True)
+        assert files_in(run / "2") == before
+        assert fates(report)[2] == "kept"
+
+
+class TestInterrupted:
+    def begin(self, run: Path, monkeypatch: pytest.MonkeyPatch, after: int, **more: object) -> None:
+        """Prunes until so many names have changed."""
+        from ckpttools.stores.local.store import LocalStore
+
+        left = [after]
+        real = {"rename": LocalStore.rename, "remove": LocalStore.remove}
+
+        def counted(name: str):
+            def call(store: LocalStore, *keys: str) -> None:
+                if not left[0]:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                real[name](store, *keys)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in real:
+                patch.setattr(LocalStore, name, counted(name))
+            with pytest.raises(KeyboardInterrupt):
+                ckpttools.prune(run, **({"keep_last": 2} | more))
+
+    @pytest.mark.parametrize("after", range(1, 9))
+    def test_it_is_finished(self, run, monkeypatch, after):
+        self.begin(run, monkeypatch, after)
+        with pytest.raises(UsageError, match="was interrupted, or is at work"):
+            ckpttools.prune(run, keep_last=1)
+        report = ckpttools.prune(run, finish=True)
+        assert report.is_done and not report.left
+        assert steps(run) == {"5", "6"}
+
+    @pytest.mark.parametrize("after", range(1, 9))
+    def test_it_is_undone_as_far_as_it_can_be(self, run, made, monkeypatch, after):
+        self.begin(run, monkeypatch, after)
+        report = ckpttools.prune(run, undo=True)
+        lost = {each.partition(":")[0] for each in report.left}
+        assert {"5", "6"} <= steps(run) and not (run / ".ckpttools-prune").exists()
+        for name in steps(run):
+            assert files_in(run / name) == files_in(made / name)
+        if after <= 5:  # names of the four steps, before anything was deleted
+            assert steps(run) == {str(step) for step in range(1, 7)} and not lost
+
+    @pytest.mark.parametrize("after", range(1, 13))
+    @pytest.mark.parametrize("undo", [False, True])
+    def test_stripping_too(self, run, made, monkeypatch, after, undo):
+        whole = {name: ckpttools.hash(made / name).parameters for name in ("2", "4", "6")}
+        try:
+            self.begin(run, monkeypatch, after, keep_last=1, keep_every=2, strip_older=True)
+        except BaseException as error:
+            if "DID NOT RAISE" in str(error):
+                return
+            raise
+        if not (run / ".ckpttools-prune" / "plan.json").exists():
+            return
+        ckpttools.prune(run, finish=not undo, undo=undo)
+        assert {"2", "4", "6"} <= steps(run)
+        for name, digest in whole.items():
+            assert ckpttools.hash(run / name).parameters == digest
+        assert files_in(run / "6") == files_in(made / "6")
+
+    def test_a_step_that_was_written_again_meanwhile_stays(self, run, monkeypatch):
+        self.begin(run, monkeypatch, 3)
+        again = next(step for step in ("4", "3", "2", "1") if (run / step).exists())
+        (run / again / "metrics" / "metrics").write_text('{"loss": 0}')
+        report = ckpttools.prune(run, finish=True)
+        assert again in steps(run) and "written again" in report.left[0]
+
+    def test_nothing_is_deleted_once_what_is_kept_is_gone(self, run, monkeypatch):
+        self.begin(run, monkeypatch, 2)
+        shutil.rmtree(run / "6")
+        before = files_in(run)
+        with pytest.raises(FormatError, match="not whole any more"):
+            ckpttools.prune(run, finish=True)
+        assert files_in(run) == before
+        ckpttools.prune(run, undo=True)
+        assert steps(run) == {"1", "2", "3", "4", "5"}
+
+    def test_a_journal_that_never_was_whole_is_of_nothing_that_was_done(self, run):
+        (run / ".ckpttools-prune").mkdir()
+        (run / ".ckpttools-prune" / "plan.json").write_text('{"del')
+        before = steps(run) - {".ckpttools-prune"}
+        ckpttools.prune(run, finish=True)
+        assert steps(run) == before
+
+
+class TestBuckets:
+    def test_steps_go_and_those_with_names_that_begin_alike_stay(self, gcs, made):
+        files = files_in(made)
+        extra = {name.replace("1/", "10/", 1): each for name, each in files.items() if name.startswith("1/")}
+        place = gcs.filled(files | extra)
+        report = ckpttools.prune(place, keep_every=10)
+        assert fates(report) == {**dict.fromkeys(range(1, 7), "deleted"), 10: "kept"}
+        assert [each.step for each in ckpttools.ls(place).steps] == [10]
+        assert not (place / ".ckpttools-prune").exists()
+
+    def test_stripping_is_refused_there(self, gcs, made):
+        with pytest.raises(UsageError, match="nothing there can be renamed"):
+            ckpttools.prune.plan(gcs.filled(files_in(made)), keep_last=1, strip_older=True)
+
+    @pytest.mark.parametrize("undo", [False, True])
+    def test_killed_before_each_change(self, gcs, tmp_path, monkeypatch, undo):
+        """Kept steps are whole after each, and what is listed is; then it is finished or undone."""
+        whole = files_in(write_run(tmp_path / "run", range(1, 4)))
+        after, ended, begun = 0, False, 0
+        while not ended:
+            place = gcs.filled(whole)
+            ended = not killed(place, monkeypatch, after)
+            present = objects_at(place)
+            for step in range(1, 4):
+                below = {name for name in present if name.startswith(f"{step}/")}
+                every = {name for name in whole if name.startswith(f"{step}/")}
+                if step == 3 or f"{step}/commit_success.txt" in below:
+                    assert below == every, (after, step)
+            if ".ckpttools-prune/plan.json" in present:
+                begun += 1
+                report = ckpttools.prune(place, finish=not undo, undo=undo)
+                gone = {each.partition(":")[0] for each in report.left} if undo else set("12")
+                left = {name for name in whole if name.partition("/")[0] not in gone}
+                assert objects_at(place) == left, after
+            after += 1 if after < 5 else 6
+        assert begun > 5
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def killed(place, monkeypatch, after: int) -> bool:
+    """Prunes until so many objects have changed; whether that was before the end."""
+    left = [after]
+
+    def counted(real):
+        def call(*args, **options):
+            if left[0] <= 0:
+                raise Killed
+            left[0] -= 1
+            return real(*args, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(objects, "writes_at_once", lambda: 1)
+        for name in ("put", "delete"):
+            patch.setattr(objects, name, counted(getattr(objects, name)))
+        try:
+            ckpttools.prune(place, keep_last=1)
+        except Killed:
+            return True
+    return False
+
+
+def objects_at(place) -> set[str]:
+    place.store.forget(place.key)
+    return {name for name, _ in place.walk()} if place.exists() else set()
+
+
+def test_the_command(run):
+    dry = succeed("prune", run, "--keep-last", 2).output
+    assert "Dry run: nothing was touched" in dry and steps(run) == {str(n) for n in range(1, 7)}
+    said = json.loads(succeed("prune", run, "--keep-last", 2, "--json").output)
+    assert [each["fate"] for each in said["steps"]] == ["deleted"] * 4 + ["kept"] * 2
+    assert "4 steps deleted" in succeed("prune", run, "--keep-last", 2, "--yes").output
+    assert steps(run) == {"5", "6"}
+    assert ckpt("prune", run).exit_code == 2
+    assert "--keep-last" in ckpt("prune", run).output
+    assert ckpt("prune", run, "--finish", "--yes").exit_code == 2
+    assert ckpt("prune", run / "nothing", "--keep-last", 1).exit_code == 5
+    assert ckpt("prune", "hf://org/name", "--keep-last", 1).exit_code != 0
