@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from oracle import cases, environments, images, results, run, steps
+from oracle import cases, environments, images, results, run, settings, steps
 from oracle.results import FAILED, PASSED, Finding, Row
 from oracle.run import found, made
 from oracle.worker import StepError, Worker
@@ -152,6 +152,19 @@ def test_patches_of_an_image_have_their_place_beside_them():
 def test_scanned_models_of_text_alone_are_shown_no_images():
     assert "images" not in cases.steps_of("qwen3-vl", cases.SCANNED)
     assert "images" not in cases.steps_of("llama3.1", cases.UNSCANNED)
+
+
+def test_text_alone_is_told_by_its_checkpoint(tmp_path):
+    """A configuration promises towers, with which MaxText scans no layers."""
+    model = cases.configurations()["qwen3-vl"].parent
+    item = tmp_path / "text"
+    steps.ckpt("convert", "hf-to-maxtext", model, item, "--scan", "--text-only")
+    for scanned, said in ((True, "scan_layers=true"), (False, "scan_layers=false")):
+        told = settings.of(model, scanned, tmp_path, item)
+        assert [each for each in told if each.startswith("scan_layers=")] == [said]
+        assert not any(each.startswith(("model_name=", "load_parameters_path=")) for each in told)
+    with pytest.raises(StepError, match="does not scan"):
+        settings.of(model, True, tmp_path)
 
 
 def test_rows_of_the_table_are_of_models_that_there_are():

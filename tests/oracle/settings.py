@@ -51,11 +51,20 @@ def said(model: Path, scanned: bool) -> tuple[str, ...]:
     return tuple(ckpt("maxtext-config", model, "--scan" if scanned else "--no-scan").splitlines())
 
 
-def of(model: Path, scanned: bool, directory: Path, **more: Any) -> list[str]:
-    """`key=value` for a model, by its config.json."""
+@cache
+def said_of_text(checkpoint: Path, scanned: bool) -> tuple[str, ...]:
+    """The same of a checkpoint, which has nothing of its model's towers, and of its layers in either form."""
+    lines = ckpt("maxtext-config", checkpoint).splitlines()
+    own = ("load_parameters_path=", "scan_layers=")
+    return f"scan_layers={_text(scanned)}", *(each for each in lines if not each.startswith(own))
+
+
+def of(model: Path, scanned: bool, directory: Path, text: Path | None = None, **more: Any) -> list[str]:
+    """`key=value` for a model, by its config.json, or by a checkpoint that is its text alone."""
+    told = said(model, scanned) if text is None else said_of_text(text, scanned)
     places = {"base_output_directory": directory, "jax_cache_dir": model.parents[1] / "compiled"}
     own = [f"{key}={_text(value)}" for key, value in {**COMPUTED, **places, **more}.items()]
-    return [*said(model, scanned), *own]
+    return [*told, *own]
 
 
 def _text(value: Any) -> Any:

@@ -50,18 +50,23 @@ class Bench:
         return self.directory / "converted"
 
     @property
+    def text_alone(self) -> bool:
+        return self.scanned and self.family in TEXT_WHERE_SCANNED
+
+    @property
     def run(self) -> Path:
         """MaxText's run directory."""
         return self.directory / "runs" / "run"
 
     def settings(self, scanned: bool | None = None, directory: str = "runs", **more: Any) -> list[str]:
         form = self.scanned if scanned is None else scanned
-        return settings.of(self.model, form, self.directory / directory, **more)
+        text = self.converted if self.text_alone else None
+        return settings.of(self.model, form, self.directory / directory, text, **more)
 
 
 def convert(bench: Bench) -> str:
     form = ["--scan"] if bench.scanned else ["--no-scan"]
-    if bench.scanned and bench.family in TEXT_WHERE_SCANNED:
+    if bench.text_alone:
         form.append("--text-only")
     ckpt("convert", "hf-to-maxtext", bench.model, bench.converted, *form, "--carry")
     return ""
