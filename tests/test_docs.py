@@ -452,6 +452,24 @@ def test_the_page_on_pytorch_is_true(tmp_path, monkeypatch):
     assert (tmp_path / "out/0/items").is_dir()
 
 
+def test_the_page_from_training_to_the_hub(tmp_path, monkeypatch):
+    """On what torch, transformers and DeepSpeed wrote of one model."""
+    (rules,) = code_blocks(ROOT / "docs" / "from-rl-to-hub.md", "toml")
+    (tmp_path / "titan.toml").write_text(rules)
+    trainers = ROOT / "fixtures/torch/trainers"
+    carry_out("from-rl-to-hub.md", tmp_path, monkeypatch, trainers=trainers)
+    for name in ("verl", "fsdp", "policy", "titan"):
+        written, truth = (
+            load_file(f"hub/{name}/model.safetensors"),
+            load_file("trainers/hub/model.safetensors"),
+        )
+        assert written.keys() == truth.keys()
+        assert all(written[key].tobytes() == truth[key].tobytes() for key in truth), name
+        for file in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+            if name != "titan":
+                assert Path(f"hub/{name}", file).read_bytes() == Path("trainers/hub", file).read_bytes(), name
+
+
 def carry_out(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **places: Path) -> None:
     """Runs the commands of a page, then its Python, where copies of these directories are."""
     monkeypatch.chdir(tmp_path)

@@ -219,3 +219,36 @@ def test_paths_in_the_way_of_others_are_named():
     tree = tree_of(("a",), ("b",))
     with pytest.raises(MappingError, match="a becomes x, b x/y, which is below it"):
         moved(tree, [Move(("a",), ("x",), tree["a",]), Move(("b",), ("x", "y"), tree["b",])])
+
+
+PREFIXED = (("policy.a",), ("policy", "b.c"), ("policy_2.a",), ("x", "policy", "a"))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "left"),
+    [
+        ("policy", [("a",), ("b.c",)]),
+        ("policy.", [("a",), ("b.c",)]),
+        ("policy.b", [("c",)]),
+        ("x.policy", [("a",)]),
+        ("x/policy/", None),
+        ("pol", None),
+        ("policy.a", None),
+    ],
+)
+def test_a_prefix_is_whole_words_and_is_cut_off(prefix, left):
+    """Of a model that was saved beside others."""
+    select = Select(prefix=prefix)
+    if left is None:
+        with pytest.raises(UsageError, match="no name begins so"):
+            select(tree_of(*PREFIXED))
+    else:
+        made = select(tree_of(*PREFIXED))
+        assert list(made.tree) == left and len(made.notes.dropped) == len(PREFIXED) - len(left)
+
+
+def test_patterns_are_of_the_names_before_a_prefix_is_cut_off():
+    made = Select(drop=("policy.b.*",), prefix="policy")(tree_of(*PREFIXED))
+    assert list(made.tree) == [("a",)]
+    with pytest.raises(UsageError, match="no array is left"):
+        Select(keep=("x",), prefix="policy")(tree_of(*PREFIXED))

@@ -41,6 +41,7 @@ def select(
     *,
     keep: Patterns = (),
     drop: Patterns = (),
+    prefix: str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
     """Writes the arrays that `keep` names (all without it), without those that `drop` names.
@@ -49,14 +50,15 @@ def select(
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
         keep, drop: patterns, such as "params/*", or a key and all below it.
+        prefix: what the names of what is wanted begin with, such as "policy"; it is cut off them.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
         UsageError: no pattern is given, one matches nothing, or nothing is left.
         CheckpointError: as `ckpttools.convert`.
     """
-    chosen = Select(patterns_of(keep), patterns_of(drop))
-    if not (chosen.keep or chosen.drop):
+    chosen = Select(patterns_of(keep), patterns_of(drop), prefix or "")
+    if not (chosen.keep or chosen.drop or chosen.prefix):
         hint = f"give {option('keep', 'PATTERN')} or {option('drop', 'PATTERN')}"
         raise UsageError("there is nothing to select by", hint=hint)
     return write_changed([KeepingAxis(chosen)], source, destination, common)

@@ -14,6 +14,8 @@ from ckpttools.core.wording import quoted
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 
+_MOST_NAMED = 8
+
 
 @dataclass(frozen=True)
 class Select:
@@ -25,20 +27,24 @@ class Select:
     Attributes:
         keep: patterns of what stays.
         drop: patterns of what goes, also from what `keep` names.
+        prefix: what names of what stays begin with, which is cut off: "policy", or "policy.model".
     """
 
     keep: Sequence[str] = ()
     drop: Sequence[str] = ()
+    prefix: str = ""
 
     def __call__(self, tree: Tree) -> Transformed:
         """The tree of what is left; step and custom metadata stay.
 
         Raises:
-            UsageError: a pattern that matches nothing; no array is left.
+            UsageError: a pattern that matches nothing, or a prefix that no name has; no array is left.
             FormatError: of a list some elements are left that are not its first ones.
         """
         kept = _matched(tree, self.keep) if self.keep else set(tree)
         kept -= _matched(tree, self.drop)
+        names = _cut(tree, self.prefix) if self.prefix else {path: path for path in tree}
+        kept &= names.keys()
         dropped = [path for path in tree.arrays if path not in kept]
         if len(dropped) == len(tree.arrays):
             raise UsageError(
@@ -47,12 +53,48 @@ class Select:
                 got=" ".join(self._options()),
                 hint="keep more, or drop less",
             )
-        left = (Move(path, path, leaf) for path, leaf in tree.items() if path in kept)
+        left = (Move(path, names[path], leaf) for path, leaf in tree.items() if path in kept)
         return Transformed(moved(tree, left), Notes(dropped=tuple(map(spelled, dropped))))
 
     def _options(self) -> Iterator[str]:
+        yield from (quoted("prefix", self.prefix) for _ in filter(None, [self.prefix]))
         yield from (quoted("keep", pattern) for pattern in self.keep)
         yield from (quoted("drop", pattern) for pattern in self.drop)
+
+
+def _cut(tree: Tree, prefix: str) -> dict[Path, Path]:
+    """The paths that begin with a prefix, each with what is left of it.
+
+    Raises:
+        UsageError: there is none; says which names are near.
+    """
+    wanted = prefix.rstrip("./") + "."
+    cut = {path: rest for path in tree if (rest := _behind(path, wanted))}
+    if cut:
+        return cut
+    known = {name.partition(".")[0] for name in map(dotted, tree)}
+    near = near_names(prefix.strip("./"), known)
+    raise UsageError(
+        "no name begins so",
+        place=tree.metadata.place or None,
+        got=prefix,
+        wanted=f"one of {', '.join(sorted(known)[:_MOST_NAMED])}",
+        hint=f"did you mean {' or '.join(near)}?" if near else "a prefix is whole words between dots",
+    )
+
+
+def _behind(path: Path, prefix: str) -> Path:
+    """What follows a prefix that ends in a dot; empty where a path does not begin so."""
+    for place, key in enumerate(path):
+        text = str(key)
+        if text.startswith(prefix):
+            return (text[len(prefix) :], *path[place + 1 :])
+        if not prefix.startswith(f"{text}."):
+            return ()
+        prefix = prefix[len(text) + 1 :]
+        if not prefix:
+            return path[place + 1 :]
+    return ()
 
 
 def require_matches(patterns: Iterable[str], paths: Iterable[Path], place: str) -> None:

@@ -1,0 +1,109 @@
+"""What generates text must stop: ids in `generation_config.json` against the tokenizer beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.core.errors import CheckpointError
+from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, told
+from ckpttools.doctor.inventory import Directory, Inventory, json_or_error
+
+_GENERATION, _CONFIG = "generation_config.json", "config.json"
+_SETTINGS, _TOKENS = "tokenizer_config.json", "tokenizer.json"
+# The largest that are published have 33 MB; read they take some ten times that.
+_LARGEST = 64 << 20
+_WHY = "transformers, vLLM and others take what ends a text from it"
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What a tokenizer says: the id of each token, and the one that it ends texts with."""
+
+    ids: Mapping[str, int]
+    end: str | None
+
+    @property
+    def end_id(self) -> int | None:
+        return None if self.end is None else self.ids.get(self.end)
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for directory in inventory.directories:
+        if _GENERATION in directory.files:
+            yield from _looked(directory)
+
+
+def _looked(directory: Directory) -> Iterator[Finding]:
+    place = directory.path / _GENERATION
+    said = json_or_error(place)
+    if isinstance(said, CheckpointError):
+        yield told(said, place, why=_WHY)
+        return
+    yield from (Finding(ERROR, str(place), *each) for each in _beyond(directory, said))
+    tokens = _tokens(directory)
+    if tokens is not None:
+        yield from (Finding(WARNING, str(place), *each) for each in _unlike(said, tokens))
+
+
+def _ids(value: Any) -> list[int]:
+    """One id, or several."""
+    return [each for each in (value if isinstance(value, list) else [value]) if type(each) is int]
+
+
+def _beyond(directory: Directory, said: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Ids that the model has no row for."""
+    config = json_or_error(directory.path / _CONFIG) if _CONFIG in directory.files else {}
+    text = {} if isinstance(config, CheckpointError) else config.get("text_config", config)
+    rows = text.get("vocab_size") if isinstance(text, dict) else None
+    for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        wrong = [each for each in _ids(said.get(name)) if type(rows) is int and each >= rows]
+        if wrong:
+            what = f"{name} {wrong[0]}, and {_CONFIG} has vocab_size {rows}"
+            yield what, "there is no such token", f"take the {_GENERATION} of the model that was trained"
+
+
+def _unlike(said: Mapping[str, Any], tokens: _Tokens) -> Iterator[tuple[str, str, str]]:
+    """Ends of texts that the tokenizer has under another id, or not at all."""
+    ends, known = _ids(said.get("eos_token_id")), {*tokens.ids.values()}
+    strange = [each for each in ends if each not in known]
+    if strange:
+        do = "correct eos_token_id, or take the tokenizer that the model was trained with"
+        yield f"eos_token_id {strange[0]}, and the tokenizer has no token of this id", _WHY, do
+    if ends and tokens.end_id is not None and tokens.end_id not in ends:
+        what = f"eos_token_id {', '.join(map(str, ends))}, and the tokenizer's eos_token {tokens.end!r} is "
+        why = f"texts do not end where the tokenizer's do; {_WHY}"
+        yield what + str(tokens.end_id), why, f"add {tokens.end_id} to eos_token_id"
+
+
+def _tokens(directory: Directory) -> _Tokens | None:
+    """The tokens of a fast tokenizer; None where there is none, or one that is not read."""
+    place = directory.path / _TOKENS
+    if _TOKENS not in directory.files or place.stat().size > _LARGEST:
+        return None
+    said = json_or_error(place)
+    settings = json_or_error(directory.path / _SETTINGS) if _SETTINGS in directory.files else {}
+    if isinstance(said, CheckpointError) or isinstance(settings, CheckpointError):
+        return None  # the check that opens these says it
+    end = settings.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    ids = {**_vocabulary(said), **_added(said)}
+    return _Tokens(ids, end if isinstance(end, str) else None) if ids else None
+
+
+def _vocabulary(said: Mapping[str, Any]) -> dict[str, int]:
+    model = said.get("model")
+    found = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(found, list):
+        return {each[0]: number for number, each in enumerate(found) if isinstance(each, list) and each}
+    return found if isinstance(found, dict) else {}
+
+
+def _added(said: Mapping[str, Any]) -> dict[str, int]:
+    found = said.get("added_tokens")
+    entries = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return {str(each.get("content")): each["id"] for each in entries if type(each.get("id")) is int}
+
+
+CHECK = Check("generation", f"a {_GENERATION} whose ends of texts are not the tokenizer's", _look)

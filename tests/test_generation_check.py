@@ -1,0 +1,62 @@
+"""`ckpt doctor` on what ends a text: `generation_config.json` against the tokenizer beside it."""
+
+import json
+import shutil
+
+import pytest
+from support.command_line import ckpt
+from support.places import ROOT
+
+HUB = ROOT / "fixtures/torch/trainers/hub"
+
+
+def said(tmp_path, generation=None, **settings):
+    """What doctor says of a model whose files say this."""
+    model = tmp_path / "m"
+    shutil.copytree(HUB, model)
+    for name, changes in (("generation_config.json", generation or {}), ("tokenizer_config.json", settings)):
+        written = json.loads((model / name).read_text()) | changes
+        (model / name).write_text(json.dumps(written))
+    return " ".join(ckpt("doctor", model).output.split())
+
+
+def test_what_agrees(tmp_path):
+    """Two ends, of which one is the tokenizer's, as of chat models."""
+    assert "healthy" in said(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("generation", "settings", "says"),
+    [
+        ({"eos_token_id": 3}, {}, "eos_token_id 3, and the tokenizer's eos_token '</s>' is 2"),
+        (
+            {},
+            {"eos_token": {"content": "<unk>"}},
+            "eos_token_id 2, 3, and the tokenizer's eos_token '<unk>' is 4",
+        ),
+        ({"eos_token_id": [2, 99]}, {}, "eos_token_id 99, and config.json has vocab_size 64"),
+        ({"pad_token_id": 64}, {}, "pad_token_id 64, and config.json has vocab_size 64"),
+    ],
+)
+def test_what_does_not(tmp_path, generation, settings, says):
+    assert says in said(tmp_path, generation, **settings)
+
+
+def test_an_id_of_no_token(tmp_path):
+    model = tmp_path / "m"
+    shutil.copytree(HUB, model)
+    tokens = json.loads((model / "tokenizer.json").read_text())
+    del tokens["model"]["vocab"]["w63"]
+    (model / "tokenizer.json").write_text(json.dumps(tokens))
+    (model / "generation_config.json").write_text('{"eos_token_id": [2, 63]}')
+    assert "the tokenizer has no token of this id" in ckpt("doctor", model).output
+    (model / "generation_config.json").write_text("{")
+    assert "generation_config.json" in ckpt("doctor", model).output
+
+
+@pytest.mark.parametrize("content", ("[]", "{}", '{"model": 3, "added_tokens": [3]}', "nothing"))
+def test_tokenizers_that_say_nothing(tmp_path, content):
+    model = tmp_path / "m"
+    shutil.copytree(HUB, model)
+    (model / "tokenizer.json").write_text(content)
+    assert "[generation]" not in ckpt("doctor", model).output
