@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
     from ckpttools.api.page import report as report
     from ckpttools.api.parts import run_part as run_part
+    from ckpttools.api.plan_training import plan_training as plan_training
     from ckpttools.api.plans import write_plan as write_plan
     from ckpttools.api.prepared import Prepared as Prepared
     from ckpttools.api.prune import prune as prune
@@ -121,6 +122,7 @@ _MODULES = {
     "api.maxtext_loading": "use_in_maxtext",
     "api.page": "report",
     "api.parts": "run_part",
+    "api.plan_training": "plan_training",
     "api.plans": "write_plan",
     "api.prepared": "Prepared",
     "api.prune": "prune",

@@ -43,6 +43,7 @@ _COMMANDS = {
     ),
     "plan": in_module("plan", "plan", "A conversion in a file, for many processes to carry out."),
     "prune": in_module("prune", "prune", "Delete steps of a run by rules, or only their optimizer."),
+    "plan-training": in_module("plan_training", "plan_training", "What a training's checkpoints will take."),
     "quantize": in_module("quantize", "quantize", "A model with quantised weights."),
     "remap": in_module("remap", "remap", "Arrays under other names, by rules or by a function."),
     "reshard": in_module("reshard", "reshard", "Chunks that suit a mesh."),

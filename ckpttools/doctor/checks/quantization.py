@@ -6,43 +6,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Any
 
-from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
-from ckpttools.doctor.inventory import Inventory, Weights, json_or_error
-from ckpttools.formats.safetensors.faults import header_of
+from ckpttools.doctor.inventory import Inventory
+from ckpttools.doctor.models import CONFIG as _CONFIG
+from ckpttools.doctor.models import models_in
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.readable import weights_of
-from ckpttools.quantized.scales import Described
 from ckpttools.quantized.schemes.registry import READ_METHODS
 from ckpttools.quantized.weights import Quantized, quantized, remedy
 from ckpttools.stores.place import Place
 
-_CONFIG = "config.json"
 _KEEP = "; `ckpt convert hf-to-maxtext {} DST --quantized keep` keeps it FP8, where blocks fit into kernels"
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
-    for weights in inventory.weights:
-        arrays = _arrays(weights) if weights.is_whole else None
-        config = json_or_error(weights.folder / _CONFIG) if arrays else None
-        if arrays is None or config is None or isinstance(config, CheckpointError):
-            continue
-        found = quantized(arrays, config)
-        said = says_quantized(config) or {}
-        read = weights_of(arrays, found, config)
-        yield from _findings(weights.folder, list(found.values()), config, is_read=not read.is_whole)
+    for model in models_in(inventory):
+        found = quantized(dict(model.arrays), model.config)
+        said = says_quantized(model.config) or {}
+        read = weights_of(model.arrays, found, model.config)
+        yield from _findings(model.folder, list(found.values()), model.config, is_read=not read.is_whole)
         if said.get("quant_method") in READ_METHODS and not any(each.is_bare for each in found.values()):
             faults = () if read.is_whole else read.faults
-            yield from [_unreadable(weights.folder, faults, said)] if faults else []
-
-
-def _arrays(weights: Weights) -> dict[str, Described] | None:
-    """All tensors; None if a file cannot be read, which other checks report."""
-    headers = [header_of(weights.folder / name) for name in weights.files]
-    read = [header for header in headers if not isinstance(header, CheckpointError)]
-    if len(read) < len(headers):
-        return None
-    return {entry.name: entry for header in read for entry in header.entries}
+            yield from [_unreadable(model.folder, faults, said)] if faults else []
 
 
 def _findings(

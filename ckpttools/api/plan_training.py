@@ -1,0 +1,263 @@
+"""What the checkpoints of a training will take, and how to save them: one call, one report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttools.api.arguments import Size
+from ckpttools.api.beside import check_beside
+from ckpttools.api.sources import Opening, Source, opened, place_of, read_options
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.budget import parse_size
+from ckpttools.core.duration import parse_duration
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.registry import stored_shardings
+from ckpttools.inspect.lost_time import lost_time_svg
+from ckpttools.maxtext.config.back import config_of_settings
+from ckpttools.maxtext.config.given import given
+from ckpttools.maxtext.config.known import mistakes
+from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.planning.commands import MODES, UNKNOWN, Mode, commands_for, settings_for
+from ckpttools.maxtext.planning.intervals import SaveInterval, Tier, kept_checkpoints
+from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
+from ckpttools.maxtext.planning.report import TrainingPlan
+from ckpttools.maxtext.planning.rules import refusals
+from ckpttools.maxtext.synthetic import synthetic
+from ckpttools.maxtext.versions import NEWEST
+from ckpttools.roles.of_tree import roles
+from ckpttools.sharding.mesh import MeshShape, parse_mesh
+from ckpttools.sharding.predict import process_loading
+from ckpttools.stores.registry import Where, parse
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+_YAML = (".yml", ".yaml")
+
+
+class _State(NamedTuple):
+    """What a checkpoint, or a configuration, says of a training state."""
+
+    tree: Tree
+    parameters: int
+    nbytes: int
+    is_exact: bool
+
+
+class _Share(NamedTuple):
+    """What one host writes, what of it others write as well, and what to say of that."""
+
+    nbytes: int
+    replicated: int
+    remarks: tuple[str, ...]
+    is_known: bool
+
+
+def plan_training(
+    source: Source,
+    *,
+    hosts: int,
+    slices: int = 1,
+    mode: Mode | None = None,
+    settings: Sequence[str] = (),
+    mesh: str | None = None,
+    local_bandwidth: Size = "2GB",
+    persistent_bandwidth: Size = "500MB",
+    step_time: float | str | None = None,
+    mtbf: float | str | None = None,
+    mtbf_all: float | str | None = None,
+    local_save: float | str | None = None,
+    persistent_save: float | str | None = None,
+    total_steps: int | None = None,
+    keep: int | None = None,
+    plot: Where | None = None,
+    **reading: Unpack[Opening],
+) -> TrainingPlan:
+    """Plans the checkpoints of a training: bytes of each host, ramdisk, intervals, room, settings.
+
+    Args:
+        source: a checkpoint, a `config.json`, or a configuration file of MaxText's. A training state is
+            counted as it is stored; of anything else each parameter takes 12 bytes: itself and two moments.
+        hosts: of a slice.
+        slices: how many there are.
+        mode: "persistent", "emergency" or "multi-tier"; None for the last where there are several slices.
+        settings: further settings of MaxText's, "NAME=VALUE"; they are checked with those of the plan.
+        mesh: axes and lengths, such as "data=2,fsdp=64"; None as the checkpoint was saved.
+        local_bandwidth, persistent_bandwidth: bytes a second that a host writes to its ramdisk, to storage.
+        step_time: of a training step, in seconds or as "4s".
+        mtbf: time between failures of the job, such as "6h".
+        mtbf_all: between those after which no ramdisk has a checkpoint; None for ten times that.
+        local_save, persistent_save: for how long a save holds training up; None for as long as it writes.
+        total_steps: of the run.
+        keep: how many persistent checkpoints are kept; None for all.
+        plot: SVG file that gets lost time against the interval.
+        reading: how a path is opened, see `ckpttools.api.sources.Opening`.
+
+    Raises:
+        UsageError: numbers that cannot be meant.
+        CheckpointError: the source cannot be read, or does not say how large the model is.
+    """
+    if hosts < 1 or slices < 1:
+        raise UsageError("a training has hosts", got=f"{option('hosts', hosts)}, {option('slices', slices)}")
+    state = _state(source, settings, reading)
+    share = _share(state, hosts, slices, None if mesh is None else parse_mesh(mesh))
+    chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
+    if chosen not in MODES:
+        raise UsageError(f"there is no way to save called {mode}", wanted=", ".join(MODES))
+    size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
+    local_write = share.nbytes / parse_size(local_bandwidth)
+    # Of emergency and multi-tier checkpoints one slice writes to storage, each host its share.
+    persistent_write = state.nbytes / (hosts * parse_size(persistent_bandwidth))
+    step = _seconds("step_time", step_time)
+    saves = _seconds("local_save", local_save), _seconds("persistent_save", persistent_save)
+    tiers = _tiers(
+        chosen,
+        (saves[0] or local_write, local_write),
+        (saves[1] or persistent_write, persistent_write),
+        (_seconds("mtbf", mtbf), _seconds("mtbf_all", mtbf_all)),
+    )
+    intervals: list[SaveInterval] = []
+    for tier in tiers:
+        is_backup = chosen == "multi-tier" and intervals and intervals[0].steps
+        intervals.append(SaveInterval.of(tier, step, intervals[0].steps or 1 if is_backup else 1))
+    steps = {each.tier: each.steps for each in intervals}
+    told = settings_for(chosen, steps.get("local"), steps.get("persistent"), keep)
+    words = dict(word.partition("=")[::2] for word in settings)
+    # Steps that are not known yet will be some.
+    known = {name: "1" if value == UNKNOWN else value for name, value in {**told, **words}.items()}
+    period = steps.get("persistent")
+    count = kept_checkpoints(total_steps, period, keep) if total_steps and period else None
+    made = TrainingPlan(
+        path=str(source.metadata.place if isinstance(source, Tree) else source),
+        parameters=state.parameters,
+        state_bytes=state.nbytes,
+        is_exact=state.is_exact,
+        hosts=hosts,
+        slices=slices,
+        host_bytes=share.nbytes,
+        replicated_bytes=share.replicated,
+        ramdisk=size,
+        mode=chosen,
+        local_write_seconds=local_write,
+        persistent_write_seconds=persistent_write,
+        intervals=tuple(intervals),
+        run_bytes=None if count is None else count * state.nbytes,
+        run_checkpoints=count,
+        settings={**told, **words},
+        refusals=tuple(_refusals(known, settings)),
+        commands=commands_for(chosen, slices, size.setting, {**told, **words}),
+        tiers=tiers,
+        remarks=share.remarks,
+    )
+    if plot is not None:
+        _plot(made, plot, source)
+    return made
+
+
+def _refusals(known: Mapping[str, str], settings: Sequence[str]) -> Iterator[str]:
+    """Why MaxText would refuse settings: those of the user one by one, then all together."""
+    wrong = list(mistakes(given(list(settings)).said, NEWEST)) if settings else []
+    yield from (f"{each.name}={each.said}: {each.reason}" for each in wrong)
+    if not wrong:
+        yield from refusals(known)
+
+
+def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object]) -> _State:
+    tree = source if isinstance(source, Tree) else _tree(source, settings, reading)
+    known = roles(tree)
+    parameters = {path for path in tree.arrays if known.of(path) == "parameter"}
+    count = sum(tree.arrays[path].size for path in parameters)
+    if any(known.of(path) == "optimizer" for path in tree.arrays):
+        return _State(tree, count, tree.nbytes, True)
+    return _State(tree, count, count * BYTES_PER_PARAMETER, False)
+
+
+def _tree(source: Where, settings: Sequence[str], reading: Mapping[str, object]) -> Tree:
+    place = parse(source)
+    if place.name.endswith(_YAML):
+        return synthetic(config_of_settings([str(place), *settings]))
+    if place.name.endswith(".json"):
+        return synthetic(read_json(place))
+    is_config = (place / CONFIG).is_file() and not any(
+        e.name.endswith(".safetensors") for e in place.entries()
+    )
+    return synthetic(read_json(place / CONFIG)) if is_config else opened(source, read_options(reading))
+
+
+def _share(state: _State, hosts: int, slices: int, mesh: MeshShape | None) -> _Share:
+    """What each host holds, by the shardings with which the state was saved."""
+    stored = stored_shardings(state.tree) if state.is_exact else {}
+    named = {path: each for path, each in stored.items() if each.mesh}
+    even = -(-state.nbytes // hosts)
+    if not named:
+        why = "no sharding is known: each host is taken to hold an even share"
+        return _Share(even, 0, (why,), False)
+    saved = MeshShape(dict(next(iter(named.values())).mesh))
+    used = _with_axes(saved, mesh)
+    if used.size % (hosts * slices):
+        why = (
+            f"the checkpoint was saved on a mesh of {used.size} devices ({used}), which {hosts * slices} "
+            "hosts cannot share evenly: each host is taken to hold an even share of a slice"
+        )
+        return _Share(even, 0, (why,), False)
+    nbytes = _held(state.tree, named, used, hosts * slices)
+    return _Share(nbytes, max(0, nbytes - even), (), True)
+
+
+def _with_axes(saved: MeshShape, mesh: MeshShape | None) -> MeshShape:
+    """The mesh that is planned for, with the axes of the saved one, of length 1 where it lacks them."""
+    if mesh is None:
+        return saved
+    unknown = [name for name in mesh.axes if name not in saved.axes]
+    if unknown:
+        raise UsageError(
+            "the checkpoint was saved on a mesh without such axes",
+            got=", ".join(unknown),
+            wanted=f"axes of {saved}",
+        )
+    return MeshShape({name: mesh.axes.get(name, 1) for name in saved.axes})
+
+
+def _held(tree: Tree, stored: Mapping[Path, Sharding], mesh: MeshShape, processes: int) -> int:
+    arrays = {spelled(path): array for path, array in tree.arrays.items()}
+    specs = {spelled(path): each.spec for path, each in stored.items()}
+    return process_loading(arrays, specs, mesh, processes).needed
+
+
+def _seconds(name: str, said: float | str | None) -> float | None:
+    return None if said is None else parse_duration(said, option(name))
+
+
+def _tiers(
+    mode: Mode,
+    local: tuple[float, float],
+    persistent: tuple[float, float],
+    failures: tuple[float | None, float | None],
+) -> tuple[Tier, ...]:
+    """The tiers of a way to save: of each the seconds of a save, and of restoring."""
+    often, seldom = failures
+    if often is None:
+        return ()
+    if mode == "persistent":
+        return (Tier("persistent", persistent[0], often, persistent[1]),)
+    return (
+        Tier("local", local[0], often, local[1]),
+        Tier("persistent", persistent[0], seldom or 10 * often, persistent[1]),
+    )
+
+
+def _plot(made: TrainingPlan, plot: Where, source: Source) -> None:
+    place = parse(plot, is_written=True)
+    if not place.name.endswith(".svg"):
+        raise UsageError(f"{place} is no name of an SVG file", wanted="a name that ends in .svg")
+    if not made.tiers:
+        raise UsageError("there is nothing to plot", hint=f"say {option('mtbf', '6h')}")
+    if place.lexists():
+        raise UsageError(f"{place} is there already", hint="choose another name, or remove it")
+    read = place_of(source)
+    check_beside(place, "" if read is None else read)
+    place.write_bytes(lost_time_svg(made.tiers).encode())

@@ -1,0 +1,132 @@
+"""`ckpt plan-training`: what the checkpoints of a training take, and how to save them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttools.cli.options import (
+    ANY_PATH,
+    MODEL,
+    SIZE,
+    SOME_TEXT,
+    count_option,
+    json_option,
+    read_options,
+    together,
+)
+from ckpttools.cli.output import labelled, print_json, prose_width, say, show
+from ckpttools.cli.units import count, disk, exact
+from ckpttools.core.text import plural
+from ckpttools.maxtext.planning.commands import MODES
+
+if TYPE_CHECKING:
+    from ckpttools.maxtext.planning.intervals import SaveInterval
+    from ckpttools.maxtext.planning.report import TrainingPlan
+
+_LABEL = 12
+# MaxText would refuse the settings.
+_REFUSED = 1
+
+
+def _time_option(flag: str, help: str) -> Any:
+    return click.option(flag, type=SOME_TEXT, metavar="TIME", help=help)
+
+
+_numbers = together(
+    click.option("--hosts", type=click.IntRange(min=1), required=True, metavar="N", help="Hosts of a slice."),
+    click.option(
+        "--slices", type=click.IntRange(min=1), default=1, show_default=True, help="How many there are."
+    ),
+    click.option("--mesh", type=SOME_TEXT, help="Axes and lengths, data=2,fsdp=64; by default as in SRC."),
+    click.option(
+        "--mode", type=click.Choice(MODES), help="Where to save; by default multi-tier with slices."
+    ),
+    click.option(
+        "--local-bandwidth", type=SIZE, default="2GB", show_default=True, help="A second, of a ramdisk."
+    ),
+    click.option(
+        "--persistent-bandwidth",
+        type=SIZE,
+        default="500MB",
+        show_default=True,
+        help="A second, from a host to storage.",
+    ),
+    _time_option("--step-time", "How long a step takes, such as 4s."),
+    _time_option("--mtbf", "Time between failures of the job, such as 6h."),
+    _time_option("--mtbf-all", "Time between those that no ramdisk survives; by default ten times that."),
+    _time_option("--local-save", "How long a local save holds training up; by default as long as it writes."),
+    _time_option("--persistent-save", "The same of a save to storage."),
+    count_option("--total-steps", "Steps of the run, for the room that its checkpoints take."),
+    count_option("--keep", "So many persistent checkpoints are kept; by default all."),
+)
+
+
+@click.command("plan-training", short_help="What a training's checkpoints will take.")
+@click.argument("source", metavar="SRC", type=MODEL)
+@click.argument("settings", metavar="[NAME=VALUE]...", nargs=-1)
+@_numbers
+@click.option("--plot", type=ANY_PATH, metavar="FILE.svg", help="Draw lost time against the interval.")
+@read_options
+@json_option
+def plan_training(as_json: bool, **options: Any) -> None:
+    """Plan the checkpoints of a training: bytes of each host, ramdisk, intervals, room, settings, commands.
+
+    SRC is a checkpoint, a config.json or a configuration file of MaxText's. A stored training state is
+    counted as it is; of all else each parameter takes 12 bytes. Settings of MaxText's are checked with those
+    of the plan, as MaxText does. A TIME is 90, 4s, 30min, 6h or 7d.
+
+    \b
+    Example:
+      ckpt plan-training ~/run/checkpoints --hosts 32 --slices 4 --step-time 8s --mtbf 6h
+    """
+    from ckpttools.api.plan_training import plan_training as planned
+
+    made = planned(**options)
+    if as_json:
+        print_json(made)
+    else:
+        show(_lines(made))
+        for remark in made.remarks:
+            say(*labelled("note", remark, _LABEL, prose_width()))
+    if made.refusals:
+        click.get_current_context().exit(_REFUSED)
+
+
+def _lines(made: TrainingPlan) -> Iterator[str]:
+    how = "as it is stored" if made.is_exact else "12 bytes for each parameter"
+    yield from _row(
+        "model", f"{count(made.parameters)} parameters, a full state of {disk(made.state_bytes)}: {how}"
+    )
+    share = f", {disk(made.replicated_bytes)} of it replicated" if made.replicated_bytes else ""
+    yield from _row(
+        "each host", f"{exact(made.host_bytes)} of {plural(made.hosts, 'host')} in a slice{share}"
+    )
+    yield from _row(
+        "writes", f"{made.local_write_seconds:.1f} s local, {made.persistent_write_seconds:.1f} s to storage"
+    )
+    disks = f"{disk(made.ramdisk.documented)} by MaxText's formula"
+    if made.ramdisk.exact is not None:
+        disks += f", {disk(made.ramdisk.exact)} by what a host holds"
+    yield from _row("ramdisk", f"{disks}: RAMDISK_SIZE={made.ramdisk.setting}")
+    for each in made.intervals:
+        yield from _row(each.tier, _interval(each))
+    if made.run_bytes is not None:
+        yield from _row("run", f"{plural(made.run_checkpoints or 0, 'checkpoint')}, {disk(made.run_bytes)}")
+    yield ""
+    yield from (f"{name}={value}" for name, value in made.settings.items())
+    for command in made.commands:
+        yield from ("", *command.splitlines())
+    for refusal in made.refusals:
+        yield from ("", *_row("refused", f"MaxText: {refusal}"))
+
+
+def _row(label: str, text: str) -> list[str]:
+    return labelled(label, text, _LABEL, prose_width())
+
+
+def _interval(each: SaveInterval) -> str:
+    steps = "" if each.steps is None else f" ({plural(each.steps, 'step')})"
+    return f"every {each.best_seconds:.0f} s{steps}: {100 * each.lost:.2g} % of the time is lost"

@@ -1,0 +1,52 @@
+"""Weights in another dtype than `config.json` says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+
+from ckpttools.core.dtypes import parse_dtype
+from ckpttools.core.errors import CheckpointError
+from ckpttools.doctor.base import INFO, Check, Finding
+from ckpttools.doctor.inventory import Inventory
+from ckpttools.doctor.models import CONFIG, Model, models_in
+from ckpttools.quantized.config import says_quantized
+from ckpttools.quantized.weights import quantized
+
+# transformers says `dtype` from version 5 on, `torch_dtype` before.
+_FIELDS = ("dtype", "torch_dtype")
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for model in models_in(inventory):
+        main = _main(model)
+        for field in _FIELDS:
+            said = model.text.get(field, model.config.get(field))
+            if main and isinstance(said, str) and _name(said) != main:
+                what = f"{CONFIG} says {field} {said}, and most weights are {main}"
+                why = "transformers casts them to what is said, in which they may be rounded"
+                do = f"write {main} there; `ckpt cast` and `ckpt convert to-safetensors` do"
+                yield Finding(INFO, str(model.folder / CONFIG), what, why, do)
+                break
+
+
+def _name(said: str) -> str:
+    try:
+        return parse_dtype(said).name
+    except CheckpointError:
+        return said
+
+
+def _main(model: Model) -> str | None:
+    """The dtype of most numbers; None of a quantised model, which computes in another."""
+    if says_quantized(model.config) or quantized(dict(model.arrays), model.config):
+        return None
+    counts: Counter[str] = Counter()
+    for each in model.arrays.values():
+        if each.dtype.is_float:
+            counts[each.dtype.name] += prod(each.shape)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+CHECK = Check("dtype", f"weights in another dtype than {CONFIG} says", _look)

@@ -1,0 +1,46 @@
+"""Weights of other layers than `config.json` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.core.text import ranges
+from ckpttools.doctor.base import ERROR, WARNING, Check, Finding
+from ckpttools.doctor.inventory import Inventory
+from ckpttools.doctor.models import CONFIG, Model, models_in
+
+_COUNT = "num_hidden_layers"
+# Layers after the last one, which predict further tokens.
+_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for model in models_in(inventory):
+        said, there = model.text.get(_COUNT), _numbers(model)
+        if isinstance(said, int) and there and model.is_whole:
+            yield from _compared(model, said, there)
+
+
+def _numbers(model: Model) -> set[int]:
+    names = filter(None, map(model.of_decoder, model.arrays))
+    words = (name.split(".")[1] for name in names if name.startswith("layers."))
+    return {int(word) for word in words if word.isdecimal()}
+
+
+def _compared(model: Model, said: int, there: set[int]) -> Iterator[Finding]:
+    more = sum(int(model.text.get(name) or 0) for name in _PREDICTION)
+    place = str(model.folder)
+    missing = set(range(said)) - there
+    if missing:
+        what = f"{CONFIG} says {said} layers, and there are no weights of {ranges(sorted(missing))}"
+        why = "transformers begins them at random, with a warning; conversions to MaxText refuse the model"
+        do = f"fetch all of its shards; or, if it was cut, write {_COUNT} as it is: `ckpt shrink` does"
+        yield Finding(ERROR, place, what, why, do)
+    surplus = {number for number in there if number >= said + more}
+    if surplus:
+        what = f"{CONFIG} says {said} layers, and there are weights of {ranges(sorted(surplus))}"
+        why = "whatever loads the model leaves them out, and computes as a smaller one"
+        yield Finding(WARNING, place, what, why, f"fetch {CONFIG} again: it is of another model")
+
+
+CHECK = Check("layers", f"weights of other layers than {CONFIG} says", _look)

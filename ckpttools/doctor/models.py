@@ -1,0 +1,92 @@
+"""Hugging Face models at a path: what their `config.json` says, and what their headers list."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttools.core.errors import CheckpointError
+from ckpttools.doctor.inventory import Inventory, Weights, json_or_error
+from ckpttools.formats.safetensors.faults import header_of
+from ckpttools.quantized.scales import Described
+from ckpttools.stores.place import Place
+
+CONFIG = "config.json"
+_SHARD = re.compile(r"-of-0*(\d+)\.safetensors$")
+_TEXT = ("thinker_config", "text_config")
+# What a name of a decoder's array begins with, up to its layers or its embedding.
+_DECODERS = ("model.language_model.", "language_model.model.", "thinker.model.", "model.", "")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A directory with weights that can be read and a configuration.
+
+    Attributes:
+        folder: the directory.
+        config: the parsed `config.json`.
+        arrays: name -> what the headers say of a tensor.
+        files, indexes: names of the files with tensors, and of those that say which there should be.
+    """
+
+    folder: Place
+    config: Mapping[str, Any]
+    arrays: Mapping[str, Described]
+    files: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all shards are there, by their names and the index; another check reports those missing."""
+        counts = [int(found[1]) for found in map(_SHARD.search, self.files) if found]
+        if counts and len(self.files) < max(counts):
+            return False
+        maps = ((self.beside(index) or {}).get("weight_map") for index in self.indexes)
+        return all(set(each) <= self.arrays.keys() for each in maps if isinstance(each, Mapping))
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """What the configuration says of the text model."""
+        found = self.config
+        for name in _TEXT:
+            found = found[name] if isinstance(found.get(name), Mapping) else found
+        return found
+
+    def of_decoder(self, name: str) -> str | None:
+        """A name of the decoder's without what it begins with, such as layers.0.mlp.up_proj.weight."""
+        prefix = next((each for each in _DECODERS if name.startswith(each)), "")
+        rest = name.removeprefix(prefix)
+        return rest if rest.startswith(("layers.", "embed_tokens.")) else None
+
+    def beside(self, name: str) -> Mapping[str, Any] | None:
+        """A JSON file beside the weights; None where there is none, or none that can be read."""
+        if not (self.folder / name).is_file():
+            return None
+        found = json_or_error(self.folder / name)
+        return None if isinstance(found, CheckpointError) else found
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the embedding; None where there is none of that name."""
+        found = (each for name, each in self.arrays.items() if self.of_decoder(name) == "embed_tokens.weight")
+        return next((each.shape[0] for each in found if each.shape), None)
+
+
+def models_in(inventory: Inventory) -> Iterator[Model]:
+    """The models at a path of which all headers and the configuration can be read."""
+    for weights in inventory.weights:
+        arrays = described(weights) if weights.is_whole else None
+        config = json_or_error(weights.folder / CONFIG) if arrays else None
+        if arrays is not None and config is not None and not isinstance(config, CheckpointError):
+            yield Model(weights.folder, config, arrays, weights.files, weights.indexes)
+
+
+def described(weights: Weights) -> dict[str, Described] | None:
+    """All tensors; None if a file cannot be read, which other checks report."""
+    headers = [header_of(weights.folder / name) for name in weights.files]
+    read = [header for header in headers if not isinstance(header, CheckpointError)]
+    if len(read) < len(headers):
+        return None
+    return {entry.name: entry for header in read for entry in header.entries}

@@ -1,0 +1,80 @@
+"""Lost time against the interval between saves, as an SVG image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import log10
+
+from ckpttools.maxtext.planning.intervals import Tier
+
+_WIDTH, _HEIGHT, _LEFT, _TOP = 720, 400, 70, 30
+_RIGHT, _BOTTOM = _WIDTH - 20, _HEIGHT - 60
+_COLOURS = ("#1f77b4", "#d62728")
+# So many times shorter and longer than the best interval.
+_REACH = 30.0
+_POINTS = 120
+_TICKS = (
+    (1, "1 s"),
+    (10, "10 s"),
+    (60, "1 min"),
+    (600, "10 min"),
+    (3600, "1 h"),
+    (36000, "10 h"),
+    (864000, "10 d"),
+)
+
+
+def lost_time_svg(tiers: Sequence[Tier]) -> str:
+    """A curve for each tier, with a mark where it loses least.
+
+    Args:
+        tiers: at least one.
+    """
+    least = min(tier.best_seconds for tier in tiers) / _REACH
+    most = max(tier.best_seconds for tier in tiers) * _REACH
+    top = 4 * max(tier.lost(tier.best_seconds) for tier in tiers)
+
+    def at(seconds: float, lost: float) -> tuple[float, float]:
+        along = (log10(seconds) - log10(least)) / (log10(most) - log10(least))
+        up = min(lost / top, 1.0)
+        return _LEFT + along * (_RIGHT - _LEFT), _BOTTOM - up * (_BOTTOM - _TOP)
+
+    parts = [
+        *_frame(top),
+        *(_tick(at(seconds, 0)[0], text) for seconds, text in _TICKS if least < seconds < most),
+    ]
+    for tier, colour in zip(tiers, _COLOURS, strict=False):
+        times = [least * (most / least) ** (k / _POINTS) for k in range(_POINTS + 1)]
+        shown = [time for time in times if tier.lost(time) <= top]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(time, tier.lost(time)) for time in shown))
+        x, y = at(tier.best_seconds, tier.lost(tier.best_seconds))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
+        said = f"{tier.name}: {tier.best_seconds:.0f} s, {100 * tier.lost(tier.best_seconds):.2g} % lost"
+        parts.append(f'<text x="{x:.1f}" y="{y - 10:.1f}" text-anchor="middle" fill="{colour}">{said}</text>')
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        'font-size="12">'
+    )
+    return (
+        "\n".join([head, f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>', *parts, "</svg>"])
+        + "\n"
+    )
+
+
+def _frame(top: float) -> Iterator[str]:
+    yield f'<path d="M{_LEFT},{_TOP} V{_BOTTOM} H{_RIGHT}" fill="none" stroke="black"/>'
+    for k in range(5):
+        y = _BOTTOM - k / 4 * (_BOTTOM - _TOP)
+        yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{100 * top * k / 4:.2g} %</text>'
+        yield f'<path d="M{_LEFT},{y:.1f} H{_RIGHT}" stroke="#dddddd"/>'
+    middle = (_LEFT + _RIGHT) / 2
+    yield f'<text x="{middle:.0f}" y="{_HEIGHT - 15}" text-anchor="middle">time between saves</text>'
+    yield f'<text x="{_LEFT}" y="{_TOP - 12}">time that is lost</text>'
+
+
+def _tick(x: float, text: str) -> str:
+    return (
+        f'<path d="M{x:.1f},{_BOTTOM} v5" stroke="black"/>'
+        f'<text x="{x:.1f}" y="{_BOTTOM + 20}" text-anchor="middle">{text}</text>'
+    )

@@ -1,0 +1,1 @@
+"""What checkpoints of a training take: memory, time, room, and the settings for them."""

@@ -1,0 +1,57 @@
+"""MaxText's settings and the commands of xpk for a plan, filled in as far as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Mode = Literal["persistent", "emergency", "multi-tier"]
+MODES: tuple[Mode, ...] = ("persistent", "emergency", "multi-tier")
+RAMDISK = "/local"
+UNKNOWN = "N"
+"""Stands for steps that are not known."""
+# What the user fills in, as MaxText's documentation calls it.
+_LINE = " \\\n  "
+
+
+def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: int | None) -> dict[str, str]:
+    """MaxText's settings of a way to save.
+
+    Args:
+        mode: where to.
+        local, persistent: steps between saves; None where they are not known, for which `UNKNOWN` stands.
+        keep: how many are kept; None for all.
+    """
+    every = UNKNOWN if persistent is None else str(persistent)
+    made = {"enable_checkpointing": "true", "async_checkpointing": "true"}
+    if mode == "emergency":
+        made |= {"enable_emergency_checkpoint": "true"}
+    if mode == "multi-tier":
+        made |= {"enable_multi_tier_checkpointing": "true"}
+    if mode != "persistent":
+        near = UNKNOWN if local is None else str(local)
+        made |= {"local_checkpoint_directory": RAMDISK, "local_checkpoint_period": near}
+    name = "multi_tier_checkpointing_backup_interval_steps" if mode == "multi-tier" else "checkpoint_period"
+    made |= {name: every}
+    if keep is not None and mode != "multi-tier":
+        made |= {"max_num_checkpoints_to_keep": str(keep)}
+    return made
+
+
+def commands_for(mode: Mode, slices: int, ramdisk: str, settings: Mapping[str, str]) -> tuple[str, ...]:
+    """The commands of xpk that make the cluster and start the training."""
+    words = " ".join(f"{name}={value}" for name, value in settings.items())
+    train = f'"python3 -m maxtext.trainers.pre_train.train ${{CONFIG}} {words}"'
+    cluster = [
+        "xpk cluster create",
+        "--cluster=${CLUSTER}",
+        "--tpu-type=${TPU_TYPE}",
+        f"--num-slices={slices}",
+    ]
+    workload = ["xpk workload create", "--cluster=${CLUSTER}", "--workload=${WORKLOAD}"]
+    workload += ["--tpu-type=${TPU_TYPE}", f"--num-slices={slices}", "--docker-image=${IMAGE}"]
+    if mode != "persistent":
+        cluster += ["--enable-mtc", "--enable-gcsfuse-csi-driver", f"--mtc-ramdisk-size={ramdisk}"]
+        cluster += ["--mtc-gcs-bucket=gs://${BUCKET}", "--gke-version=${GKE_VERSION}"]
+        workload += [f"--ramdisk-directory={RAMDISK}", "--mtc-enabled"]
+    return _LINE.join(cluster), _LINE.join([*workload, f"--command {train}"])

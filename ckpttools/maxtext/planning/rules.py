@@ -1,0 +1,48 @@
+"""What MaxText wants of settings about checkpoints taken together (`configs/types.py` of MaxText 0.2.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_LOCAL, _PERIOD = "local_checkpoint_directory", "local_checkpoint_period"
+_BACKUP = "multi_tier_checkpointing_backup_interval_"
+_TIERS = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
+_TRUE = ("true", "t", "yes", "y", "on", "1")
+
+
+def refusals(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Why MaxText would refuse settings of which each alone is one; nothing where it takes them.
+
+    Args:
+        settings: name -> value, as text or as what it stands for; those that are absent have MaxText's
+            defaults.
+    """
+
+    def said(name: str) -> Any:
+        value = settings.get(name)
+        return None if value is None or str(value).lower() in ("", "none", "null") else value
+
+    def is_set(name: str, default: bool = False) -> bool:
+        value = said(name)
+        return default if value is None else str(value).lower() in _TRUE
+
+    def number(name: str) -> int | None:
+        value = said(name)
+        return None if value is None else int(value)
+
+    if said("load_parameters_path") and said("load_full_state_path"):
+        yield "load_parameters_path and load_full_state_path exclude each other"
+    if said("load_full_state_path") and not is_set("enable_checkpointing", default=True):
+        yield "load_full_state_path needs enable_checkpointing=true"
+    for tier in filter(is_set, _TIERS):
+        if not said(_LOCAL):
+            yield f"{tier} needs {_LOCAL}"
+        if (number(_PERIOD) or 0) <= 0:
+            yield f"{tier} needs {_PERIOD} above 0"
+    if is_set(_TIERS[0]):
+        minutes, steps = number(f"{_BACKUP}minutes"), number(f"{_BACKUP}steps")
+        if (minutes is None) == (steps is None):
+            yield f"{_TIERS[0]} needs one of {_BACKUP}minutes and {_BACKUP}steps, not both"
+        if steps is not None and steps < (number(_PERIOD) or 0):
+            yield f"{_BACKUP}steps must not be less than {_PERIOD}"
