@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ckpttools.api.adapters import adapter_to_maxtext as adapter_to_maxtext
     from ckpttools.api.adapters import adapter_to_peft as adapter_to_peft
+    from ckpttools.api.adapters import extract_adapter as extract_adapter
     from ckpttools.api.adapters import merge_adapter as merge_adapter
     from ckpttools.api.assemble import assemble as assemble
     from ckpttools.api.assemble import list_saves as list_saves
@@ -101,7 +102,7 @@ if TYPE_CHECKING:
 
 # Module -> what it has of what is here.
 _MODULES = {
-    "api.adapters": "adapter_to_maxtext adapter_to_peft merge_adapter",
+    "api.adapters": "adapter_to_maxtext adapter_to_peft extract_adapter merge_adapter",
     "api.average": "average",
     "api.assemble": "assemble list_saves",
     "api.changes": "cast remap select stack strip_optimizer transform unstack",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ckpttools.adapters.bases import Base, base_of
+from ckpttools.adapters.extract import Extracting, extracted
 from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.from_maxtext import adapter_of_maxtext, pairs_of
 from ckpttools.adapters.merge import merged
@@ -18,6 +19,7 @@ from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER
@@ -189,6 +191,56 @@ def adapter_to_peft(
         made = to_peft(known, adapter, base_name or known.tree.metadata.place, scale)
         writer = SafetensorsWriter(None, stem=_STEM)
         return resources.plan(made.tree, Beside(writer, Companions(), made={ADAPTER: made.config}))
+
+    _check_base(base, destination)
+    return prepare(plan, source, destination, **writing)
+
+
+@command(Writing)
+def extract_adapter(
+    source: Source,
+    destination: Where,
+    *,
+    base: Source,
+    rank: int | None = None,
+    error: float | None = None,
+    dtype: DType | str = "float32",
+    base_name: str | None = None,
+    like: Where | None = None,
+    family: Where | None = None,
+    **writing: Unpack[Writing],
+) -> Prepared:
+    """Writes what a fine-tuning changed of a model as a LoRA adapter of PEFT: the SVD of each difference.
+
+    The matrices of linear layers are taken; other arrays that differ are named and left out. The plan already
+    reads both models: it says what is left of each difference.
+
+    Args:
+        source: the model that was tuned: a Hugging Face model, or a MaxText checkpoint.
+        destination: directory that gets `adapter_model.safetensors` and `adapter_config.json`.
+        base: the model that it was before, of either kind.
+        rank: of the factors; with an error at most.
+        error: what may be left of the difference of each matrix, by Frobenius' norm: 0.1 is a tenth.
+        dtype: of the factors.
+        base_name: what the configuration calls the base; None for where it lies.
+        like, family: of MaxText checkpoints, as of `ckpttools.maxtext_to_hf`.
+        writing: `ckpttools.api.prepared.Writing`.
+
+    Raises:
+        UsageError: neither rank nor error is given; no matrix differs.
+        MemoryBudgetError: the factors take more than half of the memory.
+        CheckpointError: the models are not of the same weights, or cannot be read.
+    """
+    options = Extracting(rank, error, parse_dtype(dtype) if isinstance(dtype, str) else dtype)
+    model = ModelOptions(text_of(family))
+
+    def plan(resources: Resources) -> Conversion:
+        known = base_of(opened(base), model, like)
+        made = extracted(base_of(opened(source), model, like), known, options, resources.memory // 2)
+        files = to_peft(known, made.adapter, base_name or known.tree.metadata.place)
+        writer = Beside(SafetensorsWriter(None, stem=_STEM), Companions(), made={ADAPTER: files.config})
+        rest = replace(resources, memory=resources.memory - made.nbytes)
+        return rest.plan(files.tree, writer, made.notes)
 
     _check_base(base, destination)
     return prepare(plan, source, destination, **writing)

@@ -10,7 +10,9 @@ from ckpttools.adapters.to_maxtext import LORA_LAYOUTS
 from ckpttools.cli.models import family_option, rope_layout_option
 from ckpttools.cli.options import (
     ANY_PATH,
+    DTYPE,
     MODEL,
+    count_option,
     max_index_option,
     output_options,
     resource_options,
@@ -41,6 +43,9 @@ _alpha_option = click.option(
     type=float,
     metavar="X",
     help="Alpha of a MaxText adapter, where nothing beside it says it: Tunix notes none.",
+)
+_base_name_option = click.option(
+    "--base-name", metavar="NAME", help="What the configuration calls the base; else where it is."
 )
 _base_options = together(
     click.option("--base", type=MODEL, required=True, metavar="BASE", help="The model that it is of."),
@@ -86,6 +91,40 @@ def merge(**options: Any) -> None:
     from ckpttools.api.adapters import merge_adapter
 
     write(merge_adapter.plan, **options)
+
+
+@adapter.command("extract", short_help="What a fine-tuning changed, as an adapter.")
+@click.argument("source", metavar="TUNED", type=MODEL)
+@click.argument("base", metavar="BASE", type=MODEL)
+@click.argument("destination", metavar="DST", type=ANY_PATH)
+@count_option("--rank", "Rank of the factors; with --error at most.")
+@click.option(
+    "--error",
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="X",
+    help="What may be left of the difference of each matrix, by Frobenius' norm: 0.1 is a tenth.",
+)
+@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Of the factors.")
+@_base_name_option
+@_like_option
+@family_option
+@resource_options
+@output_options
+def extract(**options: Any) -> None:
+    """Write what a fine-tuning changed of a model as a LoRA adapter of PEFT.
+
+    TUNED and BASE are Hugging Face models or MaxText checkpoints. The difference of each matrix of a linear
+    layer is written in its strongest directions; what else differs is named and left out. The plan already
+    reads both models: it says what is left of the differences.
+
+    \b
+    Example:
+      ckpt adapter extract ~/tuned ~/models/Llama-3.1-8B ~/adapter --rank 16
+      ckpt adapter extract ~/tuned ~/models/Llama-3.1-8B ~/adapter --error 0.05 --rank 128
+    """
+    from ckpttools.api.adapters import extract_adapter
+
+    write(extract_adapter.plan, **options)
 
 
 @adapter.command("to-maxtext", short_help="PEFT's adapter to MaxText's.")
@@ -142,7 +181,7 @@ def to_maxtext(**options: Any) -> None:
 @_base_options
 @_alpha_option
 @_scale_option
-@click.option("--base-name", metavar="NAME", help="What the configuration calls the base; else where it is.")
+@_base_name_option
 @step_option
 @max_index_option
 @resource_options

@@ -22,7 +22,7 @@ from ckpttools.core.errors import StepWarning
 from ckpttools.core.wording import as_flags
 
 _COMMANDS = {
-    "adapter": in_module("adapter", "adapter", "LoRA adapters: merged, to MaxText, to PEFT."),
+    "adapter": in_module("adapter", "adapter", "LoRA adapters: merged, extracted, to MaxText, to PEFT."),
     "average": in_module("average", "average", "The weighted mean of checkpoints."),
     "assemble": in_module(
         "assemble", "assemble", "One checkpoint of what the hosts of a job kept, each a part."

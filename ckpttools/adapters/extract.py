@@ -1,0 +1,165 @@
+"""What a fine-tuning changed of a model, as an adapter: each matrix's difference in few directions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpttools.adapters.bases import Base, not_of_base
+from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.spectrum import Spectrum, ranked_spectrum, spectrum, squares_of
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Stored
+from ckpttools.core.budget import size_text
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import MemoryBudgetError, ShapeError, UsageError
+from ckpttools.core.notes import Note, Notes
+from ckpttools.core.text import array_count, in_natural_order
+from ckpttools.core.wording import option
+from ckpttools.quantized.modules import is_linear
+from ckpttools.stores.memory import Bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MOST_LISTED = 5
+
+
+@dataclass(frozen=True)
+class Extracting:
+    """How a difference becomes an adapter.
+
+    Attributes:
+        rank: of factors, at most where there is an error.
+        error: what may be left of the difference of each matrix, by Frobenius' norm; None for whatever is.
+        dtype: of factors.
+    """
+
+    rank: int | None
+    error: float | None
+    dtype: DType
+
+    def __post_init__(self) -> None:
+        if self.rank is None and self.error is None:
+            hint = f"give {option('rank', 'N')}, {option('error', 'X')}, or both"
+            raise UsageError("it is not said how much of the difference to keep", hint=hint)
+        if (self.rank is not None and self.rank < 1) or (self.error is not None and not 0 <= self.error < 1):
+            raise UsageError("a rank is 1 or more, an error from 0 to 1", got=f"{self.rank}, {self.error}")
+
+    def spectrum(self, tuned: LazyArray, base: LazyArray, name: str) -> Spectrum:
+        """The part of a matrix's difference that is kept."""
+        if self.error is not None:
+            return ranked_spectrum(tuned, base, self.error, self.rank or min(tuned.shape), name)
+        return spectrum(tuned, base, min(self.rank or 1, *tuned.shape), name)
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """An adapter made of a difference.
+
+    Attributes:
+        adapter: in the base's names; its factors are in memory.
+        nbytes: that they take.
+        notes: what it leaves of each matrix, and what it leaves out.
+    """
+
+    adapter: Adapter
+    nbytes: int
+    notes: Notes
+
+
+def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extracted:
+    """The adapter that makes of a base nearly what fine-tuning made of it. Reads both models.
+
+    The matrices of linear layers are compared; what else differs is left out, and the notes name it.
+
+    Args:
+        tuned, base: models of the same weights.
+        options: how much to keep.
+        memory: bytes that the factors may take.
+
+    Raises:
+        FormatError: they are not models of the same weights, or have NaN or infinity.
+        ShapeError: a weight has another shape.
+        UsageError: no matrix differs.
+        MemoryBudgetError: the factors take more.
+    """
+    _require_same(tuned, base)
+    factors: list[Factor] = []
+    errors: dict[str, float] = {}
+    others: list[str] = []
+    nbytes = 0
+    for name in in_natural_order(base.weights):
+        pair = tuned.in_float32[name], base.in_float32[name]
+        if not is_linear(name, base.weights[name]):
+            others += [name] if squares_of(*pair) != 0 else []
+            continue
+        found = options.spectrum(*pair, name)
+        if found.squares:
+            factor = _factor(name, found, options.dtype)
+            factors, errors[name] = [*factors, factor], found.error(factor.rank)
+            nbytes += factor.a.nbytes + factor.b.nbytes
+            _require_room(nbytes, memory)
+    if not factors:
+        raise UsageError(
+            "no matrix of a linear layer differs between the models",
+            place=tuned.tree.metadata.place,
+            got=base.tree.metadata.place,
+            hint="`ckpt diff` says what differs",
+        )
+    return Extracted(
+        Adapter(tuned.tree.metadata.place, tuple(factors)), nbytes, _notes(factors, errors, others)
+    )
+
+
+def _factor(name: str, found: Spectrum, dtype: DType) -> Factor:
+    a, b = _held(f"{name} A", found.right, dtype), _held(f"{name} B", found.left, dtype)
+    return Factor(name, a, b, 1.0, len(found.values))
+
+
+def _held(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
+    import numpy as np
+
+    data = np.ascontiguousarray(values, np.float32).astype(dtype.numpy).tobytes()
+    return Stored(values.shape, dtype, Bytes(name, data), 0)
+
+
+def _require_same(tuned: Base, base: Base) -> None:
+    lacking = [name for name in tuned.weights if name not in base.weights]
+    lacking += [name for name in base.weights if name not in tuned.weights]
+    if lacking:
+        raise not_of_base(tuned.tree.metadata.place, base.tree.metadata.place, lacking, base.weights)
+    for name, array in base.weights.items():
+        if tuned.weights[name].shape != array.shape:
+            raise ShapeError(
+                "the models have a weight of different shapes",
+                place=f"{tuned.tree.metadata.place}, {name}",
+                got=list(tuned.weights[name].shape),
+                wanted=f"{list(array.shape)} ({base.tree.metadata.place})",
+            )
+
+
+def _require_room(nbytes: int, memory: int) -> None:
+    if nbytes > memory:
+        raise MemoryBudgetError(
+            "the factors do not fit into the memory",
+            got=f"more than {size_text(memory)} of factors, half of what is allowed",
+            hint=f"allow more with {option('memory', 'SIZE')}, or keep less: a lower {option('rank', 'N')}, "
+            f"or {option('dtype', 'bfloat16')}",
+        )
+
+
+def _notes(factors: list[Factor], errors: Mapping[str, float], others: list[str]) -> Notes:
+    ranks = Counter(factor.rank for factor in factors)
+    said = ", ".join(f"{rank} ({array_count(range(times))})" for rank, times in sorted(ranks.items()))
+    worst = max(errors, key=lambda name: errors[name])
+    text = f"ranks {said}; of the worst, {worst}, {errors[worst]:.2%} of the difference are left"
+    return Notes((Note(array_count(factors), text),), remarks=tuple(_left_out(others)))
+
+
+def _left_out(others: list[str]) -> Iterator[str]:
+    if others:
+        shown = ", ".join(others[:_MOST_LISTED]) + (", …" if len(others) > _MOST_LISTED else "")
+        yield f"left out, as they differ and are no matrices of layers: {array_count(others)} ({shown})"

@@ -1,0 +1,124 @@
+"""What a fine-tuning changed, as an adapter: the SVD of each difference."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from support.command_line import run
+from support.hf_models import write_llama
+from support.places import FIXTURES
+from support.trees import lazy
+
+import ckpttools
+from ckpttools.adapters.spectrum import ranked_spectrum, spectrum
+from ckpttools.core.errors import CheckpointError, MemoryBudgetError, UsageError
+
+PEFT = FIXTURES / "peft"
+BASE = PEFT / "bases" / "llama-float32"
+NAME = "model.layers.1.mlp.down_proj.weight"
+
+
+def matrices(decay):
+    """A matrix, one that is another plus a difference whose singular values fall, and these values."""
+    random = np.random.default_rng(0)
+    left, right = (np.linalg.qr(random.standard_normal((n, 60)))[0] for n in (90, 70))
+    values = np.exp(-np.arange(60) / decay)
+    base = random.standard_normal((90, 70)).astype("f4")
+    return lazy((base + left * values @ right.T).astype("f4")), lazy(base), values
+
+
+def test_the_largest_singular_values_and_what_they_leave():
+    tuned, base, values = matrices(5)
+    found = spectrum(tuned, base, 8)
+    assert np.allclose(found.values, values[:8], rtol=1e-4)
+    least = np.sqrt((values[8:] ** 2).sum() / (values**2).sum())
+    difference = tuned.read().astype("f8") - base.read()
+    left = np.linalg.norm(difference - found.left @ found.right) / np.linalg.norm(difference)
+    assert left == pytest.approx(found.error(8), rel=1e-6) and least <= left < 1.01 * least
+
+
+@pytest.mark.parametrize("error", [0.5, 0.05, 0.001])
+def test_as_many_as_leave_no_more_than_an_error(error):
+    tuned, base, values = matrices(8)
+    found = ranked_spectrum(tuned, base, error, 90)
+    left = [np.sqrt((values[k:] ** 2).sum() / (values**2).sum()) for k in range(61)]
+    wanted = next(k for k in range(61) if left[k] <= error)
+    assert found.error(len(found.values)) <= error and wanted <= len(found.values) <= wanted + 1
+    assert len(ranked_spectrum(tuned, base, error, 3).values) == min(3, wanted)
+
+
+def test_an_adapter_that_was_merged_comes_out_again(tmp_path):
+    ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
+    told = run("adapter", "extract", tmp_path / "tuned", BASE, tmp_path / "adapter", "--rank", "2")
+    told = " ".join(told.split())
+    assert "14 arrays" in told and "0.00% of the difference are left" in told
+    ckpttools.merge_adapter(BASE, tmp_path / "again", adapter=tmp_path / "adapter")
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("tuned", "again"))
+    for name, array in one.items():
+        assert np.allclose(two[name], array, atol=1e-6), name
+    found = ckpttools.inspect(tmp_path / "adapter").adapter
+    assert (found.ranks, found.alpha, found.base_model) == ({2: 14}, 2, str(BASE))
+
+
+def test_of_maxtext_checkpoints_and_to_an_error(tmp_path):
+    """Ranks are what each matrix needs, and alphas follow them."""
+    ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "patterns")
+    ckpttools.hf_to_maxtext(tmp_path / "tuned", tmp_path / "maxtext")
+    ckpttools.extract_adapter(
+        tmp_path / "maxtext", tmp_path / "adapter", base=BASE, error=0.001, base_name="me/base"
+    )
+    found = ckpttools.inspect(tmp_path / "adapter").adapter
+    assert found.ranks == {1: 1, 2: 7, 3: 2} and found.base_model == "me/base"
+    said = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
+    assert said["rank_pattern"] and said["alpha_pattern"] == said["rank_pattern"]
+    ckpttools.merge_adapter(BASE, tmp_path / "again", adapter=tmp_path / "adapter")
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("tuned", "again"))
+    for name, array in one.items():
+        assert np.allclose(two[name], array, atol=1e-4), name
+
+
+def test_what_is_no_matrix_is_named(tmp_path):
+    write_llama(tmp_path / "base", num_hidden_layers=2, dtype="float32")
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    tensors[NAME] = tensors[NAME] + 1
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
+    write_llama(tmp_path / "tuned", num_hidden_layers=2, dtype="float32")
+    save_file(tensors, tmp_path / "tuned" / "model.safetensors", {"format": "pt"})
+    words = ("adapter", "extract", tmp_path / "tuned", tmp_path / "base", tmp_path / "adapter")
+    told = " ".join(run(*words, "--rank", "1", "--dtype", "bfloat16").split())
+    assert "no matrices of layers: 1 array (model.norm.weight)" in told
+    made = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert list(made) == [f"base_model.model.{NAME[:-7]}.lora_{x}.weight" for x in "AB"]
+    said = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
+    assert said["target_modules"] == [NAME[:-7]], "layer 0 has none"
+
+
+def test_what_cannot_be_extracted_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="not said how much"):
+        ckpttools.extract_adapter(BASE, tmp_path / "out", base=BASE)
+    with pytest.raises(UsageError, match="no matrix of a linear layer differs"):
+        ckpttools.extract_adapter(BASE, tmp_path / "out", base=BASE, rank=1)
+    with pytest.raises(CheckpointError, match="the base has no such weights"):
+        ckpttools.extract_adapter(PEFT / "bases" / "gpt-oss-float32", tmp_path / "out", base=BASE, rank=1)
+    ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
+    tensors = load_file(tmp_path / "tuned" / "model.safetensors")
+    tensors[NAME][0, 0] = np.nan
+    save_file(tensors, tmp_path / "tuned" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="NaN or infinity"):
+        ckpttools.extract_adapter(tmp_path / "tuned", tmp_path / "out", base=BASE, rank=1)
+
+
+def test_factors_that_do_not_fit_into_the_memory_are_refused(monkeypatch, tmp_path):
+    from ckpttools.adapters.bases import base_of
+    from ckpttools.adapters.extract import Extracting, extracted
+    from ckpttools.core.dtypes import DTYPES
+
+    ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
+    tuned, base = (base_of(ckpttools.open(place)) for place in (tmp_path / "tuned", BASE))
+    options = Extracting(2, None, DTYPES["float32"])
+    assert extracted(tuned, base, options, 1 << 20).nbytes < 1 << 20
+    with pytest.raises(MemoryBudgetError, match="factors do not fit"):
+        extracted(tuned, base, options, 1000)
