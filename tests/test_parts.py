@@ -18,7 +18,9 @@ from support.command_line import ckpt, run
 from support.object_stores import files_in
 from support.places import GOLDEN, HF, TESTS, TRAINED
 
+from ckpttools.api import publishing
 from ckpttools.stores import parse
+from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.publishing import LockedError, Purpose, staging_of
 from ckpttools.stores.shares import Share
 
@@ -405,6 +407,31 @@ class TestAfterPublishing:
         said = [each.communicate(timeout=100)[1] for each in both]
         assert [each.returncode for each in both] == [0, 0], said
         assert parse(destination).exists() and not parse(f"{destination}.partial").exists()
+
+    def test_who_publishes_while_another_tidies_up_or_was_stopped_at_that_has_nothing_to_do(self, tmp_path):
+        out, how = tmp_path / "out", ("--publish", "--no-progress")
+        plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, out, *PIECES)
+        run("run", plan, "--part", "0/1")
+
+        def replanned(*arguments):
+            """Meanwhile another publishes, and is stopped before its journal is gone."""
+            made = real(*arguments)
+            with pytest.MonkeyPatch.context() as other:
+                other.setattr(publishing, "replanned", real)
+                other.setattr(Journal, "remove", failing)
+                assert ckpt("run", plan, *how).exit_code == 5
+            return made
+
+        def failing(journal):
+            raise OSError(5, "stopped")
+
+        real = publishing.replanned
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(publishing, "replanned", replanned)
+            assert "nothing is left to do" in run("run", plan, *how)
+        assert (tmp_path / "out.partial").exists()
+        for words in (["--status"], how, [*how, "--wait"]):
+            assert "nothing is left to do" in run("run", plan, *words)
 
     def test_where_nothing_can_be_noted_beside_the_plan_that_is_said(self, tmp_path):
         out = tmp_path / "out"

@@ -21,7 +21,7 @@ from ckpttools.run.parts import numbers_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError
 from ckpttools.stores.relocation import Relocation, Roots
-from ckpttools.stores.shares import Standing, named
+from ckpttools.stores.shares import PublishedError, Standing, named
 
 # Of whoever waits for another process that publishes, and for parts.
 _LOOK_SECONDS = 1.0
@@ -96,14 +96,14 @@ def _published(
     again = None
     while True:
         standing = standing_of(header, destination)
-        if not standing.is_begun:
+        if not standing.is_published:
             found = published_at(file, destination)
-            if found is None and was_done and not standing.other and destination.exists():
+            is_alone = not standing.is_begun and not standing.other
+            if found is None and was_done and is_alone and destination.exists():
                 # Nothing could be noted beside the plan.
                 found = Published(destination, header.plan, time.time())
             if found is not None:
                 return found
-        if not standing.is_published:
             _check_done(file, standing, destination)
         was_done = True
         again = again or replanned(file, relocation, prepared)
@@ -121,6 +121,8 @@ def _published(
         except LockedError:
             # Whoever has it publishes this plan, or what has happened is said when it is looked at again.
             time.sleep(_LOOK_SECONDS)
+        except PublishedError:
+            continue
         except DestinationExistsError:
             if standing_of(header, destination).is_begun:
                 raise

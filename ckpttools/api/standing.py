@@ -120,7 +120,7 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
     header = file.header
     destination = destination_of(header, relocation)
     standing = standing_of(header, destination)
-    if not standing.is_begun and (found := published_at(file, destination)) is not None:
+    if not standing.is_published and (found := published_at(file, destination)) is not None:
         return _complete(file, found)
     done = numbers_of(standing.all_records, header.tasks)
     left = {*range(header.tasks)} - done
