@@ -26,12 +26,11 @@ from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.whole_numbers import Whole
-from ckpttools.maxtext.casting import SparingTables
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_hf import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
-from ckpttools.transforms.cast import CastMap
+from ckpttools.transforms.cast import CastMap, CastTo
 
 GOLDEN = GOLDEN_0_2_5 / "deepseek4"
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
@@ -140,11 +139,11 @@ class TestTable:
     def test_a_cast_leaves_it(self, runs):
         tree = changed(open_tree(runs[False]), ("tid2eid",), 257)
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
-        made = SparingTables(CastMap({}, "bfloat16"))(tree)
+        made = CastTo("bfloat16")(tree)
         assert {each.dtype.name for at, each in made.tree.arrays.items() if at != path} >= {"bfloat16"}
         assert made.tree.arrays[path].dtype.name == "float32"
         assert "numbers of experts" in " ".join(made.notes.remarks)
-        named = SparingTables(CastMap({spelled(path): "float64"}, "bfloat16"))(tree).tree
+        named = CastMap({spelled(path): "float64"}, "bfloat16")(tree).tree
         assert named.arrays[path].dtype.name == "float64"
 
     @given(st.lists(st.integers(-(2**33), 2**33), min_size=1))

@@ -388,7 +388,7 @@ def random_models(draw):
     variables = {name: draw(st.integers(1, most.get(name, 5))) for name in usual.variables}
     sizes = replace(usual, variables=variables)
     setting = draw(st.sampled_from(list(flag_settings(family, sizes.stated))))
-    config = configuration(family, {**sizes.stated, **setting.fields})
+    config = configuration({**sizes.stated, **setting.fields})
     assume(not sizes.wrong)
     return family, config, sizes.lengths, setting.flags, draw(st.sampled_from(family.spellings))
 

@@ -269,7 +269,7 @@ class TestTwoConfigurations:
         plain = like(rope_scaling=None, rope_parameters=None)
         with pytest.raises(ConfigError, match="other values of the arrays") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=plain))
-        assert error.value.got == f"interleaved is not set ({plain}: no rope_parameters.rope_type)"
+        assert error.value.got == f"interleaved is not set ({plain}: no rope_scaling.rope_type)"
         assert 'rope_type is "llama3"' in str(error.value.wanted)
         assert "rope_layout=" in str(error.value.hint)
         options = {"like": plain, "model": ModelOptions(rope_layout="interleaved")}

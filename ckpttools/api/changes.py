@@ -14,7 +14,6 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.options import Option
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import writer_options
-from ckpttools.maxtext.casting import SparingTables
 from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.moving import ForVersion
 from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
@@ -145,7 +144,7 @@ def cast(
     if dtype is None and not dtype_map:
         hint = f"give {option('dtype', 'DTYPE')} or {option('dtype_map')} PATTERN=DTYPE"
         raise UsageError("there is nothing to cast to", hint=hint)
-    casts = SparingTables(CastMap(dict(dtype_map or {}), dtype_of(dtype), force, dequantize_like))
+    casts = CastMap(dict(dtype_map or {}), dtype_of(dtype), force, dequantize_like)
     return write_changed([casts], source, destination, common)
 
 
@@ -284,4 +283,4 @@ def transform(
 
 
 def _casts(dtype: DType | str | None) -> list[Transform]:
-    return [] if dtype is None else [SparingTables(CastMap({}, dtype))]
+    return [] if dtype is None else [CastMap({}, dtype)]

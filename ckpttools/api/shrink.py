@@ -13,7 +13,6 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import writer_options
-from ckpttools.maxtext.casting import SparingTables
 from ckpttools.maxtext.shrink import Shrink
 from ckpttools.maxtext.smaller_config import Smaller
 from ckpttools.stores.registry import Where
@@ -61,5 +60,5 @@ def shrink(
         raise UsageError("it is not said what there is to be less of", hint=f"give {said}")
     kept = range(layers) if isinstance(layers, int) else layers
     change = Shrink(Smaller(kept, experts, vocab), like, text_of(family))
-    casts: list[Transform] = [] if dtype is None else [SparingTables(CastMap({}, dtype_of(dtype)))]
+    casts: list[Transform] = [] if dtype is None else [CastMap({}, dtype_of(dtype))]
     return write_changed([change, *casts], source, destination, common)

@@ -46,10 +46,7 @@ def made_up(definition: Definition) -> Iterator[Model]:
         lacking = [f"no {family.sizes[axis][0]}" for axis in sorted(absent)]
         for setting in islice(flag_settings(family, sizes.stated), _MOST_SETTINGS):
             said = ", ".join([*setting.said, *lacking]) or "no flags"
-            absent_fields = {
-                name: None for axis in absent for name in family.sizes[axis] if isinstance(name, str)
-            }
-            config = configuration(family, {**absent_fields, **sizes.stated, **setting.fields})
+            config = configuration({**sizes.stated, **setting.fields})
             yield Model(said, config, sizes.lengths, {**definition.unruled, **setting.flags})
 
 
@@ -58,7 +55,7 @@ class Setting:
     """One setting of a family's flags.
 
     Attributes:
-        fields: value of each configuration field that a flag reads, None for one that says nothing.
+        fields: value of each configuration field that a flag reads, None for one that is not there.
         flags: those that only a user sets.
     """
 
@@ -95,18 +92,18 @@ def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[Setting
             yield Setting(dict(zip(choices, fields, strict=True)), flags)
 
 
-def configuration(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with these fields, dots in their names for nested ones.
+def configuration(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with these fields, dots in their names for nested ones; those of None are left out.
 
-    Those of None are null: of what is not there at all, transformers would take a default of its own.
+    It is of no type that anybody knows: of that, fields that are left out would have sizes of their own.
     """
-    made: dict[str, Any] = {"model_type": next(iter(family.model_types), "made-up")}
+    made: dict[str, Any] = {"model_type": "made-up"}
     for name, each in fields.items():
         *above, last = name.split(".")
         inner = made
         for key in above:
             inner = inner.setdefault(key, {})
-        if each is not None or name != "model_type":
+        if each is not None:
             inner[last] = each
     return made
 

@@ -14,7 +14,6 @@ from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
-from ckpttools.maxtext.casting import is_table
 from ckpttools.maxtext.layout import STEPS
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.stored_average import StoredAverage
@@ -24,6 +23,7 @@ from ckpttools.roles.of_tree import roles
 from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.dequantize import Dequantize
 from ckpttools.transforms.mean_weights import MeanWeights, Weighted
+from ckpttools.transforms.tables import is_table
 
 # Whole numbers that are compared at once.
 _COMPARED = 1 << 18

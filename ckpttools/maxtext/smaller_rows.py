@@ -17,8 +17,8 @@ from ckpttools.mapping.keys import Coordinates, Field
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext.casting import is_table
 from ckpttools.maxtext.layout import DECODER
+from ckpttools.transforms.tables import is_table
 
 _NUMBER = re.compile(r"\d+")
 

@@ -18,8 +18,6 @@ from ckpttools.core.errors import UnknownNameError, did_you_mean
 _BIAS_V3: Path = ("DeepSeekMoeBlock_0", "MoeBlock_0", "gate", "bias")
 _BIAS_V4: Path = ("mlp", "MoeBlock_0", "gate", "bias")
 _TABLE_V4: Path = ("mlp", "MoeBlock_0", "tid2eid")
-# Those that hold whole numbers, in whichever dtype.
-TABLES = (_TABLE_V4,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import MappingError, listing
 from ckpttools.core.notes import Note, Notes
+from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.mapping.values import Cast
 from ckpttools.quantized.decoding import Like
@@ -22,11 +23,12 @@ from ckpttools.transforms.conversion import Convert, is_lossless
 from ckpttools.transforms.dequantize import Dequantize, is_of_read_scheme
 from ckpttools.transforms.scales import spared
 from ckpttools.transforms.select import require_matches
+from ckpttools.transforms.tables import is_table
 
 
 @dataclass(frozen=True)
 class CastTo:
-    """All floating-point arrays in `dtype`.
+    """All floating-point arrays in `dtype`, but for tables of whole numbers.
 
     Attributes:
         dtype: the dtype, or its name.
@@ -47,7 +49,8 @@ class CastMap:
 
     Attributes:
         dtypes: pattern, as `Select` takes it, -> dtype or its name, also for arrays of whole numbers.
-        dtype: dtype of the floating-point arrays that no pattern matches; None to leave them.
+        dtype: dtype of the floating-point arrays that no pattern matches, tables of whole numbers apart; None
+            to leave them.
         force: cast also where whole numbers can be lost: they are rounded, and clipped to the dtype's range;
             and float8 that may have lost its scales.
         dequantize_like: how products of quantised weights and their scales are rounded, as of `Dequantize`.
@@ -83,7 +86,15 @@ class CastMap:
             for path, leaf in tree.items()
         }
         notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()])
-        return Transformed(Tree(leaves, tree.metadata), plain.notes + said + Notes(tuple(notes)))
+        said = plain.notes + said + Notes(tuple(notes), remarks=tuple(self._kept(tree)))
+        return Transformed(Tree(leaves, tree.metadata), said)
+
+    def _kept(self, tree: Tree) -> Iterator[str]:
+        """What to say of tables that stay as they are."""
+        floats = (path for path, array in tree.arrays.items() if array.dtype.is_float and is_table(path))
+        kept = [path for path in floats if not first_match(path, self.dtypes)]
+        if kept and self.dtype is not None:
+            yield f"{array_count(kept)} keep their dtype, as they hold numbers of experts: {spelled(kept[0])}"
 
     def _dequantized(self, tree: Tree) -> Transformed:
         """The tree of plain numbers; as it is where none are asked for, or by a scheme that is not read."""
@@ -98,7 +109,8 @@ class CastMap:
         default = None if self.dtype is None else _dtype(self.dtype)
         for path, array in tree.arrays.items():
             pattern = first_match(path, dtypes)
-            dtype = (default if array.dtype.is_float else None) if pattern is None else dtypes[pattern]
+            usual = default if array.dtype.is_float and not is_table(path) else None
+            dtype = usual if pattern is None else dtypes[pattern]
             if dtype is not None and dtype != array.dtype:
                 yield path, dtype
 
