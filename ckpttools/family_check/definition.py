@@ -204,7 +204,7 @@ class Definition:
                 if model_type not in family.model_types:
                     text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"
                     yield FamilyFinding("spelling", each.name, text)
-            own = tuple(str(each.key(row.right.key)) for row in family.rows) or (each.name,)
+            own = tuple(str(each.key(row.right.key)) for row in self.rows) or (each.name,)
             if own in written and not each.architecture:
                 text = f"its files have {own[0]}, as those of {written[own]}: nothing tells them apart"
                 yield FamilyFinding("spelling", each.name, text)
