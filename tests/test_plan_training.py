@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
 from support.pages import run_page
-from support.places import DOCS, FIXTURES, TRAINED
-from support.trees import tree_with
+from support.places import DOCS, FIXTURES, ORBAX, TRAINED
 
 import ckpttools
+from ckpttools.array.tree import Tree
 from ckpttools.core.duration import parse_duration
 from ckpttools.core.errors import UsageError
+from ckpttools.formats.registry import stored_shardings
 from ckpttools.maxtext.planning.intervals import Tier, kept_checkpoints
 from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
 from ckpttools.maxtext.planning.rules import refusals
@@ -91,36 +92,53 @@ def test_other_times_are_refused(said):
         parse_duration(said)
 
 
-def test_a_host_holds_its_part_and_all_that_is_replicated(tmp_path, monkeypatch):
-    jax = pytest.importorskip("jax")
-    assert jax is not None
-    from ckpttools.api import plan_training as module
-    from ckpttools.array.shardings import Sharding
+def held(tree: Tree, mesh: dict[str, int], process: int, processes: int) -> int:
+    """Bytes that the devices of one process hold, element by element."""
+    devices = np.arange(np.prod([*mesh.values()])).reshape(*mesh.values())
+    own = [np.argwhere(devices == each)[0] for each in np.split(devices.ravel(), processes)[process]]
+    total = 0
+    for path, array in tree.arrays.items():
+        there = np.zeros(array.shape, bool)
+        sharding = stored_shardings(tree).get(path)
+        for at in own:
+            index = dict(zip(mesh, at, strict=True))
+            box = [slice(None)] * array.ndim
+            for axis, names in enumerate(sharding.spec if sharding else ()):
+                count, place = 1, 0
+                for name in names:
+                    count, place = count * mesh[name], place * mesh[name] + index[name]
+                part = array.shape[axis] // count
+                box[axis] = slice(place * part, (place + 1) * part)
+            there[tuple(box)] = True
+        total += int(there.sum()) * array.dtype.itemsize
+    return total
 
-    values = {("params", "w"): np.zeros((64, 8), np.float32), ("params", "b"): np.zeros(100, np.float32)}
-    values |= {
-        ("opt_state", 0, m, "params", *path[1:]): each for m in ("mu", "nu") for path, each in values.items()
-    }
-    values["opt_state", 0, "count"] = np.int32(0)
-    tree = tree_with(values)
-    mesh = (("data", 2), ("fsdp", 4))
 
-    def sharded(given):
-        return {
-            path: Sharding("NamedSharding", mesh, (("fsdp",), ()) if each.ndim == 2 else ())
-            for path, each in given.arrays.items()
-        }
-
-    monkeypatch.setattr(module, "stored_shardings", sharded)
-    made = ckpttools.plan_training(tree, hosts=2, slices=2)
-    # Two devices of a slice of four: half of the rows, and all of the rest.
-    assert made.host_bytes == 3 * (64 * 8 * 4 // 2 + 400) + 4
+@pytest.mark.parametrize(
+    ("name", "mesh", "hosts", "slices"),
+    [
+        ("maxtext_run", {"data": 1, "fsdp": 4}, 2, 1),
+        ("maxtext_run", {"data": 1, "fsdp": 4}, 4, 1),
+        ("maxtext_run", {"data": 2, "fsdp": 2}, 2, 2),
+        ("salvaged_replicator_01", {"data": 2, "fsdp": 4}, 2, 2),
+        ("multihost_plain", {"fsdp": 4}, 2, 1),
+    ],
+)
+def test_a_host_holds_its_part_and_all_that_is_replicated(name, mesh, hosts, slices):
+    place = ORBAX / name
+    said = ",".join(f"{axis}={length}" for axis, length in mesh.items())
+    made = ckpttools.plan_training(place, hosts=hosts, slices=slices, mesh=said)
+    tree = ckpttools.open(place)
+    assert made.is_exact and not made.remarks
+    assert made.host_bytes == held(tree, mesh, 0, hosts * slices)
     assert made.ramdisk.exact == pytest.approx(2.3 * made.host_bytes)
-    wider = ckpttools.plan_training(tree, hosts=4, slices=2, mesh="data=2,fsdp=16")
-    assert wider.host_bytes == 3 * (64 * 8 * 4 // 4 + 400) + 4
+    assert made.replicated_bytes == max(0, made.host_bytes - -(-made.state_bytes // hosts))
+
+
+def test_meshes_that_do_not_fit_are_refused_or_said():
     with pytest.raises(UsageError, match="without such axes"):
-        ckpttools.plan_training(tree, hosts=2, mesh="tensor=2")
-    uneven = ckpttools.plan_training(tree, hosts=3)
+        ckpttools.plan_training(ORBAX / "maxtext_run", hosts=2, mesh="tensor=2")
+    uneven = ckpttools.plan_training(ORBAX / "maxtext_run", hosts=3)
     assert "cannot share evenly" in uneven.remarks[0] and uneven.ramdisk.exact is None
 
 
