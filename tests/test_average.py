@@ -22,7 +22,7 @@ from support.trees import lazy, tree_with
 import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, CoverageError, MappingError, UsageError
+from ckpttools.core.errors import CheckpointError, CoverageError, FormatError, MappingError, UsageError
 from ckpttools.maxtext.average import Average
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.mean_weights import DECAYS, MeanWeights
@@ -231,6 +231,17 @@ def test_whole_numbers_must_agree():
     assert Average()([one, one])["table"].read().tolist() == [1, 2]
     with pytest.raises(MappingError, match="whole numbers have no mean"):
         Average()([one, other])
+
+
+def test_an_average_beside_the_parameters_is_for_the_user_to_decide(models):
+    state = {("params", "params", "w"): np.ones(3, np.float32), ("ema_params", "params", "w"): np.ones(3)}
+    state |= {("opt_state", 0, m, "params", "w"): np.ones(3, np.float32) for m in ("mu", "nu")}
+    state |= {("step",): np.int32(1), ("opt_state", 0, "count"): np.int32(1)}
+    tree = tree_with({path: np.asarray(each) for path, each in state.items()})
+    with pytest.raises(FormatError) as refused:
+        Average()([tree, tree])
+    assert "ckpt strip-optimizer each of them first" in (refused.value.hint or "")
+    assert Average(parameters="ema_params")([tree, tree])["params/params/w"].dtype.name == "float64"
 
 
 def test_shapes_and_names_must_agree():

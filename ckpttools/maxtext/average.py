@@ -9,7 +9,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise, mean
 from ckpttools.array.tree import Leaf, Path, Tree, dotted, spelled
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.core.errors import CoverageError, MappingError, listing
+from ckpttools.core.errors import CoverageError, FormatError, MappingError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import array_count
@@ -81,7 +81,7 @@ class Average:
             tree = tree.pipe(StoredAverage(self.parameters))
         known = roles(tree)
         if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
-            tree = tree.pipe(KeepingAxis(StripOptimizer(keep_step=any(s in tree.arrays for s in STEPS))))
+            tree = _stripped(tree)
         tree = tree.pipe(Dequantize(self.dtype))
         found = quantized_in(tree)
         if odd := [*found.weights, *found.unclear]:
@@ -113,6 +113,17 @@ class Average:
         shares = [f"{_place(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
         more = f", and {len(shares) - _SHOWN} more" if len(shares) > _SHOWN else ""
         return Notes((what,), remarks=(f"weights: {', '.join(shares[:_SHOWN])}{more}",))
+
+
+def _stripped(tree: Tree) -> Tree:
+    """The parameters of a training state, and its step."""
+    try:
+        return tree.pipe(KeepingAxis(StripOptimizer(keep_step=any(step in tree.arrays for step in STEPS))))
+    except FormatError as error:
+        own = option("parameters", "KEY")
+        raise error.at(
+            hint=f"{own} averages what lies below a key; else ckpt strip-optimizer each of them first"
+        ) from error
 
 
 def _has_mean(tree: Tree, path: Path) -> bool:

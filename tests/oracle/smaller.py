@@ -1,0 +1,60 @@
+"""Runs MaxText and transformers on what `ckpt shrink` makes: `python tests/oracle/smaller.py [FAMILY ...]`.
+
+A tiny model is converted, and the MaxText checkpoint is cut; MaxText loads that by all of its ways, and
+computes the logits that transformers computes with the model cut before. Exits with 1 where it does not.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from oracle import environments, steps
+from oracle.cases import SCANNED, forms
+from oracle.commands import ckpt
+from oracle.run import made
+from oracle.worker import StepError, Worker
+
+# Layers that are kept, and experts where there are some.
+FAMILIES = {"llama3.1": ["--layers", "2", "--vocab", "100"], "qwen3-moe": ["--layers", "2", "--experts", "2"]}
+
+
+def cut(family: str, model: Path, bench: steps.Bench) -> None:
+    """The two small models: of Hugging Face's and of MaxText's files."""
+    whole = bench.directory / "whole"
+    form = "--scan" if bench.scanned else "--no-scan"
+    ckpt("shrink", model, bench.model, *FAMILIES[family])
+    ckpt("convert", "hf-to-maxtext", model, whole, form)
+    ckpt("shrink", whole, bench.converted, *FAMILIES[family])
+
+
+def main() -> int:
+    failed = 0
+    pythons = environments.found()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        with (
+            Worker(pythons.torch, "in_torch", directory) as torch,
+            Worker(pythons.maxtext, "in_maxtext", directory) as maxtext,
+        ):
+            for family in sys.argv[1:] or FAMILIES:
+                model = made(family, directory, torch)
+                for layers in forms(family):
+                    work = directory / family / layers
+                    (work / "small").mkdir(parents=True)
+                    small = work / "small" / "hf"
+                    bench = steps.Bench(family, layers == SCANNED, small, work, torch, maxtext)
+                    try:
+                        cut(family, model, bench)
+                        print(family, layers, steps.load(bench), steps.compare(bench), flush=True)
+                    except StepError as refusal:
+                        failed += 1
+                        print(family, layers, "FAILED", refusal, flush=True)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
