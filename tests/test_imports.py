@@ -229,6 +229,7 @@ TOUCHES_FILES = {
     "core/plugins.py": "installed packages",
     "families/file.py": "the user's family files",
     "families/registry.py": "the user's family files",
+    "core/resident.py": "/proc",
     "run/memory.py": "/proc",
     "transforms/functions.py": "the user's modules",
     "transforms/rename.py": "the user's rules",

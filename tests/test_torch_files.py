@@ -384,3 +384,76 @@ def test_archives_that_mislead(tmp_path):
     for path, why in says.items():
         with pytest.raises(FormatError, match=why):
             open_tree(path)
+
+
+# ---- archives made to mislead
+
+
+def central(raw, name):
+    """Where the directory of an archive says what a member is."""
+    return raw.rfind(name) - 46
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "says"),
+    [
+        (42, "archive/data/0", "archive/data/0 reaches into archive/data/1"),
+        (42, "archive/data.pkl", "archive/data.pkl reaches into archive/data/1"),
+        (24, 100, "archive/data/0 reaches into archive/data/1"),
+    ],
+)
+def test_members_that_overlap(tmp_path, at, value, says):
+    """Another member's place, or more bytes than it has: other numbers would be read."""
+    first, second = (np.full(6, number, "f4") for number in (1, 2))
+    path = save(tmp_path / "a.pt", {"a": whole(first), "b": whole(second)})
+    with zipfile.ZipFile(path) as archive:
+        places = {each.filename: each.header_offset for each in archive.infolist()}
+    raw = bytearray(path.read_bytes())
+    start = central(raw, b"archive/data/1" if at == 42 else b"archive/data/0")
+    number = places[value] if at == 42 else value
+    for field in (42,) if at == 42 else (20, 24):
+        raw[start + field : start + field + 4] = number.to_bytes(4, "little")
+    path.write_bytes(raw)
+    assert says in run("hash", path, code=3)
+
+
+def test_a_member_of_another_name(tmp_path):
+    """The directory and the member itself must agree on what it is."""
+    path = save(tmp_path / "a.pt", {"a": whole(np.ones(6, "f4")), "b": whole(np.zeros(6, "f4"))})
+    raw = bytearray(path.read_bytes())
+    for name, other in ((b"archive/data/0", b"archive/data/2"), (b"archive/data/1", b"archive/data/0")):
+        start = raw.rfind(name)
+        raw[start : start + len(name)] = other
+    start = raw.rfind(b"archive/data/2")
+    raw[start : start + 14] = b"archive/data/1"
+    path.write_bytes(raw)
+    assert "is not where the directory of the archive says" in run("hash", path, code=3)
+
+
+def test_members_with_sizes_of_64_bits(tmp_path):
+    data, storages = pickled({"a": whole(np.arange(6, dtype="f4"))})
+    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_STORED) as archive:
+        for name, content in {"data.pkl": data, "data/0": storages["0"]}.items():
+            with archive.open(zipfile.ZipInfo(f"archive/{name}"), "w", force_zip64=True) as member:
+                member.write(content)
+    assert open_tree(tmp_path / "a.pt")["a"].read().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_values_that_do_not_fit_into_the_memory(tmp_path, monkeypatch):
+    """Whatever a pickle makes, no more is resident than was allowed: it is looked at on the way."""
+    from ckpttools.formats.torch import unpickling
+
+    monkeypatch.setattr(unpickling, "_AT_ONCE", 1 << 10)
+    path = archived(tmp_path / "a.pt", b"\x80\x02]" + b"}a" * 4000 + b".", {})
+    assert "does not fit into the memory allowed" in run("hash", path, "--memory", "1MiB", code=4)
+
+
+def test_an_index_that_leaves_a_file_of_its_series_out(tmp_path):
+    names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    for name in names:
+        save(tmp_path / name, {name[14:19]: whole(np.ones(3, "f4"))})
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"00001": names[0]}}))
+    assert f"of a file of the same series:\n    {names[1]}" in run("hash", tmp_path, code=3)
+    index.write_text(json.dumps({"weight_map": {"00001": names[0], "00002": names[1]}}))
+    run("hash", tmp_path)

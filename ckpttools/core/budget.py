@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ckpttools.core.errors import MemoryBudgetError, UsageError
+from ckpttools.core.resident import current_bytes
 from ckpttools.core.wording import option
 
 # What the interpreter, numpy and this package take: 40 MiB are resident after planning (Linux, CPython 3.11,
@@ -96,6 +97,20 @@ def require_room(arrays: int, nbytes: int, place: object) -> None:
             allowed.memory,
             base_bytes() + allowed.needed + at_ease + _WORKER_BYTES,
             place,
+        )
+
+
+def check_resident(place: object) -> None:
+    """To be called while a description is read whose values may take far more than its bytes.
+
+    Raises:
+        MemoryBudgetError: more is resident than the command may take.
+    """
+    allowed = _ALLOWED.get()
+    resident = None if allowed is None else current_bytes()
+    if allowed is not None and resident is not None and resident > allowed.memory:
+        raise does_not_fit(
+            "what the file says does not fit into the memory allowed", allowed.memory, 2 * resident, place
         )
 
 

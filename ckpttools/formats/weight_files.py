@@ -24,6 +24,7 @@ from ckpttools.stores.place import Place
 
 _INDEX = ".index.json"
 _INDEX_HINT = "fetch the index again, or remove it: the files themselves say which tensors they hold"
+_NUMBERED = re.compile(r"(?P<stem>.*)-\d+-of-(?P<rest>\d+\..*)", re.DOTALL)
 # A count beyond any real one is somebody's own scheme of names.
 _MOST_FILES = 100_000
 
@@ -222,7 +223,30 @@ def files_of_index(folder: Place, index: Place, named: Mapping[str, str]) -> tup
     missing = [name for name, is_there in zip(names, there, strict=True) if not is_there]
     if missing:
         _refuse_missing(missing, index, "all files that the index names")
+    _refuse_unnamed(folder, index, names)
     return names
+
+
+def _refuse_unnamed(folder: Place, index: Place, names: Sequence[str]) -> None:
+    """A file of the same series that the index leaves out: its tensors would be lost."""
+    if folder.store.scheme != "file":
+        return  # a listing is a request there
+    series = {_series_of(name) for name in names} - {None}
+    unnamed = sorted({*_listed(folder)} - {*names}) if series else []
+    left_out = [name for name in unnamed if _series_of(name) in series]
+    if left_out:
+        raise FormatError(
+            f"the index names no tensor of a file of the same series:{listing(left_out)}",
+            place=index,
+            wanted="all files that are numbered alike",
+            hint=f"move these files away, or: {_INDEX_HINT}",
+        )
+
+
+def _series_of(name: str) -> tuple[str, str] | None:
+    """Stem, count and ending of a numbered file; None for others."""
+    match = _NUMBERED.fullmatch(name)
+    return (match["stem"], match["rest"]) if match else None
 
 
 def _check_inside(name: str, index: Place) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ckpttools.core.resident import current_bytes, kernel_field
+
+__all__ = ["available_bytes", "current_bytes", "peak_bytes"]
+
 _STATUS, _SYSTEM = Path("/proc/self/status"), Path("/proc/meminfo")
 
 
@@ -12,22 +16,9 @@ def peak_bytes() -> int | None:
 
     Not `ru_maxrss`: that is inherited from the process that started this one.
     """
-    return _field(_STATUS, "VmHWM:")
-
-
-def current_bytes() -> int | None:
-    """Resident size now (`VmRSS`), or None where there is no /proc."""
-    return _field(_STATUS, "VmRSS:")
+    return kernel_field(_STATUS, "VmHWM:")
 
 
 def available_bytes() -> int | None:
     """What the system would give to processes (`MemAvailable`), or None where there is no /proc."""
-    return _field(_SYSTEM, "MemAvailable:")
-
-
-def _field(file: Path, name: str) -> int | None:
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
+    return kernel_field(_SYSTEM, "MemAvailable:")

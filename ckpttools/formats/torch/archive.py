@@ -11,6 +11,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ckpttools.core.errors import FormatError
 from ckpttools.stores.base import File
@@ -22,6 +23,8 @@ _PICKLE, _BYTE_ORDER = "data.pkl", "byteorder"
 # A directory of 64 MiB is of half a million members; read it takes five times that. The order is one word.
 _MOST_DIRECTORY, _MOST_ORDER = 64 << 20, 64
 _LOCAL = struct.Struct("<4s5H3I2H")
+# The flag of names in UTF-8; others are in the code page that ZIP began with.
+_UTF8 = 0x800
 # What zipfile raises for archives that are cut, encrypted, of another kind, or made to mislead it.
 _FAULTS = (struct.error, EOFError, LookupError, OverflowError, RuntimeError, ValueError)
 _HINT = "fetch the file again; where it is whole, write it again with torch.save"
@@ -56,10 +59,12 @@ class Archive:
         entry = self.storages.get(name)
         if entry is None:
             raise _damaged(self.file.path, f"no {self.root}/data/{name} in it")
-        at = offset + entry.header_offset
-        fields = _LOCAL.unpack(self.file.read(at, _LOCAL.size))
+        at, named = offset + entry.header_offset, _raw_name(entry)
+        head = self.file.read(at, _LOCAL.size + len(named))
+        fields = _LOCAL.unpack(head[: _LOCAL.size])
         start = at + _LOCAL.size + fields[-2] + fields[-1]
-        if fields[0] != MAGIC or start + entry.file_size > self.file.size:
+        is_there = fields[0] == MAGIC and head[_LOCAL.size :] == named and fields[-2] == len(named)
+        if not is_there or start + entry.file_size > self.file.size:
             raise _damaged(self.file.path, f"{entry.filename} is not where the directory of the archive says")
         return start, entry.file_size
 
@@ -88,6 +93,7 @@ def _archive(file: File, archive: zipfile.ZipFile, most: int) -> Archive:
     names = {each.filename: each for each in entries}
     if len(names) < len(entries):
         raise _damaged(file.path, "two members of one name")
+    _refuse_overlaps(file, entries)
     _refuse_script(file, names)
     _refuse_compressed(file, entries)
     found = [name for name in names if name.rpartition("/")[2] == _PICKLE and name.count("/") <= 1]
@@ -116,6 +122,19 @@ def _archive(file: File, archive: zipfile.ZipFile, most: int) -> Archive:
     data = f"{below}data/"
     storages = {name.removeprefix(data): each for name, each in names.items() if name.startswith(data)}
     return Archive(file, root, archive.read(found[0]), storages)
+
+
+def _raw_name(entry: zipfile.ZipInfo) -> bytes:
+    """The name as it stands in the file."""
+    return entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437")
+
+
+def _refuse_overlaps(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
+    """No byte is of two members: an archive may be made that says otherwise."""
+    ordered = sorted(entries, key=lambda each: each.header_offset)
+    for one, other in pairwise(ordered):
+        if one.header_offset + _LOCAL.size + len(_raw_name(one)) + one.file_size > other.header_offset:
+            raise _damaged(file.path, f"{one.filename} reaches into {other.filename}")
 
 
 def _refuse_script(file: File, names: Iterable[str]) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, NoReturn
 
+from ckpttools.core.budget import check_resident
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.torch.pickle_instructions import INSTRUCTIONS
 from ckpttools.formats.torch.pickle_limits import COSTS, TooMuchError
@@ -18,6 +20,8 @@ from ckpttools.formats.torch.pickle_stack import Machine
 from ckpttools.formats.torch.pickled import DamagedPickleError, Global
 
 _STOP = 0x2E
+# Instructions between two looks at the memory: they take some 50 MiB, and a look 40 microseconds.
+_AT_ONCE = 1 << 19
 _FAULTS = (
     *(DamagedPickleError, TooMuchError, struct.error),
     *(LookupError, TypeError, ValueError, OverflowError),
@@ -37,10 +41,11 @@ def unpickled(data: bytes, allowed: Callable[[Global], bool], place: str) -> Any
 
     Raises:
         FormatError: it is damaged, or names something that is not allowed; says what.
+        MemoryBudgetError: its values take more than the command may.
     """
     machine = Machine(data)
     try:
-        value = _run(machine)
+        value = _run(machine, place)
     except _FAULTS as error:
         raise FormatError(
             "the pickle is damaged, or is none",
@@ -64,18 +69,28 @@ def _refuse(strange: Sequence[str], place: str) -> NoReturn:
     )
 
 
-def _run(machine: Machine) -> Any:
+def _run(machine: Machine, place: str) -> Any:
+    for number in count():
+        if number:
+            check_resident(place)
+        if _ran(machine):
+            break
+    if len(machine.stack) != 1 or machine.marks:
+        raise DamagedPickleError("it ends with something left over")
+    return machine.stack[0]
+
+
+def _ran(machine: Machine) -> bool:
+    """Carries out the next instructions; returns whether they were the last."""
     data, instructions, take = machine.data, INSTRUCTIONS, machine.limits.take
-    while True:
+    for _ in range(_AT_ONCE):
         code = data[machine.at]
         machine.at += 1
         take(COSTS[code])
         if code == _STOP:
-            break
+            return True
         known = instructions.get(code)
         if known is None:
             raise DamagedPickleError(f"instruction {code:#04x} is in no pickle of protocols 2 to 5")
         known(machine)
-    if len(machine.stack) != 1 or machine.marks:
-        raise DamagedPickleError("it ends with something left over")
-    return machine.stack[0]
+    return False
