@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trees import lazy
 
-from ckpttools.array.nodes import Constant, low_rank, plus, relayout, renormed
+from ckpttools.array.nodes import Constant, elementwise, low_rank, plus, relayout, renormed, stack
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region
+from ckpttools.mapping.values import Multiply
 from ckpttools.testing.strategies import regions
 
 SIDES = st.integers(1, 40)
@@ -108,3 +109,32 @@ def test_what_does_not_fit_together_is_refused():
         renormed(matrix, matrix, lazy(np.zeros(2, np.float32)))
     with pytest.raises(ShapeError, match="not the factors"):
         low_rank(matrix, lazy(np.zeros((2, 3), np.int32)))
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_a_permuted_product_is_one_of_permuted_factors(data):
+    """Transposed, split, rotary pairs exchanged, scaled: what is made is what numpy makes of the whole."""
+    heads, half, pair, inner, rank = (data.draw(st.integers(1, 4)) for _ in range(5))
+    left = whole_numbers(data.draw, (heads * half * pair, rank), "float32")
+    right = whole_numbers(data.draw, (rank, inner * 2), "float32")
+    array, truth = low_rank(lazy(left), lazy(right)), (left @ right).astype(np.float32)
+    if data.draw(st.booleans()):
+        array, truth = elementwise(array, Multiply(0.5)), truth / 2
+    order = data.draw(st.permutations(range(5)))
+    atoms = (heads, half, pair, inner, 2)
+    merge = data.draw(st.sampled_from(((1, 1, 1, 1, 1), (2, 3), (3, 2), (5,), (1, 3, 1))))
+    made = relayout(array, (atoms[:3], atoms[3:]), order, merge)
+    moved = truth.reshape(atoms).transpose(order)
+    wanted = moved.reshape(made.shape)
+    region = data.draw(regions(made.shape))
+    assert np.array_equal(read(made, region), wanted[region.slices])
+
+
+def test_sums_of_stacked_products_are_made_layer_by_layer():
+    random = np.random.default_rng(0)
+    layers = [random.standard_normal((2, 600, 3)).astype(np.float32) for _ in range(5)]
+    products = [low_rank(lazy(a), lazy(b.T.copy())) for a, b in layers]
+    base = random.standard_normal((600, 5, 600)).astype(np.float32)
+    wanted = base + np.stack([each.read() for each in products], 1)
+    assert np.array_equal(read(plus(lazy(base), stack(products, 1)), Region.whole(base.shape)), wanted)

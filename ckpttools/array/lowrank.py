@@ -7,8 +7,9 @@ library that multiplies, but for one in some 10**8 whose last bit of float32 may
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckpttools.array import slabs
@@ -136,9 +137,23 @@ class Plus(OfParts):
     """The sum of `parts`: an array, and what is added to it; rounded once to the array's dtype."""
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        for slab in split_to(region, slabs.elements(max(4, self.dtype.itemsize))):
+        for slab in self._slabs(region, self._apart):
             with scratch.take(slab.shape, self._sums.numpy) as total:
                 self._add(slab, total, subview(out, slab.relative_to(region)), scratch)
+
+    def _slabs(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
+        """Parts of a region, each of one layer or expert: so products are wide in both directions."""
+        if not apart:
+            yield from split_to(region, slabs.elements(max(4, self.dtype.itemsize)))
+            return
+        for piece in region.pieces(apart[0], 1):
+            yield from self._slabs(piece, apart[1:])
+
+    @cached_property
+    def _apart(self) -> tuple[int, ...]:
+        from ckpttools.array.nodes import stacked_axes
+
+        return stacked_axes(self.parts[1])
 
     def _add(self, slab: Region, total: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
         import numpy as np

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ckpttools.array import slabs
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
+from ckpttools.array.lowrank import LowRank, low_rank
 from ckpttools.array.refinement import Permutation, composed
 from ckpttools.array.stored import Stored
 from ckpttools.array.views import subview
@@ -178,10 +179,60 @@ def relayout(
         one = composed(Permutation(source.split, source.order, source.merge), asked)
         if one is not None:
             return relayout(source.source, *one)
+    through = _through_product(source, asked)
+    if through is not None:
+        return through
     if isinstance(source, Dequantized):
         source, finer = _split_below(source, asked.split)
         asked = asked._replace(split=finer)
     return Relayout(shape, source.dtype, source, *asked)
+
+
+def _through_product(source: LazyArray, asked: Permutation) -> LazyArray | None:
+    """A product of which the factors are permuted instead.
+
+    None for any other array, and where atoms of rows and of columns take turns.
+
+    A product is made in the order in which it is wanted: no element is moved, and none made for nothing.
+    """
+    from ckpttools.array.nodes import Elementwise
+
+    if isinstance(source, Elementwise) and isinstance(source.source, LowRank):
+        inner = _through_product(source.source, asked)
+        return None if inner is None else replace(source, shape=inner.shape, source=inner)
+    rows = len(asked.split[0]) if asked.split else 0
+    sides = [atom >= rows for atom in asked.order]
+    if (
+        not isinstance(source, LowRank)
+        or source.ndim != 2
+        or sides not in (sorted(sides), sorted(sides)[::-1])
+    ):
+        return None
+    left, right = source.parts
+    of_rows = [atom for atom in asked.order if atom < rows]
+    of_columns = [atom - rows for atom in asked.order if atom >= rows]
+    rank = (source.rank,)
+    left = relayout(left, (asked.split[0], rank), (*of_rows, rows), (rows, 1))
+    right = relayout(right, (rank, asked.split[1]), (0, *(n + 1 for n in of_columns)), (1, len(of_columns)))
+    if sides != sorted(sides):
+        left, right = _swapped(right), _swapped(left)
+    made = low_rank(left, right, source.scale)
+    atoms = [length for group in asked.split for length in group]
+    lengths = [atoms[atom] for atom in asked.order]
+    first = rows if sides == sorted(sides) else len(of_columns)
+    split = (tuple(lengths[:first]), tuple(lengths[first:]))
+    return _in_order(made, Permutation(split, tuple(range(len(atoms))), asked.merge))
+
+
+def _swapped(matrix: LazyArray) -> LazyArray:
+    return relayout(matrix, [(length,) for length in matrix.shape], (1, 0), (1, 1))
+
+
+def _in_order(source: LazyArray, same: Permutation) -> LazyArray:
+    """`source` in another shape, by a permutation that moves nothing."""
+    lengths = iter(length for group in same.split for length in group)
+    shape = tuple(prod(next(lengths) for _ in range(count)) for count in same.merge)
+    return source if shape == source.shape else Relayout(shape, source.dtype, source, *same)
 
 
 def _split_below(array: Dequantized, split: Sequence[Shape]) -> tuple[Dequantized, tuple[Shape, ...]]:
