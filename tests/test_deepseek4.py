@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,15 +21,16 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import ConfigError, MappingError, ShapeError
+from ckpttools.core.errors import ConfigError, CoverageError, MappingError, ShapeError
 from ckpttools.families.deepseek4 import RESAVED
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.whole_numbers import Whole
+from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.transforms.cast import CastMap, CastTo
 
@@ -165,6 +167,9 @@ class TestTable:
             Whole("int32", "int64").bound({}).apply(source, np.empty(2, np.int32), DTYPES["float32"])
 
 
+CLIPPED = ["nothing says swiglu_limit, which means 10 to transformers"]
+
+
 def in_todays_words(config):
     """A configuration as transformers writes it again."""
     kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
@@ -199,7 +204,8 @@ class TestWrittenAgain:
             (tmp_path / name / "config.json").write_text(json.dumps(each))
         older, newer = (ckpttools.maxtext_config(tmp_path / name) for name in ("older", "newer"))
         assert older.arguments() == newer.arguments()
-        assert older.deviations == newer.deviations == ()
+        assert older.deviations == newer.deviations
+        assert [each.what for each in older.deviations] == CLIPPED
 
     @pytest.mark.parametrize("count", [2, 4])
     def test_the_number_of_layers_with_a_table_is_that_of_the_list(self, count):
@@ -213,8 +219,56 @@ class TestWrittenAgain:
         config = in_todays_words(json.loads((GOLDEN / "hf" / "config.json").read_bytes()))
         config["rope_parameters"]["compress"] |= {"rope_type": "yarn", "factor": 16.0}
         (tmp_path / "config.json").write_text(json.dumps(config))
-        (deviation,) = ckpttools.maxtext_config(tmp_path / "config.json").deviations
-        assert "yarn" in deviation.what
+        told = [each.what for each in ckpttools.maxtext_config(tmp_path / "config.json").deviations]
+        assert any("yarn" in each for each in told)
+        assert told[1:] == CLIPPED or told[:-1] == CLIPPED
+
+
+ALIKE = {0: "0", 4: "2", 128: "3"}  # what a layer attends to -> a layer of the golden model that does so
+ROUTED = {True: "0", False: "3"}  # whether a table routes -> such a layer
+
+
+def composed(ratios, count):
+    """A model whose layers attend to these, of which the first few route by a table."""
+    golden = open_tree(GOLDEN / "hf")
+    of_layers = {path[0].split(".", 2)[1:][0] for path in golden if path[0].startswith("layers.")}
+    assert of_layers >= {*ALIKE.values(), *ROUTED.values()}
+    made = {path: each for path, each in golden.items() if not path[0].startswith("layers.")}
+    for n, ratio in enumerate(ratios):
+        for path, each in golden.items():
+            first, _, rest = path[0].partition(".")
+            number, _, name = rest.partition(".")
+            if first == "layers" and number == (
+                ROUTED[n < count] if name.startswith("ffn.") else ALIKE[ratio]
+            ):
+                made[(f"layers.{n}.{name}",)] = each
+    said = {"num_hidden_layers": len(ratios), "num_hash_layers": count, "compress_ratios": ratios}
+    return Tree(made, replace(golden.metadata, config={**(golden.metadata.config or {}), **said}))
+
+
+class TestOtherNumbersOfTables:
+    @SCANS
+    @pytest.mark.parametrize(
+        "ratios, count",
+        [([0, 0, 128, 4], 2), ([0, 0, 4, 128, 4], 3), ([0, 0, 4, 4, 128, 4], 4), ([128, 128, 4, 4, 4], 5)],
+    )
+    def test_what_maxtext_has_is_converted(self, tmp_path, ratios, count, scan):
+        tree = composed(ratios, count)
+        made = to_maxtext(tree, ToMaxText(scan=scan)).state
+        tables = {key for path in made for key in path if "tid2eid" in path}
+        assert {f"layers_{n}" for n in range(count)} <= tables
+        assert f"layers_{count}" not in tables
+        (tmp_path / "config.json").write_text(json.dumps(tree.metadata.config))
+        files = ModelFiles.of(made, str(tmp_path / "config.json"))
+        again = to_huggingface(made, ToHuggingFace(), files).tree
+        assert {path: each.shape for path, each in again.arrays.items()} == {
+            path: each.shape for path, each in tree.arrays.items()
+        }
+
+    @pytest.mark.parametrize("ratios, count", [([0, 0, 4, 128], 2), ([0, 0, 4, 128, 4, 128], 4)])
+    def test_what_it_has_not_is_refused(self, ratios, count):
+        with pytest.raises(CoverageError, match="do not match the model"):
+            to_maxtext(composed(ratios, count), ToMaxText())
 
 
 def test_layers_beyond_the_model_are_not_told(tmp_path):

@@ -222,6 +222,7 @@ FAMILY = Family(
     max_position_embeddings:      config.max_position_embeddings
     must rope.type is "default" -- MaxText does not stretch the positions of compressed layers
     idle rope_scaling.*, rope_parameters.compress.* -- nothing is stretched, as is said of its type
+    must config.swiglu_limit is null -- MaxText clips what routed experts make, not what the shared one does
     must config.hc_eps is 1e-06 -- it is 1e-06 in MaxText's code
     must config.scoring_func in ["sqrtsoftplus", "sigmoid"]
         -- MaxText's weights of the chosen experts do not sum up to 1

@@ -28,7 +28,8 @@ deepseek_v4
     hc_mult=4 head_dim=512 hidden_size=4096 index_head_dim=128 index_n_heads=64 index_topk=512
     max_position_embeddings=1048576 moe_intermediate_size=2048 n_routed_experts=256 n_shared_experts=1
     num_attention_heads=64 num_experts_per_tok=6 num_hidden_layers=43 num_key_value_heads=1 o_groups=8
-    o_lora_rank=1024 q_lora_rank=1024 rms_norm_eps=1e-06 tie_word_embeddings=false vocab_size=129280
+    o_lora_rank=1024 q_lora_rank=1024 rms_norm_eps=1e-06 swiglu_limit=10
+    tie_word_embeddings=false vocab_size=129280
 gemma
     head_dim=256 hidden_size=3072 intermediate_size=24576 num_attention_heads=16 num_hidden_layers=28
     num_key_value_heads=16 rms_norm_eps=1e-06 tie_word_embeddings=true vocab_size=256000
