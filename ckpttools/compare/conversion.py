@@ -6,17 +6,18 @@ refuse.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted, spelled
 from ckpttools.compare.widened import as_wide_as
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
+from ckpttools.families.family import Family
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.layout import HEAD
 from ckpttools.maxtext.model import ModelOptions, family_for
@@ -135,9 +136,41 @@ def paired(
     return Pairing(
         parameters.arrays(made),
         parameters.chosen(named.arrays, source.metadata.place),
-        tuple(map(Remark, named.remarks)),
+        tuple(map(Remark, (*named.remarks, *_unproved_towers(made, source, named)))),
         maxtext="A" if view_of(made).is_maxtext else None,
         surplus=named.surplus,
+    )
+
+
+def _unproved_towers(made: Tree, source: Tree, named: NamedArrays[LazyArray]) -> Iterator[str]:
+    """What to say of towers that only the result of a conversion has."""
+    config = ModelFiles.of(made, None).config or made.metadata.config
+    if config is None:
+        return
+    try:
+        family = family_for(config, ModelOptions(), made.metadata.place)
+    except CheckpointError:
+        return
+    if view_of(made).is_maxtext:
+        there, theirs = (
+            family.towers_in(name.replace("/", ".") for name in names)
+            for names in (per_layer(made), named.arrays)
+        )
+    else:
+        weights = {dotted(path): array for path, array in made.arrays.items()}
+        there, theirs = (_towers_of(family, arrays) for arrays in (weights, named.arrays))
+    for tower in there:
+        if tower not in theirs:
+            lacking = f"{source.metadata.place} has no {tower} tower"
+            yield f"{lacking}: whether that of the other is right, only the whole model says"
+
+
+def _towers_of(family: Family, arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
+    """The towers of which a Hugging Face model has arrays."""
+    return tuple(
+        tower
+        for tower in family.towers
+        if Table((), {}, left_out=family.tower_patterns((tower,))).left_out_of(arrays)
     )
 
 
@@ -209,11 +242,7 @@ def _without_towers(
     # The text model alone may be of a family without towers.
     family = family_for(known.config or config, model, made.metadata.place)
     homes = view_of(source).homes
-    absent = [
-        tower
-        for tower in family.towers
-        if not Table((), {}, left_out=family.tower_patterns((tower,))).left_out_of(arrays)
-    ]
+    absent = [tower for tower in family.towers if tower not in _towers_of(family, arrays)]
     unwanted = family.of_towers(map(dotted, homes), absent)
     if not unwanted:
         return source, ()
