@@ -329,3 +329,22 @@ def test_what_inspect_says_of_a_maxtext_adapter(tmp_path):
     assert found.targets["query"] == 1
     against = ckpttools.inspect(tmp_path / "adapter", against=base_of("plain")).comparison
     assert against.is_same
+
+
+def test_as_many_layers_as_inputs_and_ranks(tmp_path):
+    """Nothing tells then which of them the first axis is, and a guess would be another adapter."""
+    write_llama(tmp_path / "hf", num_hidden_layers=3, hidden_size=3, num_attention_heads=1, head_dim=4)
+    leaves = {}
+    for which, shape in (("a", (3, 3, 3)), ("b", (3, 3, 4))):
+        path = ("decoder", "layers", "self_attention", "query", f"kernel_lora_{which}", "value")
+        leaves[path] = np.ones(shape, np.float32)
+    with pytest.raises(CheckpointError, match="layers or inputs first"):
+        adapter = saved(leaves, tmp_path / "a")
+        ckpttools.merge_adapter(tmp_path / "hf", tmp_path / "out", adapter=adapter, alpha=1)
+
+
+def test_a_scale_that_is_no_number_is_refused(tmp_path):
+    told = run(
+        "adapter", "merge", base_of("plain"), PEFT / "plain", tmp_path / "no", "--scale", "nan", code=2
+    )
+    assert "a scale is a number" in told

@@ -160,12 +160,28 @@ def _kernels(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
 def _fitting(
     known: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, Pair], place: str
 ) -> FactorRow:
-    """The rows of the style that all these factors have."""
-    for style in STYLES:
-        made = known.of(row, number, style)
-        if all(_fits(made, known.sizes, pair) for pair in pairs.values()):
-            return made
+    """The rows of the style that all these factors have.
+
+    Raises:
+        FormatError: they have none, or two of which each would make another product.
+    """
+    styles = {style: known.of(row, number, style) for style in STYLES}
+    made = {
+        style: each
+        for style, each in styles.items()
+        if all(_fits(each, known.sizes, pair) for pair in pairs.values())
+    }
     name, pair = next(iter(pairs.items()))
+    if {"flat", "first"} <= made.keys() and made["flat"] != made["first"]:
+        raise FormatError(
+            "shapes do not show whether these factors have layers or inputs first: of both there are as many",
+            place=f"{place}, {name}",
+            got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
+            wanted="factors of layers one by one",
+            hint="unstack them: ckpt unstack ADAPTER DST --scan-axis N",
+        )
+    if made:
+        return next(iter(made.values()))
     sizes = {**known.sizes, f"rank_{number}": pair.rank}
     wanted = known.of(row, number)
     raise FormatError(

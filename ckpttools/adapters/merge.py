@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import isfinite
 
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter
@@ -31,6 +32,8 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
         FormatError: the adapter is not of this base, or its factors do not fit.
         UsageError: an adapter with magnitudes (DoRA) is to be scaled.
     """
+    if not isfinite(scale):
+        raise UsageError("a scale is a number", got=option("scale", scale))
     fitted = base.fitted(adapter)
     factors = [replace(each, scale=each.scale * scale) for each in fitted.factors]
     if scale != 1 and any(each.magnitude is not None for each in factors):
