@@ -16,9 +16,10 @@ from support.places import GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError
+from ckpttools.families.registry import family_named
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.shrink import Shrink
-from ckpttools.maxtext.smaller_config import Smaller
+from ckpttools.maxtext.smaller_config import Smaller, smaller_config
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 
 # Each with layers that it can have fewer of, and what else.
@@ -115,6 +116,34 @@ def test_a_cut_model_has_a_true_configuration_and_shares_what_stays(models):
     assert ckpt("verify", "cut", "--against", "two").exit_code == 0
     run("convert", "maxtext-to-hf", "cut", "back")
     assert ckpt("diff", "back", "two").exit_code == 0
+
+
+def test_lists_of_layers_are_cut_and_others_are_not():
+    family = family_named("llama")
+    lists = {"layer_types": ["a", "b", "c"], "eos_token_id": [1, 2, 3], "architectures": ["A", "B", "C"]}
+    config = {
+        "num_hidden_layers": 3,
+        "vocab_size": 9,
+        "mlp_only_layers": [0, 2],
+        "pinpoints": [1] * 4,
+        **lists,
+    }
+    made = smaller_config(config, family, Smaller((0, 2)))
+    assert made.config == {
+        **config,
+        "num_hidden_layers": 2,
+        "layer_types": ["a", "c"],
+        "mlp_only_layers": [0, 1],
+    }
+    grouped = {
+        "num_hidden_layers": 1,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 6,
+    }
+    fewer = smaller_config(grouped, family_named("deepseek"), Smaller(experts=4)).config
+    assert (fewer["n_group"], fewer["topk_group"], fewer["num_experts_per_tok"]) == (1, 1, 4)
 
 
 REFUSED = [

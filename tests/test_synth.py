@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, run
 from support.hf_models import write_llama
 from support.pages import run_page
-from support.places import DOCS, GOLDEN, GOLDEN_0_2_5, HF
+from support.places import DOCS, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 from support.stored_trees import contents
 from support.trees import tree_of
 
@@ -130,6 +130,8 @@ def test_what_does_not_fit_is_not_stitched():
         stitched(vision, text)
     with pytest.raises(UsageError, match="there are no towers"):
         stitched(text, text)
+    with pytest.raises(UsageError, match="moments of one model"):
+        stitched(ckpttools.open(TRAINED), ckpttools.open(TRAINED))
     with pytest.raises(UsageError, match="convert one of them first"):
         stitched(vision, tree_of(("params", "params", "decoder", "layers", "w")))
 

@@ -128,15 +128,22 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
     """Lists with something for each layer, and of numbers of layers, have that of the layers kept."""
     above = field.rpartition(".")[0]
     part = nested(config, above) if above else config
-    for name, value in part.items():
+    before = sum(int(part.get(name) or 0) for name in _PREDICTION)
+    for name, value in list(part.items()):
         if name in _NUMBERS and isinstance(value, list):
             part[name] = [kept.index(each) for each in value if each in kept]
-        elif isinstance(value, list) and len(value) >= count and count > 1:
+        elif _is_per_layer(name, value, count, before):
             part[name] = [value[each] for each in kept]
         elif name in _PREDICTION and value:
             part[name] = 0
         if part[name] != value:
             yield f"{above}{'.' * bool(above)}{name} is {json.dumps(part[name])}"
+
+
+def _is_per_layer(name: str, value: object, count: int, prediction: int) -> bool:
+    """Whether a list has something for each layer, those that predict further tokens among them or not."""
+    is_other = name == "architectures" or name.endswith(("token_id", "token_ids"))
+    return isinstance(value, list) and not is_other and len(value) in {count, count + prediction}
 
 
 def _with_choice(config: dict[str, Any], experts: int) -> Iterator[str]:

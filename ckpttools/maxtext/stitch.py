@@ -24,7 +24,7 @@ def stitched(towers: Tree, decoder: Tree) -> Tree:
     `towers`.
 
     Raises:
-        UsageError: one is MaxText's and the other is not, or there are no towers.
+        UsageError: one is MaxText's and the other is not, there are no towers, or there is training state.
         CoverageError: the text models have other names or shapes; lists all.
         ConfigError: a Hugging Face model has no configuration, or one of no family.
     """
@@ -32,6 +32,12 @@ def stitched(towers: Tree, decoder: Tree) -> Tree:
     if sides[0] != sides[1]:
         raise UsageError(
             "one is MaxText's and the other Hugging Face's", hint="convert one of them first: ckpt convert"
+        )
+    if view_of(towers).optimizer or view_of(decoder).optimizer:
+        raise UsageError(
+            "moments of one model are none of the other",
+            place=towers.metadata.place or None,
+            hint="take parameters alone: ckpt strip-optimizer",
         )
     text, other = (_of_maxtext if sides[0] else _of_hugging_face)(towers, decoder)
     place = towers.metadata.place or None

@@ -1,18 +1,20 @@
 """Runs MaxText and transformers on what `ckpt shrink` makes: `python tests/oracle/smaller.py [FAMILY ...]`.
 
 A tiny model is converted, and the MaxText checkpoint is cut; MaxText loads that by all of its ways, and
-computes the logits that transformers computes with the model cut before. Exits with 1 where it does not.
+computes the logits that transformers computes with the model cut before; and it goes on with a run that was
+cut. Exits with 1 where it does not.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from oracle import environments, steps
+from oracle import environments, settings, steps
 from oracle.cases import SCANNED, forms
 from oracle.commands import ckpt
 from oracle.run import made
@@ -29,6 +31,22 @@ def cut(family: str, model: Path, bench: steps.Bench) -> None:
     ckpt("shrink", model, bench.model, *FAMILIES[family])
     ckpt("convert", "hf-to-maxtext", model, whole, form)
     ckpt("shrink", whole, bench.converted, *FAMILIES[family])
+
+
+def resumed(family: str, model: Path, bench: steps.Bench) -> str:
+    """A run of the whole model, cut with its moments: MaxText goes on with it as one of the small model."""
+    whole = replace(bench, model=model, directory=bench.directory / "trained")
+    (whole.directory).mkdir()
+    steps.convert(whole)
+    steps.train(whole)
+    checkpoints = bench.directory / "resumed" / "run" / "checkpoints"
+    run = whole.run / "checkpoints" / str(steps.STEPS - 1)
+    ckpt("shrink", run, checkpoints, *FAMILIES[family], "--like", model)
+    asked = {**settings.TRAINED, "steps": steps.MORE_STEPS, "checkpoint_period": steps.MORE_STEPS - 1}
+    bench.maxtext("training", settings=bench.settings(directory="resumed", **asked))
+    if (checkpoints / "0").exists() or not (checkpoints / str(steps.MORE_STEPS - 1)).exists():
+        raise StepError("MaxText began anew")
+    return f"resumed at {steps.STEPS - 1}"
 
 
 def main() -> int:
@@ -50,6 +68,7 @@ def main() -> int:
                     try:
                         cut(family, model, bench)
                         print(family, layers, steps.load(bench), steps.compare(bench), flush=True)
+                        print(family, layers, resumed(family, model, bench), flush=True)
                     except StepError as refusal:
                         failed += 1
                         print(family, layers, "FAILED", refusal, flush=True)
