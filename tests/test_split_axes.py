@@ -1,19 +1,27 @@
 """Arrays with axes split in two, and parts of arrays that are read as one."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.quantised_weights import fp8_rows
 
-from ckpttools.array.nodes import Relayout
+from ckpttools.array.nodes import Relayout, padded, relayout, stack, window
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.splitting import with_axes_split
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Region
+from ckpttools.plan.pieces import fitted
+from ckpttools.quantized.logical import logical
+from ckpttools.run import scanning
 from ckpttools.sharding.buffers import buffers
 from ckpttools.sharding.held import HeldParts, as_one_part
+from ckpttools.sharding.scatter import Reading, read_parts
 from ckpttools.sharding.shards import Shards
-from ckpttools.testing.strategies import factors, lazy_arrays, regions
+from ckpttools.testing.strategies import Known, factors, lazy_arrays, noise, regions, stored
 
 
 @given(st.data())
@@ -55,11 +63,57 @@ def test_parts_are_those_of_the_array_whether_read_as_one_or_apart(data):
             assert values.tobytes() == wanted.tobytes()
 
 
-def test_parts_of_a_transposed_matrix_are_one():
-    from ckpttools.array.nodes import relayout, stack
-    from ckpttools.core.dtypes import DTYPES
-    from ckpttools.testing.strategies import noise, stored
+@settings(max_examples=40)
+@given(st.data())
+def test_what_is_read_in_small_pieces_by_several_workers_is_what_numpy_cuts(data):
+    known = [_any_array(data) for _ in range(data.draw(st.integers(1, 3)))]
+    held = []
+    for array, _ in known:
+        counts = [data.draw(st.sampled_from(_divisors(length))) for length in array.shape]
+        part = tuple(length // count for length, count in zip(array.shape, counts, strict=True))
+        grid = list(itertools.product(*map(range, counts)))
+        some = data.draw(st.one_of(st.just(grid), st.lists(st.sampled_from(grid), min_size=1, unique=True)))
+        held.append(HeldParts(array, Shards(array.shape, part, tuple(some)), "array"))
+    most = data.draw(st.sampled_from((16, 200, 1 << 20)))
 
+    def small(*arguments, **options):
+        return replace(fitted(*arguments, **options), piece_bytes=most)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scanning, "fitted", small)
+        found = dict(read_parts(held, Reading(1 << 30, data.draw(st.sampled_from((1, 3))))))
+    assert sorted(found) == list(range(len(held)))
+    for number, parts in found.items():
+        shards = held[number].shards
+        assert set(parts) == set(shards.held)
+        for index, values in parts.items():
+            assert values.tobytes() == known[number].truth[shards.region(index).slices].tobytes()
+
+
+def _any_array(data):
+    """Also of the kinds that are made of others and of which `lazy_arrays` draws none."""
+    known = data.draw(lazy_arrays())
+    array, truth = known
+    kind = data.draw(st.sampled_from(("plain", "window", "padded", "numbers")))
+    if kind == "window" and array.size:
+        region = data.draw(regions(array.shape))
+        return Known(window(array, region.start, region.shape), truth[region.slices])
+    if kind == "padded" and array.ndim:
+        more = [data.draw(st.integers(0, 2)) for _ in array.shape]
+        shape = tuple(length + each for length, each in zip(array.shape, more, strict=True))
+        return Known(padded(array, shape), np.pad(truth, [(0, each) for each in more]))
+    if kind == "numbers":
+        made = fp8_rows(np.random.default_rng(data.draw(st.integers(0, 99))), (6, 4), "float32")
+        numbers = logical(made.tree, DTYPES["float32"]).tree.arrays[made.name,]
+        order = data.draw(st.permutations(range(3)))
+        shape = tuple((2, 3, 4)[each] for each in order)
+        turned = relayout(numbers, ((2, 3), (4,)), order, (1, 1, 1))
+        assert turned.shape == shape
+        return Known(turned, made.product.reshape(2, 3, 4).transpose(order).view(np.uint32))
+    return known
+
+
+def test_parts_of_a_transposed_matrix_are_one():
     dtype = DTYPES["bfloat16"]
     layers = [stored(noise((8, 6), dtype, seed), dtype) for seed in range(3)]
     array = stack([relayout(each, ((8,), (6,)), (1, 0), (1, 1)) for each in layers], 1)

@@ -53,5 +53,5 @@ def _check_outside(path: Place, real: Place, destination: Place) -> None:
             f"{path} {how} {name}",
             place=written,
             wanted="a file outside of the checkpoint that is written",
-            hint=f"choose another name, such as {destination.name}.manifest.json beside DST",
+            hint="choose another name, such as one in the directory that DST is in",
         )
