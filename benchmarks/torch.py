@@ -57,10 +57,10 @@ DCP = (
     + """
 import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, rand
+from torch.distributed.tensor import DTensor, Shard
 mesh = init_device_mesh("cpu", (2,))
-state = {name: rand(shape, device_mesh=mesh, placements=[Shard(0)])
-         for name, shape in shapes(int(sys.argv[2])).items()}
+state = {name: DTensor.from_local(torch.randn(first // 2, *rest), mesh, [Shard(0)])
+         for name, (first, *rest) in shapes(int(sys.argv[2])).items()}
 dcp.save({"model": state}, checkpoint_id=sys.argv[1])
 dist.destroy_process_group()
 """

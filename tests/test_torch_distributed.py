@@ -14,7 +14,7 @@ from support.torch_files import save
 from support.torch_files import whole as whole_tensor
 from support.trees import lazy
 
-from ckpttools.array.nodes import window
+from ckpttools.array.nodes import Concat, Constant, window
 from ckpttools.array.tree import dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
@@ -203,3 +203,20 @@ def test_damaged_metadata(tmp_path):
                 array.read()
             except FormatError:
                 break
+
+
+def test_parts_that_are_cut_unevenly_are_no_cells_of_a_row_each():
+    """A vocabulary on a mesh of two axes: 151,937 rows that end at odd places."""
+    rows, ends = 151_937, (0, 50_646, 75_969, 101_292, 151_937)
+    whole = Constant((rows, 3), DTYPES["float32"], bytes(4))
+    pieces = [
+        Piece(Region((a, 0), (b, 3)), window(whole, (a, 0), (b - a, 3))) for a, b in itertools.pairwise(ends)
+    ]
+    array = pieced((rows, 3), DTYPES["float32"], pieces)
+    assert isinstance(array, Concat) and array.shape == (rows, 3) and len(array.parts) == len(pieces)
+    with pytest.raises(ValueError, match="two of its parts"):
+        pieced(
+            (rows, 3),
+            DTYPES["float32"],
+            [*pieces, Piece(Region((7, 0), (9, 3)), window(whole, (7, 0), (2, 3)))],
+        )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import gcd, prod
 
 from ckpttools.array.lazy import LazyArray
@@ -46,11 +47,27 @@ def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
         raise ValueError(f"its {len(boxes)} parts leave {lacking:,} elements out")
     cell = tuple(_cell(length, axis, boxes) for axis, length in enumerate(shape))
     cells = prod(ceil_div(n, c) for n, c in zip(shape, cell, strict=True))
+    cut = [axis for axis, length in enumerate(shape) if any(box.shape[axis] < length for box in boxes)]
+    if cells > len(boxes) and len(cut) == 1:
+        return _in_a_row(boxes, cut[0])
     if cells > _MOST_CELLS:
         raise ValueError(f"its parts meet at {cells:,} places")
     grid = _Grid.of(shape, cell, boxes)
     scratch = max(array.scratch_bytes for array in boxes.values())
     return Chunked(shape, dtype, cell, grid, scratch)
+
+
+def _in_a_row(boxes: Mapping[Region, LazyArray], axis: int) -> LazyArray:
+    """Boxes that are cut along one axis alone, unevenly: their cells would be rows, and far more of them.
+
+    Raises:
+        ValueError: two overlap; as many elements as there are do not leave any out then.
+    """
+    ordered = sorted(boxes, key=lambda box: box.start[axis])
+    for one, other in pairwise(ordered):
+        if other.start[axis] < one.stop[axis]:
+            raise ValueError(f"two of its parts have element {list(other.start)}")
+    return concat([boxes[box] for box in ordered], axis)
 
 
 def in_shape(pieces: Sequence[Stored], shape: Shape) -> LazyArray:
