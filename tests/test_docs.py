@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.hf_models import write_llama
-from support.places import ROOT
+from support.places import FIXTURES, ROOT
 from support.torch_files import save, whole
 
 import ckpttools
@@ -224,6 +224,25 @@ def test_a_format_can_be_added_as_the_page_says(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
+
+
+def test_the_added_scheme_reads_what_compressed_tensors_wrote(tmp_path):
+    install(tmp_path, "add-a-scheme.md", "mx_scheme", "ckpttools.schemes", "packed-mx", "SCHEME")
+    sample, model, made = FIXTURES / "compressed-tensors" / "mxfp4", tmp_path / "model", tmp_path / "made"
+    model.mkdir()
+    for file in ("model.safetensors", "config.json"):
+        (model / file).write_bytes((sample / file).read_bytes())
+    done = ckpt_session(
+        ["inspect", "tree", model],
+        ["cast", model, made, "--dtype", "bfloat16"],
+        ["diff", model, made],
+        path=tmp_path,
+    )
+    assert [each["code"] for each in done] == [0, 0, 0], done
+    assert "mxfp4 1x32" in done[0]["output"]
+    (wanted,) = load_file(sample / "expected.safetensors").values()
+    (found,) = load_file(made / "model.safetensors").values()
+    assert np.array_equal(found.astype(np.float32), wanted)
 
 
 def test_a_store_can_be_added_as_the_page_says(tmp_path):

@@ -225,6 +225,14 @@ def test_single_layers_may_be_left_as_they_are(tmp_path):
     assert arrays(tmp_path / "back") == arrays(source)
 
 
+def test_a_carried_configuration_is_told_of_once(tmp_path):
+    source = quantised(tmp_path / "hf")
+    run("convert", "hf-to-maxtext", source, tmp_path / "plain")
+    told = " ".join(run("quantize", tmp_path / "plain", tmp_path / "out").split())
+    assert "INEXACT" in told
+    assert "is left out" not in told
+
+
 def test_what_cannot_be_meant_is_refused(tmp_path):
     write_llama(tmp_path / "plain")
     with pytest.raises(UsageError, match="no weight is quantised"):

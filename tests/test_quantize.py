@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.command_line import ended, run
+from support.command_line import ended, run, succeed
 from support.golden_data import GOLDEN
 from support.hf_models import write_llama
 
@@ -113,6 +113,12 @@ def test_the_command_lists_the_worst_arrays_and_tells_all_in_json(tmp_path):
     assert len(told["errors"]) == 28 and {"elements", "largest", "rms", "relative"} == {
         field for each in told["errors"].values() for field in each
     }
+
+
+def test_what_loads_experts_in_mxfp4_is_told(tmp_path):
+    """Their names are none that a family knows."""
+    done = succeed("quantize", GOLDEN / "gpt-oss" / "hf", tmp_path / "mxfp4", "--scheme", "mxfp4")
+    assert "AutoModelForCausalLM.from_pretrained" in done.output
 
 
 def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):

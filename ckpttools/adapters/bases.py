@@ -27,7 +27,7 @@ from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import ModelRows, ToHuggingFace, rows_of
 from ckpttools.maxtext.view import view_of
-from ckpttools.quantized.weights import refuse_quantized
+from ckpttools.quantized.refusals import refuse_quantized
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.cast import cast
 

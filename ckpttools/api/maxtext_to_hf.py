@@ -18,7 +18,6 @@ from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.direction import refuse_hugging_face
 from ckpttools.maxtext.model import CONFIG, ModelOptions
-from ckpttools.maxtext.model_config import TrueConfig
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes
 from ckpttools.maxtext.to_hf import TEXT, HuggingFaceModel, ToHuggingFace, require_towers, to_huggingface
 from ckpttools.maxtext.vocabulary import refuse_learned
@@ -155,5 +154,9 @@ def _changed(model: HuggingFaceModel, change: Transform) -> HuggingFaceModel:
     made = change(tree)
     config = made.tree.metadata.config
     if known is not None and config is not None and config != known.config:
-        known = TrueConfig(config, (*known.changes, "it says how weights are quantised"))
+        anew = known.quantized_anew(config)
+        stale = {f"{CONFIG}: {each}" for each in known.changes if each not in anew.changes}
+        remarks = tuple(each for each in model.notes.remarks if each not in stale)
+        known = anew
+        model = replace(model, notes=replace(model.notes, remarks=remarks))
     return replace(model, tree=made.tree, config=known, notes=model.notes + made.notes)

@@ -24,6 +24,7 @@ from ckpttools.stores.abilities import Forgets
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.web.hub_name import HubName
+from ckpttools.transforms.as_numbers import as_numbers
 from ckpttools.transforms.dequantize import is_said_to_be_quantized
 
 _LOAD_STATE = "load_full_state_path"
@@ -76,7 +77,8 @@ def next_steps(where: Where) -> NextSteps | None:
 def _is_whole(tree: Tree) -> bool:
     """Whether all names of a model are there, in dtypes in which one computes, or with scales beside them."""
     is_computed = _main_dtype(view_of(tree).named) in _COMPUTED
-    guesses = guess_families(tree, families().values())
+    # Codes and scales may have names of their own, of which families know nothing.
+    guesses = guess_families(as_numbers(tree).tree, families().values())
     whole = any(each.matched == each.wanted for each in guesses)
     return whole and (is_computed or is_said_to_be_quantized(tree))
 

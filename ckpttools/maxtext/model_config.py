@@ -20,8 +20,9 @@ from ckpttools.families.family import FlagRule, Spelling
 from ckpttools.families.silent import meant_otherwise
 from ckpttools.mapping.sizes import nested, states
 from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
+from ckpttools.quantized.refusals import signs_of_scheme
 from ckpttools.quantized.scales import is_plain
-from ckpttools.quantized.weights import quantized, signs_of_scheme
+from ckpttools.quantized.weights import quantized
 
 # transformers says `dtype` from version 5 on, `torch_dtype` before.
 _DTYPES = ("dtype", "torch_dtype")
@@ -59,6 +60,11 @@ class TrueConfig:
     def to_json(self) -> bytes:
         """The content of the file."""
         return json.dumps(self.config, indent=2, ensure_ascii=False).encode() + b"\n"
+
+    def quantized_anew(self, config: Mapping[str, Any]) -> TrueConfig:
+        """The same of weights that are quantised now; that it said so no longer is not told."""
+        kept = tuple(each for each in self.changes if not each.startswith(FIELD))
+        return TrueConfig(config, (*kept, "it says how weights are quantised"))
 
 
 def true_config(

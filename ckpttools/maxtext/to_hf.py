@@ -40,7 +40,8 @@ from ckpttools.maxtext.parts import promising_less
 from ckpttools.maxtext.stacked_on import stored_scan_axis, told_scan_axis, with_scan_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.maxtext.vocabulary import WAYS, Surplus
-from ckpttools.quantized.weights import quantized, refuse_quantized, refuse_unmappable
+from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
+from ckpttools.quantized.weights import quantized
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.cast import cast, cast_notes
 

@@ -12,7 +12,7 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count
+from ckpttools.core.text import array_count, plural
 from ckpttools.core.wording import option, quoted
 from ckpttools.families.family import Family
 from ckpttools.formats.base import ReadOptions
@@ -39,7 +39,7 @@ from ckpttools.maxtext.variables import as_variables
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.quantized.decoding import Like
-from ckpttools.quantized.weights import refuse_quantized, refuse_unmappable
+from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
 from ckpttools.transforms.cast import cast, cast_notes
 from ckpttools.transforms.dequantize import dequantized
 from ckpttools.transforms.unwrapped import beside_the_weights, unwrapped
@@ -203,8 +203,8 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[Kept, Notes]:
     """The tree without scales: weights dequantised, or as they are; and what to say of it."""
     if options.quantized == "keep":
         kept = kept_weights(tree)
-        count = array_count(kept.scales)
-        said = f"{count} stay FP8 with their scales beside them, as MaxText from 0.2.5 on has them"
+        count = plural(len(kept.scales), "weight")
+        said = f"{count} of the source are kept in FP8, with their scales, as MaxText from 0.2.5 on has them"
         return kept, Notes(remarks=(said,))
     plain = dequantized(tree, options.dtype, options.dequantize_like)
     return Kept(plain.tree), plain.notes

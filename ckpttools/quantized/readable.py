@@ -10,6 +10,7 @@ from typing import Any
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme
+from ckpttools.quantized.refusals import remedy
 from ckpttools.quantized.scales import Described
 from ckpttools.quantized.schemes.base import (
     Module,
@@ -18,10 +19,10 @@ from ckpttools.quantized.schemes.base import (
     Weight,
     scales_no_weight,
 )
-from ckpttools.quantized.schemes.registry import READ_METHODS, scheme_of
+from ckpttools.quantized.schemes.registry import read_methods, scheme_of
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.unread import unread
-from ckpttools.quantized.weights import Quantized, is_scale, remedy
+from ckpttools.quantized.weights import Quantized, is_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def _clashes(weights: Iterable[Weight], arrays: Mapping[str, Described], used: s
 def not_readable(found: Weights, config: Mapping[str, Any] | None, place: str) -> FormatError:
     """The error that lists what cannot be dequantised, and why."""
     said = says_quantized(config)
-    is_read = (said or {}).get("quant_method") in READ_METHODS
+    is_read = (said or {}).get("quant_method") in read_methods()
     is_damaged = is_read and not found.is_whole
     return FormatError(
         "these quantised weights cannot be dequantised, and their numbers mean nothing without their scales:"
@@ -126,4 +127,4 @@ def not_readable(found: Weights, config: Mapping[str, Any] | None, place: str) -
 def _wanted(is_read: bool, is_damaged: bool) -> str:
     if is_damaged:
         return "each weight with the scales that config.json says"
-    return "a scheme that is read" if is_read else f"{FIELD} of {', '.join(READ_METHODS)}"
+    return "a scheme that is read" if is_read else f"{FIELD} of {', '.join(read_methods())}"

@@ -17,8 +17,8 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.logical import decode_of
+from ckpttools.quantized.refusals import remedy
 from ckpttools.quantized.schemes.base import Weight
-from ckpttools.quantized.weights import remedy
 
 # So many elements share a scale where scales are few: 1/4096 of the bytes and less.
 _FEW = 1024

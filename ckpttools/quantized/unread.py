@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckpttools.quantized.schemes.registry import read_formats
+
 _COMPRESSED = "compressed-tensors"
-# Its formats of which schemes read the weights; what is not named is told by dtypes and names.
-_READ_FORMATS = frozenset(
-    (
-        *("dense", "float-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized"),
-        "mixed-precision",
-    )
-)
 _DENSE = "dense"
+# Which each group says of itself, or which says that nothing is quantised.
+_GENERAL = frozenset((_DENSE, "mixed-precision"))
 
 
 def unread(said: Mapping[str, Any]) -> tuple[str, ...]:
@@ -29,7 +26,7 @@ def _formats(said: Mapping[str, Any]) -> Iterator[str]:
         return
     for place in (said, *_mappings(said.get("config_groups"))):
         name = place.get("format")
-        if isinstance(name, str) and name not in _READ_FORMATS:
+        if isinstance(name, str) and name not in _GENERAL | read_formats():
             yield f"format: {name}, which is not read"
 
 

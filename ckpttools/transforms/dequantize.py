@@ -13,7 +13,7 @@ from ckpttools.quantized.config import FIELD, says_quantized
 from ckpttools.quantized.decoding import Like as Like
 from ckpttools.quantized.logical import Logical, logical
 from ckpttools.quantized.readable import weights_in
-from ckpttools.quantized.schemes.registry import READ_METHODS
+from ckpttools.quantized.schemes.registry import read_methods
 from ckpttools.quantized.stored_values import check_values
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.transforms.base import Transformed
@@ -80,4 +80,4 @@ def is_said_to_be_quantized(tree: Tree) -> bool:
 def is_of_read_scheme(tree: Tree) -> bool:
     """Whether a tree has quantised weights, and its configuration names a method that is read."""
     said = says_quantized(tree.metadata.config)
-    return (not said or said.get("quant_method") in READ_METHODS) and is_said_to_be_quantized(tree)
+    return (not said or said.get("quant_method") in read_methods()) and is_said_to_be_quantized(tree)

@@ -17,8 +17,8 @@ from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import GROUP, Mxfp4
 from ckpttools.quantized.modules import is_fused, is_linear, is_out_first, left_modules
+from ckpttools.quantized.refusals import remedy
 from ckpttools.quantized.tree import quantized_in
-from ckpttools.quantized.weights import remedy
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.select import require_matches
 

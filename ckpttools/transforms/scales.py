@@ -14,9 +14,10 @@ from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.quantized.config import says_quantized, scheme, stated_dtypes
+from ckpttools.quantized.refusals import quantized_error, refuse_unknown, remedy
 from ckpttools.quantized.scales import is_plain, scales_word, split_name
 from ckpttools.quantized.tree import by_names, quantized_in
-from ckpttools.quantized.weights import Quantized, last_keys, quantized_error, refuse_unknown, remedy
+from ckpttools.quantized.weights import Quantized, last_keys
 from ckpttools.transforms.rearranged import apart, rearranged, recast
 
 

@@ -12,8 +12,9 @@ from ckpttools.doctor.models import CONFIG as _CONFIG
 from ckpttools.doctor.models import models_in
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.readable import weights_of
-from ckpttools.quantized.schemes.registry import READ_METHODS
-from ckpttools.quantized.weights import Quantized, quantized, remedy
+from ckpttools.quantized.refusals import remedy
+from ckpttools.quantized.schemes.registry import read_methods
+from ckpttools.quantized.weights import Quantized, quantized
 from ckpttools.stores.place import Place
 
 _KEEP = "; `ckpt convert hf-to-maxtext {} DST --quantized keep` keeps it FP8, where blocks fit into kernels"
@@ -25,7 +26,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         said = says_quantized(model.config) or {}
         read = weights_of(model.arrays, found, model.config)
         yield from _findings(model.folder, list(found.values()), model.config, is_read=not read.is_whole)
-        if said.get("quant_method") in READ_METHODS and not any(each.is_bare for each in found.values()):
+        if said.get("quant_method") in read_methods() and not any(each.is_bare for each in found.values()):
             faults = () if read.is_whole else read.faults
             yield from [_unreadable(model.folder, faults, said)] if faults else []
 
@@ -73,7 +74,7 @@ def _untrue(folder: Place, said: Mapping[str, Any]) -> Finding:
 def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any], *, is_read: bool) -> Finding:
     count = f"{len(found)} weight{'s' * (len(found) != 1)}"
     what = f"the weights are quantised: {scheme(said)}; {count}, each with its scales"
-    if is_read and said.get("quant_method") in READ_METHODS:
+    if is_read and said.get("quant_method") in read_methods():
         why = "their numbers mean nothing by themselves: conversions to MaxText multiply them by their scales"
         do = f"`ckpt cast {quote(str(folder))} DST --dtype bfloat16` makes a model of plain numbers of it"
         do += _KEEP.format(quote(str(folder))) if _may_stay(found, said) else ""

@@ -168,11 +168,15 @@ class Weight:
 
 
 class Scheme(Protocol):
-    """A way to quantise. What is built in stands in `ckpttools.quantized.schemes.registry`."""
+    """A way to quantise. All stand in `ckpttools.quantized.schemes.registry`."""
 
     @property
     def methods(self) -> tuple[str, ...]:
         """What `quant_method` says of such weights; empty where no configuration need say anything."""
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """What `format` says of such weights where the method is compressed-tensors; else empty."""
 
     def takes(self, module: Module) -> bool:
         """Whether a weight is of this scheme, by its configuration, names and dtypes."""

@@ -13,6 +13,7 @@ class Fp4Experts:
     """`X.weight` in int8 or uint8 beside `X.scale`, where the configuration says `expert_dtype: fp4`."""
 
     methods = ("fp8",)
+    formats: tuple[str, ...] = ()
 
     def takes(self, module: Module) -> bool:
         is_packed = module.dtype.name in ("int8", "uint8") and len(module.shape) == 2

@@ -22,6 +22,7 @@ class Fp8:
     """
 
     methods = ("fp8", "compressed-tensors", "modelopt", "fbgemm_fp8")
+    formats = ("float-quantized", "naive-quantized")
 
     def takes(self, module: Module) -> bool:
         return module.method in self.methods and module.dtype.is_float and module.dtype.bits == 8

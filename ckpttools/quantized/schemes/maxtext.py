@@ -18,6 +18,7 @@ class MaxText:
     """
 
     methods: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
 
     def takes(self, module: Module) -> bool:
         is_fp8 = module.dtype.is_float and module.dtype.bits == 8
@@ -30,12 +31,11 @@ class MaxText:
         if odd:
             raise UnreadableError(f"{module.name}: {', '.join(odd)} beside it, which is not understood")
         scale = _scale(module, name)
-        size = max(scale.block, default=1)
         is_of_all = len(module.arrays[name].shape) < len(module.shape)
         return Weight(
             name=module.name,
             codes=module.name,
-            scheme="fp8 per tensor" if is_of_all else f"fp8 {size}x{size}",
+            scheme="fp8 per tensor" if is_of_all else f"fp8 {_size(scale.block)}",
             shape=module.shape,
             layout=module.shape,
             packed=1,
@@ -43,6 +43,12 @@ class MaxText:
             scales=(scale,),
             of_activations=module.of_activations,
         )
+
+
+def _size(block: Shape) -> str:
+    """Of square blocks `128x128`, whatever axes lie between; of others the lengths of all their axes."""
+    sizes = [length for length in block if length > 1] or [1]
+    return "x".join(map(str, sizes * 2 if len(sizes) == 1 else sizes))
 
 
 def _scale_of(module: Module) -> str:

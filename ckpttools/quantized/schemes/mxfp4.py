@@ -17,6 +17,7 @@ class Mxfp4:
     """
 
     methods = ("mxfp4",)
+    formats: tuple[str, ...] = ()
 
     def takes(self, module: Module) -> bool:
         return module.method in self.methods and module.key.endswith(_BLOCKS)

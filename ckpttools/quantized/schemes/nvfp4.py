@@ -15,6 +15,7 @@ class Nvfp4:
     """
 
     methods = ("compressed-tensors", "modelopt")
+    formats = ("nvfp4-pack-quantized",)
 
     def takes(self, module: Module) -> bool:
         if module.dtype.name != "uint8" or len(module.shape) != 2:

@@ -15,6 +15,7 @@ class PackQuantized:
     """`X.weight_packed` (out, in / 8) beside `X.weight_scale` (out, in / group) and `X.weight_shape`."""
 
     methods = ("compressed-tensors",)
+    formats = ("pack-quantized",)
 
     def takes(self, module: Module) -> bool:
         is_words = module.key == "weight_packed" and module.dtype.name == "int32"

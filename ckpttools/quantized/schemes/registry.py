@@ -1,7 +1,10 @@
-"""The schemes that are read. To add one: a file with a `Scheme`, and a line here."""
+"""The schemes that are read. To add one: a file with a `Scheme`, and a line here or an entry point."""
 
 from __future__ import annotations
 
+from functools import cache
+
+from ckpttools.core.plugins import load_group
 from ckpttools.quantized.schemes.base import Module, Scheme
 from ckpttools.quantized.schemes.fp4_experts import Fp4Experts
 from ckpttools.quantized.schemes.fp8 import Fp8
@@ -10,13 +13,30 @@ from ckpttools.quantized.schemes.mxfp4 import Mxfp4
 from ckpttools.quantized.schemes.nvfp4 import Nvfp4
 from ckpttools.quantized.schemes.pack_quantized import PackQuantized
 
+GROUP = "ckpttools.schemes"
+"""Entry points of packages whose schemes are read as well."""
 # MaxText's names say how, whatever the configuration says that was carried along.
-SCHEMES: tuple[Scheme, ...] = (MaxText(), Fp8(), Fp4Experts(), Mxfp4(), PackQuantized(), Nvfp4())
+_BUILT_IN: tuple[Scheme, ...] = (MaxText(), Fp8(), Fp4Experts(), Mxfp4(), PackQuantized(), Nvfp4())
 
-READ_METHODS = tuple(dict.fromkeys(method for scheme in SCHEMES for method in scheme.methods))
-"""What `quant_method` may say of weights that are read."""
+
+@cache
+def schemes() -> tuple[Scheme, ...]:
+    """All of them; those of other packages are asked first whether a weight is theirs."""
+    return (*load_group(GROUP).values(), *_BUILT_IN)
+
+
+@cache
+def read_methods() -> tuple[str, ...]:
+    """What `quant_method` may say of weights that are read."""
+    return tuple(dict.fromkeys(method for scheme in schemes() for method in scheme.methods))
+
+
+@cache
+def read_formats() -> frozenset[str]:
+    """What `format` of compressed-tensors may say of weights that are read."""
+    return frozenset(name for scheme in schemes() for name in scheme.formats)
 
 
 def scheme_of(module: Module) -> Scheme | None:
     """The scheme of a weight; None for one that is not known."""
-    return next((each for each in SCHEMES if each.takes(module)), None)
+    return next((each for each in schemes() if each.takes(module)), None)

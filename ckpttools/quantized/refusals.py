@@ -1,0 +1,161 @@
+"""Why quantised weights are refused where plain ones are needed, and what to do with them then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme, stated_dtypes, states
+from ckpttools.quantized.scales import Described, is_plain
+from ckpttools.quantized.schemes.registry import read_methods
+from ckpttools.quantized.weights import Quantized, is_scale, may_be_codes, quantized
+
+_WANTED = "weights in bfloat16, float16 or float32 that need no scales"
+_IN_TRANSFORMERS = "in transformers from_pretrained, then dequantize() and save_pretrained"
+_DEQUANTIZING = {
+    "bitsandbytes": _IN_TRANSFORMERS,
+    "gptq": "with GPTQModel, which quantised it",
+    "awq": "with AutoAWQ, which quantised it",
+    "compressed-tensors": "in transformers from_pretrained with CompressedTensorsConfig(dequantize=True), "
+    "then save_pretrained",
+}
+
+
+def refuse_quantized(arrays: Mapping[str, Described], config: Mapping[str, Any] | None, place: str) -> None:
+    """Refuses quantised weights, with their scales and without.
+
+    Args:
+        arrays: all of them by name, before any is left out.
+        config: the `config.json` beside them, or None.
+        place: for messages.
+
+    Raises:
+        FormatError: there are some; says how they are quantised and which have no scale. Or the configuration
+            says so, and there is no telling which they are.
+    """
+    found = quantized(arrays, config)
+    if found:
+        raise quantized_error(found.values(), config, place)
+    refuse_unknown(arrays, config, place)
+
+
+def signs_of_scheme(arrays: Mapping[str, Described], config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The arrays that plain weights do not have, where `config` says that weights are quantised."""
+    said = says_quantized(config)
+    exempt = exempt_modules(said)
+    return tuple(
+        name
+        for name, array in (arrays.items() if said else ())
+        if (is_scale(name) or may_be_codes(name, array)) and not exempt.has(name)
+    )
+
+
+def refuse_unknown(
+    arrays: Mapping[str, Described], config: Mapping[str, Any] | None, place: str, *, done: str = "converted"
+) -> None:
+    """Refuses arrays of a scheme where no quantised weight is known among them.
+
+    Args:
+        arrays, config, place: as for `refuse_quantized`.
+        done: what cannot be done with them.
+
+    Raises:
+        FormatError: there are some.
+    """
+    signs = signs_of_scheme(arrays, config)
+    if signs:
+        raise FormatError(
+            f"these arrays cannot be {done}: config.json says that weights are quantised, and these look so"
+            + listing([f"{name}: {arrays[name].dtype}" for name in signs]),
+            place=place or None,
+            got=f"{scheme(says_quantized(config))} ({FIELD})",
+            wanted=_WANTED,
+            hint=f"{remedy(says_quantized(config))}; if it is plain, take {FIELD} out of config.json",
+        )
+
+
+def refuse_unmappable(arrays: Mapping[str, Described], config: Mapping[str, Any] | None, place: str) -> None:
+    """Refuses weights of a model that are no plain floating-point numbers, whatever they are called.
+
+    Args:
+        arrays: by name, those that rows of a family take.
+        config, place: as for `refuse_quantized`.
+
+    Raises:
+        FormatError: there are some.
+    """
+    odd = [
+        Quantized(name, each.dtype, ())
+        for name, each in arrays.items()
+        if not (is_plain(each.dtype) or (each.dtype.is_float and states(config, each.dtype)))
+    ]
+    if odd:
+        raise quantized_error(odd, config, place)
+
+
+def quantized_error(
+    found: Iterable[Quantized], config: Mapping[str, Any] | None, place: str, *, done: str = "converted"
+) -> FormatError:
+    """The error that says which weights are quantised, how, and what to do.
+
+    Args:
+        found: the weights.
+        config: the `config.json` beside them, or None.
+        place: for messages.
+        done: what cannot be done with them.
+    """
+    weights = sorted(found, key=lambda each: not each.is_bare)
+    said = says_quantized(config)
+    if not said and all(each.dtype.is_float and not each.sides for each in weights):
+        return _unclear_error(weights, config, place, done)
+    bare = sum(each.is_bare for each in weights)
+    how = f"{scheme(said)} ({FIELD})" if said else _dtypes(weights)
+    return FormatError(
+        f"quantised weights cannot be {done}: their numbers mean nothing without their scales"
+        + listing([str(each) for each in weights]),
+        place=place or None,
+        got=f"{how}; {bare} of {len(weights)} without scales" if bare else how,
+        wanted=_WANTED,
+        hint=_missing(bare) + remedy(said),
+    )
+
+
+def _unclear_error(
+    weights: list[Quantized], config: Mapping[str, Any] | None, place: str, done: str
+) -> FormatError:
+    """The error for numbers of few bits that nothing scales, and that no configuration calls the weights."""
+    stated = " and ".join(stated_dtypes(config))
+    return FormatError(
+        f"these arrays cannot be {done}: their numbers may be the weights themselves, or mean nothing "
+        "without their scales" + listing([f"{each.name}: {each.dtype}, without a scale" for each in weights]),
+        place=place or None,
+        got=_dtypes(weights) + (f", where config.json says {stated}" if stated else ""),
+        wanted=_WANTED,
+        hint="if a plain cast made them, cast them back first: ckpt cast SRC DST --dtype bfloat16 --force; "
+        "if scales were lost, get the checkpoint with all of its scales",
+    )
+
+
+def _dtypes(weights: Iterable[Quantized]) -> str:
+    return ", ".join(sorted({str(each.dtype) for each in weights}))
+
+
+def _missing(bare: int) -> str:
+    return "get the checkpoint with all of its scales; " if bare else ""
+
+
+def remedy(said: Mapping[str, Any] | None, *, is_read: bool = True) -> str:
+    """What to do with quantised weights where plain ones are needed.
+
+    Args:
+        said: the `quantization_config`.
+        is_read: whether they are read where their method is.
+    """
+    release = "take a release of the model in bfloat16"
+    method = str((said or {}).get("quant_method"))
+    if is_read and method in read_methods():
+        return "dequantise it: ckpt cast SRC DST --dtype bfloat16"
+    if method in _DEQUANTIZING:
+        return f"dequantise it to bfloat16 ({_DEQUANTIZING[method]}), or {release}"
+    return f"dequantise it to bfloat16 with the tool that quantised it, or {release}"
