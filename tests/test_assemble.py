@@ -266,6 +266,16 @@ def test_links_of_the_agent_of_multi_tier_checkpointing(job, tmp_path):
     assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
 
 
+def test_processes_on_gpus_have_directories_below_that_of_the_host(job, tmp_path):
+    for number in range(4):
+        (tmp_path / "gpus" / f"node{number // 2}").mkdir(parents=True, exist_ok=True)
+        (job / f"host{number}").rename(tmp_path / "gpus" / f"node{number // 2}" / str(number))
+    for place in (tmp_path / "gpus", tmp_path / "gpus" / "node0"):
+        out = tmp_path / f"out-{place.name}"
+        ckpttools.assemble(place, out)
+        assert same(values(out), restored("replicator-data=2,fsdp=4"))
+
+
 def test_what_a_peer_has_fetched_counts(tmp_path):
     job = Path(shutil.copytree(HOSTS / "p2p-data=2,fsdp=4", tmp_path / "job"))
     partial = next(save for save in ckpttools.list_saves(job / "host0").saves if save.step == LAST)

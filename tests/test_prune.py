@@ -413,6 +413,13 @@ def objects_at(place) -> set[str]:
     return {name for name, _ in place.walk()} if place.exists() else set()
 
 
+def test_the_run_itself_must_be_named(run):
+    for place in (run / "1", run / "1" / "items"):
+        with pytest.raises(UsageError, match="is a part of a run"):
+            ckpttools.prune(place, keep_last=1)
+    assert steps(run) == {str(step) for step in range(1, 7)}
+
+
 def test_the_command(run):
     dry = succeed("prune", run, "--keep-last", 2).output
     assert "Dry run: nothing was touched" in dry and steps(run) == {str(n) for n in range(1, 7)}

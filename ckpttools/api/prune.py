@@ -216,6 +216,12 @@ def prune(
                 "it is not said which steps are kept", hint=f"give {' or '.join(map(option, names))}"
             )
         found = run_at(place)
+        if found.path not in (place, place / "checkpoints"):
+            raise UsageError(
+                f"{place} is a part of a run",
+                wanted="the run itself: all of its steps are looked at",
+                hint=f"name {found.path}",
+            )
         removing(found.path)
         if begun(found.path) is not None:
             raise interrupted(found.path)

@@ -9,8 +9,10 @@ from shlex import quote
 
 from ckpttools.api.tree_report import inspect
 from ckpttools.core.errors import ChosenItemWarning
+from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, MERGE, adapter_in
 from ckpttools.formats.interrupted import absent, refuse_interrupted
+from ckpttools.formats.orbax.hosts import hosts_at
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described
 from ckpttools.inspect.tree import TreeReport
 from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
@@ -60,15 +62,27 @@ def summary(path: Where, *, requests: int | None = None) -> Summary:
             return _of_run(place, found)
         if isinstance(found, Step) and len(found.items) > 1:
             return _of_step(place, found)
+        if isinstance(found, OrbaxRun) and (hosts := hosts_at(place)):
+            return _of_hosts(place, len(hosts))
         return _of_tree(place, found)
+
+
+def _of_hosts(place: Place, count: int) -> Summary:
+    path = quote(str(place))
+    next = (f"ckpt assemble {path} --list", f"ckpt assemble {path} DST", f"ckpt inspect tree {path}")
+    return Summary(str(place), f"what {plural(count, 'host')} of a job kept, each a part", next=next)
 
 
 def _of_run(place: Place, run: OrbaxRun) -> Summary:
     listing = listed(run)
+    path = quote(str(place))
+    if any(step.missing_chunks for step in listing.steps):
+        next = (f"ckpt assemble {path} OTHER_HOST… --list", f"ckpt inspect tree {path}")
+        return Summary(str(place), "what one host of a job kept, a part of each step", run=listing, next=next)
     kinds = {each.kind for step in listing.finished[-1:] for each in step.items}
     count = len(listing.steps)
     what = f"a run of {count} steps" if count > 1 else "a run of one step"
-    return Summary(str(place), what, run=listing, next=tuple(_next_of_run(quote(str(place)), kinds)))
+    return Summary(str(place), what, run=listing, next=tuple(_next_of_run(path, kinds)))
 
 
 def _next_of_run(path: str, kinds: set[str]) -> Iterator[str]:
@@ -77,6 +91,7 @@ def _next_of_run(path: str, kinds: set[str]) -> Iterator[str]:
         yield f"ckpt strip-optimizer {path} DST"
     if any(kind.startswith(("stacked", "unstacked")) for kind in kinds):
         yield f"ckpt convert maxtext-to-hf {path} DST --like HF_DIR"
+    yield f"ckpt prune {path} --keep-last N"
     yield f"ckpt doctor {path}"
 
 
