@@ -59,9 +59,10 @@ FILES = {
 ALL = CHECKPOINTS | FILES
 # What SRC is where nothing is wrong with it.
 GOOD = {"hf-to-maxtext": "HF", "stack": "UNSCANNED", "strip-optimizer": "RUN"}
-# Commands that open nothing, one that makes what it opens, one that says what MaxText would not open, and two
-# that have others' work done.
+# Commands that open nothing, one that makes what it opens, one that says what MaxText would not open, two
+# that have others' work done; and those about runs and hosts rather than one checkpoint.
 OTHERS = {"demo", "families show", "formats", "maxtext-config", "resolve", "plan", "run"}
+OTHERS |= {"assemble", "ls", "prune"}
 
 
 class Place:

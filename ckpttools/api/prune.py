@@ -20,7 +20,7 @@ from ckpttools.runs.journal import DIRECTORY, PruneJournal, at_work, begun, fing
 from ckpttools.runs.listing import run_at
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
-from ckpttools.runs.removal import Removal, tidy
+from ckpttools.runs.removal import Removal, tidy, tidy_all
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.abilities import Renames
 from ckpttools.stores.pace import requesting
@@ -94,6 +94,9 @@ class PreparedPrune:
         journal = begun(self.place)
         if journal is None:
             raise UsageError("no prune of this run was begun", place=self.place)
+        if not (journal.delete or journal.strip):
+            tidy_all(self.place)
+            return replace(self.report, is_done=True, left=("nothing of it was done, and nothing is to do",))
         removal = Removal(self.place, journal)
         left = removal.carry_out() if self.what == "finish" else removal.undo()
         return replace(self.report, is_done=True, left=left)

@@ -183,14 +183,18 @@ class Removal:
         store.remove(going.key)
 
     def _conclude(self) -> None:
-        """Removes the traces, the journal after all others."""
-        store = removing(self.run)
-        for name in (_STRIPPED, _REMOVED, _DELETING):
-            store.remove(at_work(self.run, name).key)
-        store.remove(plan_of(self.run).key)
-        tidy(self.run)
-        if isinstance(self.run.store, Forgets):
-            self.run.store.forget(self.run.key)
+        tidy_all(self.run)
+
+
+def tidy_all(run: Place) -> None:
+    """Removes the traces of a prune that is done, the journal after all others."""
+    store = removing(run)
+    for name in (_STRIPPED, _REMOVED, _DELETING):
+        store.remove(at_work(run, name).key)
+    store.remove(plan_of(run).key)
+    tidy(run)
+    if isinstance(run.store, Forgets):
+        run.store.forget(run.key)
 
 
 def tidy(run: Place) -> None:
