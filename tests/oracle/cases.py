@@ -53,13 +53,13 @@ FLASH = (
     "apart, stretched alone 4.8, clipped alone 3.3"
 )
 ONE_WINDOW = (
-    "the hidden size is 64, of which bfloat16 has the square root, and the window 288, larger than an image: "
+    "the hidden size is 64, of which bfloat16 has the square root, and the window larger than an image: "
     "in layers with a window MaxText's images see all of themselves, transformers' what is within it "
-    "(with a window of 16, logits of images are 1.1 apart)"
+    "(with a window of 16, logits of images of Gemma 3 are 1.1 apart)"
 )
 PATCHES = (
     "MaxText rounds the positions of patches to bfloat16, and merges patches with GELU by tanh where "
-    "transformers has GELU itself; not here: with both, logits of images are 3e-3 apart"
+    "transformers has GELU itself; not here: with both, logits of images of Qwen3-VL are 3e-3 apart"
 )
 CHUNK_BY_CHUNK = (
     f"{PATCHES}; sound is heard with one chunk of 100 frames (n_window_infer) here: MaxText's ears take no "
@@ -113,7 +113,7 @@ BLIND = {
         "MaxText makes 42 by 60 patches of all images, more than the 16 places that this tower has a side; "
         "gemma4-vision has 64"
     ),
-    "kimi-k2.5": "MaxText has no tower like Kimi's, and neither has `ckpt`: it is carried",
+    "kimi-k2.5": "MaxText has no tower like Kimi's, and neither has ckpt, which carries it",
 }
 # Layers share keys and values.
 NEVER_SCANNED = frozenset({"gemma4-e2b"})
