@@ -33,17 +33,29 @@ if TYPE_CHECKING:
 _MOST_PICKLE = 1 << 20
 
 
+# Looking into an archive takes some 15 reads; of a small one all is read with the first.
+_SMALL = 32 << 10
+
+
 class Part(File):
     """Some bytes of a file as a file of their own."""
 
-    __slots__ = ("_offset", "_whole", "path", "size", "version")
+    __slots__ = ("_held", "_offset", "_whole", "path", "size", "version")
 
     def __init__(self, whole: ByteSource, offset: int, size: int) -> None:
-        self._whole, self._offset = whole, offset
+        self._whole, self._offset, self._held = whole, offset, b""
         self.path, self.size, self.version = whole.path, size, whole.version
 
     def read_into(self, offset: int, out: Buffer) -> None:
-        self._whole.read_into(self._offset + offset, out)
+        view = memoryview(out).cast("B")
+        if self.size > _SMALL or offset + len(view) > self.size:
+            self._whole.read_into(self._offset + offset, out)
+            return
+        if not self._held:
+            held = bytearray(self.size)
+            self._whole.read_into(self._offset, held)
+            self._held = bytes(held)
+        view[:] = self._held[offset : offset + len(view)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from ckpttools.formats.torch.pickled import Global
 
@@ -48,6 +49,7 @@ _DTYPE_WORDS = (
 )
 
 
+@lru_cache(maxsize=4096)
 def is_of_training(name: Global) -> bool:
     """Whether files of weights and trainers' states have this name in them."""
     spelled = str(name)
