@@ -1,0 +1,59 @@
+"""What MaxText computes with a checkpoint and adapters: run by its own Python.
+
+    python lora_in_maxtext_script.py RESTORE LOGITS.npy SETTING...
+
+Adapters are restored from RESTORE, "" for none; the logits are of the tokens 0 to 7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+with contextlib.redirect_stdout(sys.stderr):
+    import maxtext
+    from maxtext.configs import pyconfig
+    from maxtext.trainers.pre_train import train  # noqa: F401  (other orders of imports end in a cycle)
+    from maxtext.utils import lora_utils, maxtext_utils, model_creation_utils
+
+BASE = str(Path(maxtext.__file__).parent / "configs" / "base.yml")
+jax.config.update("jax_default_prng_impl", "unsafe_rbg")
+
+
+def logits(restore: str, settings: list[str]) -> np.ndarray:
+    config = pyconfig.initialize(["adapters", BASE, *settings])
+    mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
+    with mesh:
+        model = model_creation_utils.from_pretrained(config, mesh=mesh, model_mode="train")
+        if restore:
+            lora_utils.sync_lora_metadata(config)
+            model = lora_utils.apply_lora_to_model(model, mesh, config)
+            before = factors(model)
+            model = lora_utils.restore_lora_from_path(model, config)
+            same = [path for path, values in factors(model).items() if np.array_equal(values, before[path])]
+            assert not same, f"not restored: {same}"
+        tokens = jnp.arange(8, dtype=jnp.int32)[None]
+        ones = jnp.ones(tokens.shape, jnp.int32)
+        made = model(
+            decoder_input_tokens=tokens,
+            decoder_positions=tokens,
+            decoder_segment_ids=ones,
+            enable_dropout=False,
+        )
+    return np.asarray(made, np.float32)
+
+
+def factors(model: nnx.Module) -> dict[tuple[object, ...], np.ndarray]:
+    found = nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))
+    return {path: np.asarray(each.get_value()) for path, each in found}
+
+
+if __name__ == "__main__":
+    adapters, out, *words = sys.argv[1:]
+    np.save(out, logits(adapters, words))

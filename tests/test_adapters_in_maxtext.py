@@ -1,0 +1,58 @@
+"""MaxText computes with converted and with merged adapters what PEFT does; where it is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+from oracle import environments
+from oracle.settings import COMPUTED
+from safetensors.numpy import load_file
+from support.places import FIXTURES, TESTS
+
+import ckpttools
+
+PYTHON = os.environ.get(environments.MAXTEXT)
+PEFT = FIXTURES / "peft"
+BASE = PEFT / "bases" / "llama-float32"
+SCRIPT = TESTS / "support" / "lora_in_maxtext_script.py"
+
+
+def logits(checkpoint, out, restore="", more=()):
+    """Those of the tokens 0 to 7, as MaxText computes them."""
+    told = ckpttools.maxtext_config(checkpoint).arguments()
+    words = [*told, *(f"{name}={value}" for name, value in COMPUTED.items()), *more]
+    words += [f"base_output_directory={out.parent}"]
+    ended = subprocess.run(
+        [PYTHON, SCRIPT, restore, out, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "DECOUPLE_GCLOUD": "TRUE", "PYTHONPATH": ""},
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return np.load(out)[0]
+
+
+@pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
+@pytest.mark.parametrize(("case", "scan"), [("patterns", True), ("plain", False)])
+def test_maxtext_computes_with_an_adapter_what_peft_does(tmp_path, case, scan):
+    ckpttools.hf_to_maxtext(BASE, tmp_path / "base", scan=scan)
+    ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=PEFT / case)
+    ckpttools.adapter_to_maxtext(PEFT / case, tmp_path / "adapter", base=tmp_path / "base")
+    wanted = load_file(PEFT / "merged" / f"{case}.safetensors")["logits"][0]
+    merged = logits(tmp_path / "merged", tmp_path / "merged.npy")
+    assert np.max(np.abs(merged - wanted)) < 1e-6 * np.max(np.abs(wanted)) + 1e-6
+    items = str(tmp_path / "adapter" / "0" / "items")
+    said = ckpttools.open(tmp_path / "adapter").metadata.custom["lora"]
+    more = (
+        "lora.enable_lora=true",
+        f"lora.lora_restore_path={items}",
+        f"lora.lora_module_path={said['lora_module_path']}",
+        "lora.lora_rank=0",
+        "lora.lora_alpha=0.0",
+    )
+    restored = logits(tmp_path / "base", tmp_path / "restored.npy", items, more)
+    assert np.max(np.abs(restored - wanted)) < 1e-6 * np.max(np.abs(wanted)) + 1e-6
