@@ -343,10 +343,10 @@ class TestInterrupted:
 
 
 class TestBuckets:
-    def test_steps_go_and_those_with_names_that_begin_alike_stay(self, gcs, made):
+    def test_steps_go_and_those_with_names_that_begin_alike_stay(self, cloud, made):
         files = files_in(made)
         extra = {name.replace("1/", "10/", 1): each for name, each in files.items() if name.startswith("1/")}
-        place = gcs.filled(files | extra)
+        place = cloud.filled(files | extra)
         report = ckpttools.prune(place, keep_every=10)
         assert fates(report) == {**dict.fromkeys(range(1, 7), "deleted"), 10: "kept"}
         assert [each.step for each in ckpttools.ls(place).steps] == [10]
