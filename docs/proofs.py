@@ -32,7 +32,7 @@ For each version of MaxText, each form of the layers, each way, and towers by th
 * *logits*, *trained*, *images*: tiny models of random weights that MaxText itself loads, and computes as
   transformers does: converted; after MaxText's own training, on the way back; of prompts with images. The
   number is the largest difference that [the oracle](oracle.md) found, which says of what and when;
-  **differ** where it is larger than it should be.
+  **no** where it is larger than it should be, or where `ckpt` refused what MaxText made.
 * *refused*: MaxText has no such form, and neither has `ckpt`.
 * In brackets stand the models that it was tried with. Where a cell is empty nothing but the rows says it:
   this version's converter refuses such models or knows none, and they were not run.
@@ -135,9 +135,7 @@ def _ran(family: Family, version: str, forms: list[str], step: str, word: str) -
     passed = [row for row in rows if row.findings[step].state == PASSED]
     figure = max((row.findings[step].said for row in passed), key=float, default="")
     odd = [row.family for row in rows if row not in passed]
-    return _joined(
-        [_said(f"{word} {figure}", [row.family for row in passed]), _said(f"**{word} differ**", odd)]
-    )
+    return _joined([_said(f"{word} {figure}", [row.family for row in passed]), _said(f"**{word}: no**", odd)])
 
 
 def _run(family: Family) -> list[Row]:
