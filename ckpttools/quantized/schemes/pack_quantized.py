@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from ckpttools.quantized.decoding import OFFSET_INT4
 from ckpttools.quantized.schemes.base import Module, UnreadableError, Weight, blocked, whole
 from ckpttools.quantized.schemes.groups import group_size, refuse_asymmetric, refuse_other_bits
@@ -26,7 +24,7 @@ class PackQuantized:
         refuse_asymmetric(module)
         name, said = module.only(("weight_scale",), ("weight_shape",))
         scales = module.arrays[name]
-        is_one = prod(scales.shape) == 1
+        is_one = scales.shape in ((), (1,))
         if len(module.shape) != 2 or not (is_one or len(scales.shape) == 2) or not scales.dtype.is_float:
             raise UnreadableError(f"{module.name}: {module.shape} with scales {scales.dtype}{scales.shape}")
         rows, words = module.shape
