@@ -423,14 +423,17 @@ class TestErrors:
 class TestListings:
     def test_formats(self):
         assert succeed("formats").stdout.splitlines() == [
-            "format             written",
-            "deepspeed-zero     no",
-            "orbax              yes",
-            "safetensors        yes",
-            "torch              no",
-            "torch-distributed  no",
-            "torch-ranks        no",
-            "zarr3              yes",
+            "format               written",
+            "deepspeed-universal  no",
+            "deepspeed-zero       no",
+            "flax-msgpack         no",
+            "orbax                yes",
+            "safetensors          yes",
+            "torch                no",
+            "torch-distributed    no",
+            "torch-ranks          no",
+            "zarr-tree            no",
+            "zarr3                yes",
         ]
 
     def test_formats_as_json(self):

@@ -23,6 +23,7 @@ from ckpttools.cli.main import main
 RUN = ORBAX / "maxtext_run"
 # SRC is what a cause makes bad, OUT a name that is free; the others are whole checkpoints.
 CHECKPOINTS = {
+    "average": "average SRC SCANNED OUT",
     "cast": "cast SRC OUT --dtype float16",
     "copy": "copy SRC OUT",
     "hf-to-maxtext": "convert hf-to-maxtext SRC OUT",
@@ -34,6 +35,7 @@ CHECKPOINTS = {
     "reshard": "reshard SRC OUT --mesh fsdp=1",
     "quantize": "quantize SRC OUT",
     "select": "select SRC OUT --keep params",
+    "shrink": "shrink SRC OUT --layers 1",
     "stack": "stack SRC OUT",
     "unstack": "unstack SRC OUT",
     "strip-optimizer": "strip-optimizer SRC OUT",
@@ -48,6 +50,9 @@ CHECKPOINTS = {
     "inspect chunks": "inspect chunks SRC",
     "inspect report": "inspect report SRC -o OUT.html",
     "doctor": "doctor SRC",
+    "ls": "ls SRC",
+    "plan-training": "plan-training SRC --hosts 1",
+    "prune": "prune SRC --keep-last 1",
     "families check": "families check llama --against SRC",
 }
 FILES = {
@@ -58,11 +63,11 @@ FILES = {
 }
 ALL = CHECKPOINTS | FILES
 # What SRC is where nothing is wrong with it.
-GOOD = {"hf-to-maxtext": "HF", "stack": "UNSCANNED", "strip-optimizer": "RUN"}
-# Commands that open nothing, one that makes what it opens, one that says what MaxText would not open, two
-# that have others' work done; and those about runs and hosts rather than one checkpoint.
-OTHERS = {"demo", "families show", "formats", "maxtext-config", "resolve", "plan", "run"}
-OTHERS |= {"assemble", "ls", "prune"}
+GOOD = {"hf-to-maxtext": "HF", "ls": "RUN", "prune": "RUN", "stack": "UNSCANNED", "strip-optimizer": "RUN"}
+# Commands that open nothing, make what they open, say what MaxText would not open, or have others' work done;
+# and those of adapters, hosts and towers, which have tests of their own.
+OTHERS = {"demo", "families show", "formats", "maxtext-config", "resolve", "plan", "run", "synth", "stitch"}
+OTHERS |= {"assemble", *(f"adapter {name}" for name in ("extract", "merge", "to-maxtext", "to-peft"))}
 
 
 class Place:
@@ -194,7 +199,8 @@ class TestPaths:
             codes |= place.codes([command], copy)
             shutil.rmtree(copy)
         # The doctor has found what it looks for.
-        assert codes == all_of(CHECKPOINTS, 3) | {"doctor": 1}
+        # What lists steps says which cannot be read.
+        assert codes == all_of(CHECKPOINTS, 3) | {"doctor": 1, "ls": 0}
 
     def test_not_to_be_read(self, place, request):
         locked = shutil.copytree(place.names["SCANNED"], place.directory / "locked")

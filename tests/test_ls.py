@@ -15,7 +15,7 @@ from support.object_stores import files_in
 from support.places import FIXTURES, HF, ORBAX, TRAINED
 
 import ckpttools
-from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError, UsageError
+from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.registry import parse
 
@@ -122,7 +122,7 @@ def test_the_json_is_the_report(run):
 
 
 def test_what_is_no_run(tmp_path):
-    with pytest.raises(UsageError, match="not a run with steps"):
+    with pytest.raises(FormatError, match="not a run with steps"):
         ckpttools.ls(HF)
     with pytest.raises(StorageError, match="is not there"):
         ckpttools.ls(tmp_path / "nothing")

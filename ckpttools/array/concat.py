@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -54,6 +54,10 @@ class Concat(OfParts):
 
     def read_cost(self, region: Region) -> ReadCost:
         return sum((part.read_cost(inside) for part, inside, _ in self._met(region)), ReadCost())
+
+    @cached_property
+    def read_kind(self) -> Hashable:
+        return ("concat", self.axis, tuple((part.shape, part.read_kind) for part in self.parts))
 
     def first_byte(self, region: Region) -> tuple[str, int]:
         met = next(self._met(region), None)

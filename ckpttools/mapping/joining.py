@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import gcd, prod
+from math import prod
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import relayout, stack, take, window
+from ckpttools.array.nodes import concat, relayout, window
 from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup
@@ -61,15 +61,11 @@ def joined(parts: Sequence[tuple[Side, LazyArray]], sizes: Mapping[str, int]) ->
     side = parts[0][0]
     assert side.join is not None
     at = side.join.at
-    lengths = _lengths(side, sizes)
-    # Parts of several lengths are stacks of one unit; in released models there are ten units at most.
-    unit = gcd(*lengths)
-    units: list[LazyArray] = []
+    apart = []
     for each, array in sorted(parts, key=_number):
         own = _lengths(each, sizes)[_number((each, array))]
-        apart = _split(array, at, (array.shape[at] // own, own // unit, unit))
-        units += [take(apart, at + 1, number) for number in range(own // unit)]
-    return _merged(stack(units, at + 1), at, 3)
+        apart.append(_split(array, at, (array.shape[at] // own, own)))
+    return _merged(concat(apart, at + 1), at, 2)
 
 
 def _number(part: tuple[Side, LazyArray]) -> int:

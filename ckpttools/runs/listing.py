@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shlex import quote
 
 from ckpttools.array.gaps import incomplete
-from ckpttools.core.errors import CheckpointError, StepWarning, StorageError, UsageError
+from ckpttools.core.errors import CheckpointError, FormatError, StepWarning, StorageError
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described, directories
@@ -121,7 +121,7 @@ def run_at(path: Place) -> OrbaxRun:
 
     Raises:
         StorageError: nothing is there, or it may not be looked into.
-        UsageError: it is none.
+        FormatError: it is none.
     """
     if not path.exists():
         raise absent(path)
@@ -133,7 +133,7 @@ def run_at(path: Place) -> OrbaxRun:
             return OrbaxRun(found.path.parent)
         case OrbaxRun() if found.steps:
             return found
-    raise UsageError(
+    raise FormatError(
         f"{path} is not a run with steps",
         wanted="a directory with steps of Orbax in it, or in its directory checkpoints",
         hint=f"`ckpt {quote(str(path))}` says what it is",
