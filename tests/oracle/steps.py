@@ -198,17 +198,22 @@ def resume(bench: Bench) -> str:
         (bench.directory / name / checkpoints).mkdir(parents=True)
     ckpt("copy", bench.run / "checkpoints" / step, bench.directory / "itself" / checkpoints / step)
     ckpt(back, bench.directory / "restacked", bench.directory / "restored" / checkpoints)
-    asked = {**settings.TRAINED, "steps": MORE_STEPS, "checkpoint_period": MORE_STEPS - 1}
     digests = set()
     for name in ("itself", "restored"):
-        bench.maxtext("training", settings=bench.settings(directory=name, **asked))
+        digests.add(gone_on(bench, name))
         if (bench.directory / name / checkpoints / "0").exists():
             raise StepError("MaxText began anew")
-        last = bench.directory / name / checkpoints / str(MORE_STEPS - 1) / "items"
-        digests.add(bench.maxtext("stored", item=last))
     if len(digests) > 1:
         raise StepError(f"after {MORE_STEPS - STEPS} more steps the two runs differ")
     return "same bits"
+
+
+def gone_on(bench: Bench, name: str, **more: Any) -> str:
+    """MaxText trains on in this directory's run: the digest of all that its last checkpoint holds."""
+    asked = {**settings.TRAINED, "steps": MORE_STEPS, "checkpoint_period": MORE_STEPS - 1, **more}
+    bench.maxtext("training", settings=bench.settings(directory=name, **asked))
+    last = bench.directory / name / "run" / "checkpoints" / str(MORE_STEPS - 1) / "items"
+    return str(bench.maxtext("stored", item=last))
 
 
 ALL: dict[str, Callable[[Bench], str]] = {

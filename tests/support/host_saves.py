@@ -2,6 +2,7 @@
 
     python -m support.host_saves OUT                  all kinds, several meshes
     python -m support.host_saves OUT KIND MESH        one, such as replicator data=2,fsdp=4
+    python -m support.host_saves OUT KIND MESH RUN    the same, with the states of another run's checkpoints
 
 Each process keeps OUT/KIND-MESH/host<n>; what the manager itself restores of the full set goes to
 OUT/KIND-MESH/restored.npz.
@@ -28,14 +29,14 @@ def save_all(out: Path) -> None:
             save_one(out, kind, mesh)
 
 
-def save_one(out: Path, kind: str, mesh: str) -> Path:
+def save_one(out: Path, kind: str, mesh: str, run: str = "") -> Path:
     """Starts the four processes, and returns where they have saved."""
     place = out / f"{kind}-{mesh}"
     place.mkdir(parents=True)
     with socket.socket() as found:
         found.bind(("localhost", 0))
         port = found.getsockname()[1]
-    command = [sys.executable, "-m", "support.host_saves", "process", str(place), kind, mesh, str(port)]
+    command = [sys.executable, "-m", "support.host_saves", "process", str(place), kind, mesh, run, str(port)]
     environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
     started = [
         subprocess.Popen([*command, str(number)], env=environment, stderr=subprocess.PIPE, text=True)
@@ -46,7 +47,7 @@ def save_one(out: Path, kind: str, mesh: str) -> Path:
     return place
 
 
-def one_process(place: Path, kind: str, mesh_text: str, port: int, number: int) -> None:
+def one_process(place: Path, kind: str, mesh_text: str, run: str, port: int, number: int) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
@@ -70,7 +71,7 @@ def one_process(place: Path, kind: str, mesh_text: str, port: int, number: int) 
     if number == 0 and kind != "replicator":
         (place / "persistent").mkdir()
     multihost_utils.sync_global_devices("directories")
-    states = {step: _state(mesh, step) for step in STEPS}
+    states = {step: _stored(mesh, Path(run) / str(step)) if run else _state(mesh, step) for step in STEPS}
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), states[3])
     manager, wrap, read = _manager(kind, place, local, mesh, shapes)
     for step, state in states.items():
@@ -125,6 +126,30 @@ def _state(mesh: Any, step: int) -> Any:
         "params": {"params": {"decoder": decoder}},
         "opt_state": [{"count": count, "mu": moments}, None],
     }
+
+
+def _stored(mesh: Any, step: Path) -> Any:
+    """What a step holds, each array cut along the first axis that all of a replica's devices can share."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    checkpointer = ocp.PyTreeCheckpointer()
+    tree = checkpointer.metadata(step / "items").item_metadata.tree
+    args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    parts = mesh.shape["fsdp"]
+
+    def put(values: Any) -> Any:
+        values = np.asarray(values)
+        spec: list[Any] = [None] * values.ndim
+        axis = next((axis for axis, size in enumerate(values.shape) if size % parts == 0), None)
+        if axis is not None:
+            spec[axis] = "fsdp"
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+    return jax.tree.map(put, checkpointer.restore(step / "items", restore_args=args))
 
 
 def _manager(kind: str, place: Path, local: Path, mesh: Any, shapes: Any) -> tuple[Any, Any, Any]:
@@ -190,8 +215,8 @@ def _restoring(shapes: Any) -> Any:
 
 if __name__ == "__main__":
     if sys.argv[1] == "process":
-        where, kind, mesh, port, number = sys.argv[2:]
-        one_process(Path(where), kind, mesh, int(port), int(number))
+        where, kind, mesh, run, port, number = sys.argv[2:]
+        one_process(Path(where), kind, mesh, run, int(port), int(number))
     elif len(sys.argv) > 2:
         save_one(Path(sys.argv[1]), *sys.argv[2:])
     else:
