@@ -96,6 +96,9 @@ def gemma4(draw):
         "num_global_key_value_heads": draw(LENGTHS),
         "enable_moe_block": draw(st.booleans()),
         "attention_k_eq_v": draw(st.booleans()),
+        # As published: silence would make a model of another family.
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
         **moe(draw, "num_experts", "moe_intermediate_size"),
     }
     tied = sizes["tie_word_embeddings"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.adapters.config import PeftConfig
+from ckpttools.adapters.described import AdapterReport
 from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.from_maxtext import half_of, pairs_of, said_of
 from ckpttools.adapters.peft import adapter_of, is_peft
@@ -17,29 +17,6 @@ from ckpttools.formats.adapters import ADAPTER, is_adapter
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterReport:
-    """An adapter without its numbers.
-
-    Attributes:
-        base_model: what it says of the model that it is of; "" where it says nothing.
-        ranks: rank -> number of weights whose factors have it.
-        alpha: what its configuration says of its scale, before patterns; None where it says nothing.
-        targets: last name of a module -> number of weights of such modules that it changes.
-        features: what is special about it: "rslora", "dora", "experts", "embedding".
-        replaced: number of arrays that it replaces as a whole.
-        problem: why it is not read; None where it is.
-    """
-
-    base_model: str
-    ranks: Mapping[int, int]
-    alpha: float | None
-    targets: Mapping[str, int]
-    features: tuple[str, ...] = ()
-    replaced: int = 0
-    problem: str | None = None
 
 
 def adapter_report(tree: Tree) -> AdapterReport | None:

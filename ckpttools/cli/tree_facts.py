@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ckpttools.adapters.report import AdapterReport
+from ckpttools.adapters.described import AdapterReport
 from ckpttools.cli.output import labelled
 from ckpttools.cli.units import count, disk
 from ckpttools.core.text import plural, printable

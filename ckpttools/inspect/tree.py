@@ -9,7 +9,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ckpttools.adapters.report import AdapterReport, adapter_report
+from ckpttools.adapters.described import AdapterReport, may_be_adapter
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, dotted, spelled
 from ckpttools.core.errors import listing
@@ -188,8 +188,17 @@ def inspect_tree(
         companions=tuple(companions),
         quantization=quantization_of(tree),
         scales=scales,
-        adapter=adapter_report(tree),
+        adapter=_adapter(tree),
     )
+
+
+def _adapter(tree: Tree) -> AdapterReport | None:
+    """What it is as an adapter; numpy and all families are not imported for what is none."""
+    if not may_be_adapter(tree):
+        return None
+    from ckpttools.adapters.report import adapter_report
+
+    return adapter_report(tree)
 
 
 def _logical(tree: Tree) -> Logical:

@@ -1,0 +1,41 @@
+"""An adapter in words and numbers, and what may be one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpttools.array.tree import Tree
+from ckpttools.formats.adapters import ADAPTER
+from ckpttools.stores.registry import parse
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """An adapter without its numbers.
+
+    Attributes:
+        base_model: what it says of the model that it is of; "" where it says nothing.
+        ranks: rank -> number of weights whose factors have it.
+        alpha: what its configuration says of its scale, before patterns; None where it says nothing.
+        targets: last name of a module -> number of weights of such modules that it changes.
+        features: what is special about it: "rslora", "dora", "experts", "embedding".
+        replaced: number of arrays that it replaces as a whole.
+        problem: why it is not read; None where it is.
+    """
+
+    base_model: str
+    ranks: Mapping[int, int]
+    alpha: float | None
+    targets: Mapping[str, int]
+    features: tuple[str, ...] = ()
+    replaced: int = 0
+    problem: str | None = None
+
+
+def may_be_adapter(tree: Tree) -> bool:
+    """Whether names speak of LoRA, as those of PEFT and of trainers in JAX do, or PEFT was here."""
+    if any("lora" in str(key) for path in tree.arrays for key in path):
+        return True
+    place = parse(tree.metadata.place) if tree.metadata.place else None
+    return place is not None and ((place if place.is_dir() else place.parent) / ADAPTER).is_file()
