@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+import shlex
 
 import pytest
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
-from support.places import GOLDEN, GOLDEN_0_2_5, HF, TRAINED
+from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.next_steps import next_steps
+
+PEFT = FIXTURES / "peft"
 
 
 def words_of(use):
@@ -154,3 +158,30 @@ class TestNothingIsSaid:
     def test_with_json(self, tmp_path):
         done = ckpt("convert", "hf-to-maxtext", HF, tmp_path / "it", "--json")
         assert json.loads(done.stdout) and "next" not in done.stderr
+
+
+class TestAdapters:
+    def test_maxtext_is_told_of_one_on_one_line(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "60")
+        base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"
+        done = succeed("adapter", "to-maxtext", adapter, tmp_path / "lora", "--base", base)
+        (said,) = (line for line in done.stderr.splitlines() if line.startswith("next"))
+        told = dict(each.split("=", 1) for each in shlex.split(said.removeprefix("next")))
+        assert told["lora.enable_lora"] == "true"
+        assert told["lora.lora_restore_path"] == f"{tmp_path}/lora/0/items"
+        assert re.match(told["lora.lora_module_path"], "decoder/layers/mlp/wi_0")
+
+    def test_names_of_checkpoints_are_not_restored(self, tmp_path):
+        base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"
+        ckpttools.adapter_to_maxtext(adapter, tmp_path / "lora", base=base, layout="training")
+        assert next_steps(tmp_path / "lora") is None
+
+    def test_what_is_there_says_how_it_goes_on(self, tmp_path):
+        base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"
+        ckpttools.adapter_to_maxtext(adapter, tmp_path / "lora", base=base)
+        for path in (tmp_path / "lora", tmp_path / "lora" / "0" / "items"):
+            found = ckpttools.summary(path)
+            assert "a LoRA adapter of MaxText's" in found.what
+            assert f"ckpt adapter to-peft {path} DST --base BASE" in found.next
+        assert f"ckpt adapter to-maxtext {adapter} DST --base BASE" in ckpttools.summary(adapter).next
+        assert next_steps(adapter).uses[0] == f'PeftModel.from_pretrained(model, "{adapter}")'

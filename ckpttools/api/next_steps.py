@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from shlex import join, quote
 
+from ckpttools.api.adapter_steps import loading_steps
 from ckpttools.api.conversion import open_checkpoint
 from ckpttools.api.maxtext_config import maxtext_config
 from ckpttools.array.lazy import LazyArray
@@ -57,11 +58,14 @@ def next_steps(where: Where) -> NextSteps | None:
         where: what was written: a run, a directory of a model.
 
     Returns:
-        None for what is no whole model that MaxText or transformers loads, or cannot be looked at.
+        None for what is no adapter, and no whole model that MaxText or transformers loads, or cannot be
+        looked at.
     """
     place = parse(where)
     try:
         tree = open_checkpoint(place)
+        if uses := loading_steps(tree, place):
+            return NextSteps(uses)
         if not _is_whole(tree):
             return None
         return _of_maxtext(tree, place) if view_of(tree).is_maxtext else _of_transformers(tree, place)

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from shlex import quote
 
+from ckpttools.adapters.report import is_maxtext_adapter
+from ckpttools.api.adapter_steps import commands
+from ckpttools.api.conversion import open_checkpoint
 from ckpttools.api.tree_report import inspect
-from ckpttools.core.errors import ChosenItemWarning
+from ckpttools.core.errors import CheckpointError, ChosenItemWarning
 from ckpttools.core.text import plural
-from ckpttools.formats.adapters import ADAPTER, MERGE, adapter_in
+from ckpttools.formats.adapters import ADAPTER, adapter_in
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.formats.orbax.hosts import hosts_at
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described
@@ -82,16 +85,30 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
     kinds = {each.kind for step in listing.finished[-1:] for each in step.items}
     count = len(listing.steps)
     what = f"a run of {count} steps" if count > 1 else "a run of one step"
-    return Summary(str(place), what, run=listing, next=tuple(_next_of_run(path, kinds)))
+    if listing.finished and _holds_adapter(place):
+        follows = commands(path, is_peft=False)
+        return Summary(str(place), f"{what}, a LoRA adapter of MaxText's", run=listing, next=follows)
+    return Summary(str(place), what, run=listing, next=tuple(_next_of_run(path, kinds, count)))
 
 
-def _next_of_run(path: str, kinds: set[str]) -> Iterator[str]:
+def _holds_adapter(place: Place) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ChosenItemWarning)
+        try:
+            return is_maxtext_adapter(open_checkpoint(place))
+        except CheckpointError:
+            # The listing says what is wrong with it.
+            return False
+
+
+def _next_of_run(path: str, kinds: set[str], count: int) -> Iterator[str]:
     yield f"ckpt inspect tree {path}"
     if any(kind.endswith("training") for kind in kinds):
         yield f"ckpt strip-optimizer {path} DST"
     if any(kind.startswith(("stacked", "unstacked")) for kind in kinds):
         yield f"ckpt convert maxtext-to-hf {path} DST --like HF_DIR"
-    yield f"ckpt prune {path} --keep-last N"
+    if count > 1:
+        yield f"ckpt prune {path} --keep-last N"
     yield f"ckpt doctor {path}"
 
 
@@ -109,8 +126,10 @@ def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary
     folder = place if found is not None else place.parent
     path = quote(str(place))
     if tree.format != "orbax" and (folder / ADAPTER).is_file():
-        next = (f"ckpt inspect tree {path}", f"ckpt hash {path}", MERGE)
-        return Summary(str(place), adapter_in(folder), tree=tree, next=next)
+        return Summary(str(place), adapter_in(folder), tree=tree, next=commands(path, is_peft=True))
+    if tree.format == "orbax" and tree.adapter is not None:
+        next = commands(path, is_peft=False)
+        return Summary(str(place), "a LoRA adapter of MaxText's", tree=tree, next=next)
     what = {OrbaxItem: "an item", Step: "a step"}.get(type(found), "a file" if found is None else "a model")
     whose = f" of {tree.families[0].name}" if tree.families else ""
     return Summary(str(place), f"{what}{whose}, {tree.format}", tree=tree, next=tuple(_next(path, tree)))

@@ -1,0 +1,48 @@
+"""What an adapter that was written, or is there, is used with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from shlex import quote
+
+from ckpttools.adapters.from_maxtext import said_of
+from ckpttools.adapters.report import is_maxtext_adapter
+from ckpttools.array.tree import Tree
+from ckpttools.formats.adapters import ADAPTER
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+
+def is_peft_adapter(tree: Tree, place: Place) -> bool:
+    """Whether a directory is one that PEFT saves."""
+    return tree.metadata.format != "orbax" and (place / ADAPTER).is_file()
+
+
+def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
+    """What loads an adapter, as it is typed, each on a line; nothing for what is no adapter."""
+    if is_peft_adapter(tree, place):
+        merging = f"ckpt adapter merge BASE {quote(str(place))} DST"
+        return (f"PeftModel.from_pretrained(model, {json.dumps(str(place))})", f"in the weights: `{merging}`")
+    # Checkpoints of MaxText's own fine-tuning are gone on with, not restored.
+    if is_maxtext_adapter(tree) and all(path[0] != "params" for path in tree.arrays):
+        return (" ".join(_settings(tree)),)
+    return ()
+
+
+def _settings(tree: Tree) -> Iterator[str]:
+    yield "lora.enable_lora=true"
+    modules = said_of(tree).get("lora_module_path")
+    if isinstance(modules, str):
+        yield f"lora.lora_module_path={quote(modules)}"
+    yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.place).absolute()))}"
+
+
+def commands(path: str, *, is_peft: bool) -> tuple[str, ...]:
+    """Commands that go on from an adapter at a path, which is quoted."""
+    other = "to-maxtext" if is_peft else "to-peft"
+    return (
+        f"ckpt inspect tree {path}",
+        f"ckpt adapter merge BASE {path} DST",
+        f"ckpt adapter {other} {path} DST --base BASE",
+    )
