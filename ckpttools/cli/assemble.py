@@ -6,9 +6,16 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH
+from ckpttools.cli.options import (
+    ANY_PATH,
+    max_header_option,
+    max_index_option,
+    output_options,
+    resource_options,
+    with_optimizer_option,
+)
 from ckpttools.cli.output import print_json, show
-from ckpttools.cli.transforming import common_options, target_options
+from ckpttools.cli.transforming import target_options
 from ckpttools.cli.write import write
 from ckpttools.stores.place import Place
 
@@ -25,8 +32,18 @@ from ckpttools.stores.place import Place
     multiple=True,
     help="Take from this host what others have with different bytes. May be repeated.",
 )
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Step to put together; by default the newest complete one.",
+)
 @target_options
-@common_options
+@max_header_option
+@max_index_option
+@with_optimizer_option
+@resource_options
+@output_options
 def assemble(places: tuple[Place, ...], is_listing: bool, **options: Any) -> None:
     """Make one checkpoint of the parts that hosts keep: emergency, multi-tier or peer-to-peer checkpoints.
 
@@ -37,9 +54,9 @@ def assemble(places: tuple[Place, ...], is_listing: bool, **options: Any) -> Non
 
     \b
     Example:
-      ckpt assemble /mnt/ramdisks DST
-      ckpt assemble host0 host3 gs://bucket/mtc/host1 DST --prefer host0
       ckpt assemble /mnt/ramdisks --list
+      ckpt assemble /mnt/ramdisks ~/out/run/checkpoints
+      ckpt assemble host0 host3 gs://bucket/mtc/host1 DST --prefer host0
     """
     from ckpttools.api.assemble import assemble as put_together
     from ckpttools.api.calls import absolute

@@ -38,27 +38,43 @@ def _time_option(flag: str, help: str) -> Any:
 _numbers = together(
     click.option("--hosts", type=click.IntRange(min=1), required=True, metavar="N", help="Hosts of a slice."),
     click.option(
-        "--slices", type=click.IntRange(min=1), default=1, show_default=True, help="How many there are."
+        "--slices",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Slices of the job.",
     ),
-    click.option("--mesh", type=SOME_TEXT, help="Axes and lengths, data=2,fsdp=64; by default as in SRC."),
     click.option(
-        "--mode", type=click.Choice(MODES), help="Where to save; by default multi-tier with slices."
+        "--mesh",
+        type=SOME_TEXT,
+        metavar="AXIS=N,…",
+        help="Lengths of axes; by default as in SRC.",
     ),
     click.option(
-        "--local-bandwidth", type=SIZE, default="2GB", show_default=True, help="A second, of a ramdisk."
+        "--mode",
+        type=click.Choice(MODES),
+        help="Where to save; by default multi-tier with several slices, else persistent.",
+    ),
+    click.option(
+        "--local-bandwidth",
+        type=SIZE,
+        default="2GB",
+        show_default=True,
+        help="Bytes that a host writes to its ramdisk in a second.",
     ),
     click.option(
         "--persistent-bandwidth",
         type=SIZE,
         default="500MB",
         show_default=True,
-        help="A second, from a host to storage.",
+        help="Bytes that a host writes to storage in a second.",
     ),
-    _time_option("--step-time", "How long a step takes, such as 4s."),
+    _time_option("--step-time", "How long a step of the training takes, such as 4s."),
     _time_option("--mtbf", "Time between failures of the job, such as 6h."),
     _time_option("--mtbf-all", "Time between those that no ramdisk survives; by default ten times that."),
     _time_option("--local-save", "How long a local save holds training up; by default as long as it writes."),
-    _time_option("--persistent-save", "The same of a save to storage."),
+    _time_option("--persistent-save", "How long a save to storage does; by default as long as it writes."),
     count_option("--total-steps", "Steps of the run, for the room that its checkpoints take."),
     count_option("--keep", "So many persistent checkpoints are kept; by default all."),
 )
@@ -76,11 +92,14 @@ def plan_training(as_json: bool, **options: Any) -> None:
 
     SRC is a checkpoint, a config.json or a configuration file of MaxText's. A stored training state is
     counted as it is; of all else each parameter takes 12 bytes. Settings of MaxText's are checked with those
-    of the plan, as MaxText does. A TIME is 90, 4s, 30min, 6h or 7d.
+    of the plan, as MaxText does. Intervals are worked out where --mtbf is given. A TIME is 90, 4s, 30min, 6h
+    or 7d.
 
     \b
     Example:
+      ckpt plan-training ~/Llama-3.1-70B/config.json --hosts 32
       ckpt plan-training ~/run/checkpoints --hosts 32 --slices 4 --step-time 8s --mtbf 6h
+      ckpt plan-training maxtext.yml model_name=llama3.1-8b --hosts 8 --mode emergency
     """
     from ckpttools.api.plan_training import plan_training as planned
 

@@ -6,15 +6,17 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, MODEL
-from ckpttools.cli.transforming import common_options, dtype_option, target_options
+from ckpttools.cli.options import ANY_PATH, DTYPE, MODEL
+from ckpttools.cli.transforming import common_options, target_options
 from ckpttools.cli.write import write
 
 
 @click.command(short_help="A model of noise, from its configuration.")
 @click.argument("source", metavar="CONFIG", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
-@click.option("--seed", type=int, default=0, show_default=True, help="The same gives the same bits.")
+@click.option(
+    "--seed", type=int, metavar="N", default=0, show_default=True, help="The same seed gives the same bits."
+)
 @click.option(
     "--as",
     "names",
@@ -24,14 +26,15 @@ from ckpttools.cli.write import write
     help="Whose names and layout.",
 )
 @click.option("--scan/--no-scan", default=True, show_default=True, help="For MaxText: stack the layers.")
-@dtype_option
+@click.option("--dtype", type=DTYPE, help="Of the weights; by default bfloat16.")
 @target_options
 @common_options
 def synth(**options: Any) -> None:
     """Write a model of any family as before training: noise of a seed, norms that do nothing.
 
     CONFIG is a config.json, or the directory that has it; no weights are needed. The noise has the standard
-    deviation that the configuration calls initializer_range, and is the same for any --jobs.
+    deviation that the configuration calls initializer_range, and is the same for any --jobs. Without --to,
+    DST has safetensors for Hugging Face and Orbax for MaxText.
 
     \b
     Example:
