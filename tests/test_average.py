@@ -203,6 +203,7 @@ REFUSED = [
     (["seed-1", "seed-2", "--weights", "1"], 2, "each checkpoint needs a weight"),
     (["seed-1", "seed-2", "--weights", "1,-1"], 2, "add up to nothing"),
     (["seed-1", "seed-2", "--weights", "1,x"], 2, "no list of numbers"),
+    (["seed-1", "seed-2", "--weights", "1e308,1e308"], 2, "too large for a number"),
     (["seed-1", "seed-2", "--weights", "1,nan"], 2, "a finite number"),
     (["seed-1", "seed-2", "--ema", "1"], 2, "between 0 and 1"),
     (["seed-1", "seed-2", "--ema", ".5", "--decay", "sqrt"], 2, "say one of them"),

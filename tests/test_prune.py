@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +19,10 @@ from support.pruned_runs import copied, write_run
 import ckpttools
 from ckpttools.api.prune import PruneReport
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools.runs.metrics import metrics_of
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.stores.objects import store as objects
+from ckpttools.stores.registry import parse
 
 RULES = {"keep_last": 2, "keep_every": 3, "keep_best": "reward:1"}
 
@@ -105,6 +108,11 @@ class TestBest:
         metrics = {1: {"loss": 2.0}, 2: {"loss": float("nan")}, 3: {"loss": 1.0}}
         reasons = Keep(best=Best.of("loss:2")).reasons(metrics)
         assert [bool(each) for each in reasons.values()] == [True, False, True]
+
+    def test_a_whole_number_beyond_all_floats_is_infinite(self, tmp_path):
+        (tmp_path / "metrics").mkdir()
+        (tmp_path / "metrics" / "metrics").write_text(f'{{"loss": -1{"0" * 400}}}')
+        assert metrics_of(parse(tmp_path)) == {"loss": -math.inf}
 
     def test_a_metric_that_no_step_has(self, run):
         with pytest.raises(UsageError, match="no step has a metric 'los'") as caught:

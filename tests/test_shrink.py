@@ -135,6 +135,9 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         "layer_types": ["a", "c"],
         "mlp_only_layers": [0, 1],
     }
+    window = {**config, "max_window_layers": 1, "pad_token_id": 8}
+    fewer = smaller_config(window, family, Smaller((1, 2), vocab=8)).config
+    assert (fewer["max_window_layers"], fewer["pad_token_id"]) == (0, None)
     grouped = {
         "num_hidden_layers": 1,
         "n_routed_experts": 8,
@@ -153,6 +156,7 @@ REFUSED = [
     (GOLDEN / "llama3.1/hf", Smaller(experts=2), ConfigError, "does not say how large"),
     (GOLDEN / "llama3.1/hf", Smaller(vocab=300), UsageError, "there are not so many"),
     (GOLDEN / "gemma3/hf", Smaller((1, 2)), UsageError, "repeat every 6"),
+    (GOLDEN / "gemma2/hf", Smaller((0, 2)), UsageError, "repeat every 2"),
     (GOLDEN / "gpt-oss/hf", Smaller(range(3)), ConfigError, "no multiple of 2"),
     (GOLDEN / "deepseek2/hf", Smaller((1, 2)), UsageError, "of a kind that the smaller model does not have"),
     (GOLDEN_0_2_5 / "deepseek4/hf", Smaller(experts=2), UsageError, "numbers of experts"),

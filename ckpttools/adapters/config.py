@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ _REFUSED = {
 }
 # Ways to begin that change the base, which then is not the model that it names.
 _CHANGING = ("pissa", "olora", "corda", "lora_ga", "loftq")
+_MOST = sys.float_info.max
 _CONVERTED = "path_initial_model_for_weight_conversion"
 
 
@@ -77,11 +79,31 @@ class PeftConfig:
     def scale(self, module: str) -> float:
         """What the product of a module's factors is multiplied by; errors as of `rank`."""
         alpha, rank = self._of("alpha_pattern", module, "lora_alpha", 8), self.rank(module)
-        return alpha / (math.sqrt(rank) if self.said.get("use_rslora") else rank)
+        return alpha / (math.sqrt(rank) if self._is_said("use_rslora") else rank)
+
+    @property
+    def is_dora(self) -> bool:
+        """Whether rows are given lengths. Raises ConfigError where that is neither true nor false."""
+        return self._is_said("use_dora")
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Names of the modules of which it has whole arrays."""
+        said = self.said.get("modules_to_save") or ()
+        return (said,) if isinstance(said, str) else tuple(map(str, said))
+
+    def _is_said(self, name: str) -> bool:
+        said = self.said.get(name) or False
+        if said not in (True, False):
+            raise ConfigError(f"{name} is neither true nor false", place=self.place, got=repr(said))
+        return bool(said)
 
     def _of(self, patterns: str, module: str, otherwise: str, default: int) -> float:
         """A number for a module: that of the first pattern that it matches, as PEFT has it."""
-        for pattern, number in dict(self.said.get(patterns) or {}).items():
+        said = self.said.get(patterns) or {}
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"{patterns} is no object", place=self.place, got=repr(said))
+        for pattern, number in said.items():
             try:
                 matches = re.match(rf"(.*\.)?({pattern})$", module)
             except re.error as error:
@@ -93,8 +115,9 @@ class PeftConfig:
         return self._number(self.said.get(otherwise, default), otherwise)
 
     def _number(self, value: object, name: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"{name} is no number", place=self.place, got=repr(value))
+        # Whole numbers of JSON can be larger than any float.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
+            raise ConfigError(f"{name} is no number", place=self.place, got=repr(value)[:40])
         return value
 
     @property

@@ -77,15 +77,20 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     parts: dict[str, dict[str, LazyArray]] = {}
     whole: dict[str, LazyArray] = {}
     unknown: list[str] = []
+    twice: list[str] = []
     for path, array in tree.arrays.items():
         name = dotted(path).removeprefix(PREFIX)
         found = _PART.match(name)
         if found:
-            parts.setdefault(found["module"], {})[found["part"]] = array
+            into, key = parts.setdefault(found["module"], {}), found["part"]
         elif name.endswith((".weight", ".bias")) and "lora_" not in name:
-            whole[name.replace(_BASE_LAYER, "").replace(".modules_to_save.default", "")] = array
+            into, key = whole, name.replace(_BASE_LAYER, "").replace(".modules_to_save.default", "")
         else:
             unknown.append(dotted(path))
+            continue
+        if key in into:
+            twice.append(dotted(path))
+        into[key] = array
     place = tree.metadata.place
     if unknown:
         raise CoverageError(
@@ -94,9 +99,42 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
             wanted="lora_A, lora_B, lora_embedding_A, lora_embedding_B, lora_magnitude_vector, whole weights",
             hint=WITH_PEFT,
         )
+    if twice:
+        raise FormatError(
+            "of these there are several, perhaps of several adapters:" + listing(twice),
+            place=place,
+            hint="save each adapter in a directory of its own",
+        )
+    _check_all_there(config, parts, whole, place)
     reader = _Reader(config, parts, place)
     factors = [factor for module in parts for factor in reader.factors(module)]
     return Adapter(place, tuple(factors), whole, config.said)
+
+
+def _check_all_there(
+    config: PeftConfig,
+    parts: Mapping[str, Mapping[str, LazyArray]],
+    whole: Mapping[str, LazyArray],
+    place: str,
+) -> None:
+    """Raises ConfigError where the configuration says of more, or of other arrays than there are."""
+    lengths = {module for module, words in parts.items() if "lora_magnitude_vector" in words}
+    odd = [
+        f"{module}: no lora_magnitude_vector" for module in parts if config.is_dora and module not in lengths
+    ]
+    odd += [f"{module}: a lora_magnitude_vector" for module in lengths if not config.is_dora]
+    saved = [f".{name}." for name in whole]
+    if config.replaced and not any(f".{module}." in name for module in config.replaced for name in saved):
+        odd.append(f"nothing of modules_to_save, {', '.join(config.replaced)}")
+    if not parts and not whole:
+        odd.append("no arrays at all")
+    if odd:
+        raise ConfigError(
+            "the configuration says otherwise of what there is:" + listing(odd),
+            place=place,
+            wanted=f"what {config.place} says",
+            hint="save it again, with all parameters gathered from the devices",
+        )
 
 
 @dataclass(frozen=True)

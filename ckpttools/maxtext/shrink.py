@@ -18,6 +18,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family
+from ckpttools.mapping.keys import parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LOCAL, REMAINDER, STEPS, VALUE
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required
@@ -88,11 +89,13 @@ def _refuse_quantised(tree: Tree) -> None:
 
 
 def _cycle(family: Family) -> int:
-    """Layers after which their kinds repeat."""
+    """Layers after which their kinds repeat, in MaxText's stacks or in Hugging Face's numbers (Gemma 2)."""
+    fields = [field for group in family.layers for field in parse_key(group.right).fields]
+    strides = max((max(field.strides, default=1) for field in fields), default=1)
     try:
-        return cycle_of(family, version_called(NEWEST)).length
+        return max(strides, cycle_of(family, version_called(NEWEST)).length)
     except CheckpointError:
-        return 1
+        return strides
 
 
 def _check_cycle(cycle: int, small: SmallerConfig) -> None:

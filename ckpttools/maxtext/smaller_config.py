@@ -18,6 +18,8 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
 _NUMBERS = ("mlp_only_layers", "moe_layers")
 _CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = {"n_group": 1, "topk_group": 1}
+# Layers before this one see all of the text, where no list says of each (Qwen2).
+_FIRST = "max_window_layers"
 # Layers after the last one, which predict further tokens.
 _PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
@@ -75,7 +77,7 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: Smaller) -> S
     if how.vocab is not None:
         field = _field(made, family.sizes.get("vocab", ()), "vocab")
         _check_fewer(how.vocab, nested(made, field), "vocab")
-        changes += _with_size(made, field, how.vocab)
+        changes += [*_with_size(made, field, how.vocab), *_without_padding(made, field, how.vocab)]
     return SmallerConfig(made, kept, tuple(changes))
 
 
@@ -136,8 +138,19 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
             part[name] = [value[each] for each in kept]
         elif name in _PREDICTION and value:
             part[name] = 0
+        elif name == _FIRST and isinstance(value, int):
+            part[name] = sum(each < value for each in kept)
         if part[name] != value:
             yield f"{above}{'.' * bool(above)}{name} is {json.dumps(part[name])}"
+
+
+def _without_padding(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
+    """A token for padding that is gone is none: torch makes no embedding with it."""
+    for prefix, part in _parts(config):
+        token = part.get("pad_token_id")
+        if field.startswith(prefix) and isinstance(token, int) and token >= vocab:
+            part["pad_token_id"] = None
+            yield f"{prefix}pad_token_id is null; it was {token}"
 
 
 def _is_per_layer(name: str, value: object, count: int, prediction: int) -> bool:

@@ -26,4 +26,5 @@ def _numbers(document: Mapping[str, object], above: str) -> Iterator[tuple[str, 
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{above}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{above}{name}", float(value)
+            # Whole numbers beyond float64 are as large as it has any.
+            yield f"{above}{name}", float(str(value))

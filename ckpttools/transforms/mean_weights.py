@@ -68,6 +68,12 @@ class MeanWeights:
             )
         if not self.normalize:
             return Weighted(weights, 1.0)
+        if not isfinite(sum(map(abs, weights))):
+            raise UsageError(
+                "the sum of the weights is too large for a number",
+                got=", ".join(f"{each:g}" for each in weights),
+                hint="make all of them smaller alike",
+            )
         total = fsum(weights)
         if not total or abs(total) < 1e-9 * max(map(abs, weights)):
             raise UsageError(
