@@ -55,7 +55,7 @@ _base_options = together(
 )
 
 
-@click.group()
+@click.group(short_help="LoRA adapters: merged, extracted, to MaxText, to PEFT.")
 def adapter() -> None:
     """LoRA adapters and the models that they are of.
 
