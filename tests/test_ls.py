@@ -16,6 +16,7 @@ from support.places import FIXTURES, HF, ORBAX, TRAINED
 
 import ckpttools
 from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError
+from ckpttools.core.text import age
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.registry import parse
 
@@ -190,3 +191,10 @@ class TestSeveralItems:
         shutil.copytree(step / "model_params", step / "ema")
         with pytest.raises(FormatError, match="several items"):
             ckpttools.open(step)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.9, "0 seconds"), (1, "1 second"), (119, "119 seconds"), (7300, "2 hours")]
+)
+def test_ages(seconds, said):
+    assert age(seconds) == said

@@ -39,7 +39,7 @@ def age(seconds: float) -> str:
     """A time in words, in the largest unit of which there are two: 7300 s -> "2 hours"."""
     whole = max(0, int(seconds))
     count, unit = next(((whole // n, unit) for n, unit in _AGES if whole >= 2 * n), (whole, "seconds"))
-    return f"{count} {unit}"
+    return "1 second" if count == 1 else f"{count} {unit}"
 
 
 def plural(number: int, noun: str) -> str:
