@@ -110,6 +110,9 @@ def why_not(row: Row) -> str | None:
     own = [axis for axis in row.left.array_axes if axis in (*outs, *ins)]
     if set(own) != {*outs, *ins}:
         return "one weight is several arrays in MaxText"
+    # An axis that Hugging Face has in names, beside those of a matrix: Qwen3.5's in_proj_b and in_proj_a.
+    if any(0 < len({*group} & {*own}) < len(group) for group in row.left.groups):
+        return "several weights are one array in MaxText"
     if set(own[: len(ins)]) != set(ins):
         return "the kernel does not have its inputs first"
     if row.op is not None and not isinstance(row.op, Scale):
