@@ -30,12 +30,10 @@ from oracle.worker import StepError, Worker
 FAMILIES = ("llama3.1", "qwen3-moe")
 LAST = steps.STEPS - 1
 CHECKPOINTS = Path("run") / "checkpoints"
-# Hosts' parts by manager: the mesh, and the fewest hosts that have all of a step between them.
-HOSTS = {
-    "emergency": ("data=2,fsdp=4", (2, 3)),
-    "replicator": ("data=2,fsdp=4", (0, 3)),
-    "p2p": ("data=4,fsdp=2", (1,)),
-}
+MESH = "data=2,fsdp=4"
+# By manager: hosts that have all of a step between them, and neither of them alone. Emergency managers of the
+# first replica's hosts keep nothing there.
+HOSTS = {"emergency": (2, 3), "replicator": (0, 3), "p2p": (0, 3)}
 
 
 def trained(bench: steps.Bench) -> None:
@@ -80,8 +78,7 @@ def with_stripped(bench: steps.Bench, name: str) -> str:
 
 
 def assembled(kind: str, bench: steps.Bench, name: str) -> str:
-    """The last step of hosts' parts, of as few hosts as will do."""
-    mesh, hosts = HOSTS[kind]
+    """The last step of two hosts' parts."""
     out = bench.directory / "hosts"
     command = [
         environments.found().maxtext,
@@ -89,7 +86,7 @@ def assembled(kind: str, bench: steps.Bench, name: str) -> str:
         "support.host_saves",
         out,
         kind,
-        mesh,
+        MESH,
         bench.run / "checkpoints",
     ]
     ended = subprocess.run(
@@ -97,9 +94,15 @@ def assembled(kind: str, bench: steps.Bench, name: str) -> str:
     )
     if ended.returncode:
         raise StepError(f"hosts cannot save: {ended.stderr[-2000:]}")
-    parts = [out / f"{kind}-{mesh}" / f"host{number}" for number in hosts]
+    parts = [out / f"{kind}-{MESH}" / f"host{number}" for number in HOSTS[kind]]
+    for number, part in zip(HOSTS[kind], parts, strict=True):
+        try:
+            ckpt("assemble", part, bench.directory / f"{kind}-{number}")
+        except StepError:
+            continue
+        raise StepError(f"host {number} of {kind} had all of it alone")
     ckpt("assemble", *parts, bench.directory / name / CHECKPOINTS)
-    return f"of {len(hosts)} hosts of 4"
+    return f"of hosts {HOSTS[kind]} of 4, each refused alone"
 
 
 def went_on(bench: steps.Bench, name: str) -> tuple[str, dict[int, float]]:
