@@ -109,6 +109,11 @@ class TestBest:
         reasons = Keep(best=Best.of("loss:2")).reasons(metrics)
         assert [bool(each) for each in reasons.values()] == [True, False, True]
 
+    def test_where_there_is_no_number_at_all_nothing_is_deleted(self):
+        metrics = {1: {"loss": float("nan")}, 2: {"loss": float("nan")}}
+        with pytest.raises(UsageError, match="no step is the best by 'loss'"):
+            Keep(best=Best.of("loss:1")).reasons(metrics)
+
     def test_a_whole_number_beyond_all_floats_is_infinite(self, tmp_path):
         (tmp_path / "metrics").mkdir()
         (tmp_path / "metrics" / "metrics").write_text(f'{{"loss": -1{"0" * 400}}}')

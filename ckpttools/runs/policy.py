@@ -90,7 +90,7 @@ class Keep:
             steps: the finished ones, by number, with their metrics.
 
         Raises:
-            UsageError: no step has the metric.
+            UsageError: no step has the metric, or it is NaN everywhere.
         """
         ordered = sorted(steps)
         latest = set(ordered[-self.last :]) if self.last else set()
@@ -122,6 +122,8 @@ def _best(rule: Best, steps: Mapping[int, Metrics | None]) -> dict[int, str]:
             got=", ".join(names) or "steps without metrics",
             hint=did_you_mean(rule.metric, names),
         )
+    if all(map(math.isnan, known.values())):
+        raise UsageError(f"no step is the best by {rule.metric!r}", got="NaN at every step that has it")
     sign = -1 if rule.lowest else 1
     # What is no number is never the best; of equal ones the later is kept, as Orbax's sort leaves them.
     ranked = sorted(
