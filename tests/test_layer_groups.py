@@ -121,6 +121,7 @@ class TestGemma4:
             "global_head_dim": 8,
             "num_global_key_value_heads": 1,
             "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
         },
     }
     HF = "model.language_model.layers"

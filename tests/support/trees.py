@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,10 @@ def model(config: dict[str, Any], seed: int) -> Tree:
     dtype = DTYPES["bfloat16"]
     random = np.random.default_rng(seed)
     leaves: dict[Path, LazyArray] = {}
-    for name, shape in shapes_of(config).items():
+    shapes = shapes_of(config)
+    # What a configuration does not say is as large as transformers makes it.
+    assert sum(map(prod, shapes.values())) < 50_000_000, "say the sizes that it is silent of"
+    for name, shape in shapes.items():
         values = random.normal(0, 0.02, shape).astype(dtype.numpy)
         values[np.abs(values) < 2**-16] = 2**-16
         leaves[name,] = stored(values.view(dtype.carrier), dtype, name)
