@@ -155,7 +155,12 @@ def address(array):
 def test_any_region_of_any_view(tmp_path_factory, drawn, data):
     view, array = drawn
     path = save(tmp_path_factory.mktemp("torch") / "x.pt", {"x": view}, data.draw(st.integers(2, 5)))
-    lazy = open_tree(path).arrays["x",]
+    try:
+        lazy = open_tree(path).arrays["x",]
+    except FormatError as error:
+        # Whose rows lie across the ends of those of the storage.
+        assert "its rows are no box of its storage" in str(error)
+        return
     assert lazy.read().tobytes() == np.ascontiguousarray(array).tobytes()
     start = [data.draw(st.integers(0, length)) for length in array.shape]
     stop = [data.draw(st.integers(a, length)) for a, length in zip(start, array.shape, strict=True)]

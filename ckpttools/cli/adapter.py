@@ -120,7 +120,7 @@ def extract(**options: Any) -> None:
     \b
     Example:
       ckpt adapter extract ~/tuned ~/models/Llama-3.1-8B ~/adapter --rank 16
-      ckpt adapter extract ~/tuned ~/models/Llama-3.1-8B ~/adapter --error 0.05 --rank 128
+      ckpt adapter extract ~/tuned ~/base ~/adapter --error 0.05 --rank 128
     """
     from ckpttools.api.adapters import extract_adapter
 
