@@ -61,7 +61,7 @@ def adapter() -> None:
 
     \b
     Example:
-      ckpt adapter merge ~/models/Llama-3.1-8B ~/adapter ~/merged
+      ckpt adapter merge ~/base ~/adapter ~/merged
     """
 
 
@@ -85,7 +85,7 @@ def merge(**options: Any) -> None:
 
     \b
     Example:
-      ckpt adapter merge ~/models/Llama-3.1-8B ~/adapter ~/merged
+      ckpt adapter merge ~/base ~/adapter ~/merged
       ckpt adapter merge ~/maxtext/llama3.1-8b ~/adapter ~/maxtext/merged
     """
     from ckpttools.api.adapters import merge_adapter
@@ -119,7 +119,7 @@ def extract(**options: Any) -> None:
 
     \b
     Example:
-      ckpt adapter extract ~/tuned ~/models/Llama-3.1-8B ~/adapter --rank 16
+      ckpt adapter extract ~/tuned ~/base ~/adapter --rank 16
       ckpt adapter extract ~/tuned ~/base ~/adapter --error 0.05 --rank 128
     """
     from ckpttools.api.adapters import extract_adapter
@@ -168,7 +168,7 @@ def to_maxtext(**options: Any) -> None:
 
     \b
     Example:
-      ckpt adapter to-maxtext ~/adapter ~/maxtext/adapter --base ~/models/Llama-3.1-8B
+      ckpt adapter to-maxtext ~/adapter ~/maxtext/adapter --base ~/base
     """
     from ckpttools.api.adapters import adapter_to_maxtext
 
@@ -194,7 +194,7 @@ def to_peft(**options: Any) -> None:
 
     \b
     Example:
-      ckpt adapter to-peft ~/run/checkpoints ~/adapter --base ~/models/Llama-3.1-8B
+      ckpt adapter to-peft ~/run/checkpoints ~/adapter --base ~/base
     """
     from ckpttools.api.adapters import adapter_to_peft
 
