@@ -98,8 +98,8 @@ def plan_training(as_json: bool, **options: Any) -> None:
     \b
     Example:
       ckpt plan-training ~/Llama-3.1-70B/config.json --hosts 32
-      ckpt plan-training ~/run/checkpoints --hosts 32 --slices 4 --step-time 8s --mtbf 6h
-      ckpt plan-training maxtext.yml model_name=llama3.1-8b --hosts 8 --mode emergency
+      ckpt plan-training ~/run --hosts 32 --slices 4 --step-time 8s --mtbf 6h
+      ckpt plan-training run.yml model_name=llama3.1-8b --hosts 8 --mode emergency
     """
     from ckpttools.api.plan_training import plan_training as planned
 

@@ -50,7 +50,7 @@ def prune(path: Place, yes: bool, as_json: bool, **options: Any) -> None:
     \b
     Example:
       ckpt prune ~/run/checkpoints --keep-last 3 --keep-every 10000
-      ckpt prune ~/run/checkpoints --keep-last 2 --keep-best loss:3 --strip-older --yes
+      ckpt prune ~/run --keep-last 2 --keep-best loss:3 --strip-older --yes
       ckpt prune ~/run/checkpoints --finish --yes
     """
     from ckpttools.api.prune import prune as plan

@@ -52,7 +52,7 @@ def shrink(**options: Any) -> None:
     \b
     Example:
       ckpt shrink ~/Llama-3.1-70B ~/four-layers --layers 4
-      ckpt shrink ~/maxtext/deepseek3 ~/small --layers 6 --experts 16 --vocab 32000
+      ckpt shrink ~/deepseek3 ~/small --layers 6 --experts 16 --vocab 32000
     """
     from ckpttools.api.shrink import shrink
 
