@@ -160,6 +160,19 @@ def test_factors_without_their_other_half_are_refused(tmp_path):
         ckpttools.merge_adapter(base_of("plain"), tmp_path / "out", adapter=place)
 
 
+def test_layers_that_the_adapter_leaves_alone_are_told(tmp_path):
+    adapter = changed_config(tmp_path)
+    arrays = load_file(adapter / "adapter_model.safetensors")
+    kept = {name: each for name, each in arrays.items() if ".layers.1." not in name}
+    assert kept and len(kept) < len(arrays)
+    save_file(kept, adapter / "adapter_model.safetensors")
+    plan = ckpttools.merge_adapter.plan(base_of("plain"), tmp_path / "out", adapter=adapter).plan
+    (told,) = [each for each in plan.notes.remarks if each.startswith("nothing is added")]
+    assert f"{(len(arrays) - len(kept)) // 2} arrays" in told and "model.layers.1." in told
+    whole = ckpttools.merge_adapter.plan(base_of("plain"), tmp_path / "out", adapter=PEFT / "plain").plan
+    assert not [each for each in whole.notes.remarks if each.startswith("nothing is added")]
+
+
 def test_a_model_is_no_adapter(tmp_path):
     told = run("adapter", "merge", base_of("plain"), base_of("plain"), tmp_path / "out", code=3)
     assert "this is no adapter" in told

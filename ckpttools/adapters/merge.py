@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isfinite
@@ -13,13 +14,14 @@ from ckpttools.array.nodes import plus
 from ckpttools.array.tree import Leaf, Path, Tree
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count
+from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast
 
 _HEAD, _TABLE = "lm_head.weight", "embed_tokens.weight"
+_NUMBER = re.compile(r"\d+")
 
 
 def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
@@ -92,3 +94,13 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
         yield "the output head is the table of embeddings, which the adapter changes: it changes with it"
     if base.rows is not None and view_of(base.tree).optimizer is not None:
         yield "the state of the optimizer stays that of the base"
+    if left := _left_alone(base, adapter):
+        listed = ", ".join(folded(left))
+        yield f"nothing is added to {array_count(left)}, of kinds that change in other layers: {listed}"
+
+
+def _left_alone(base: Base, adapter: Adapter) -> list[str]:
+    """Weights that are called as those that change, but for numbers, and do not change."""
+    changed = {each.name for each in adapter.factors}
+    kinds = {_NUMBER.sub("#", name) for name in changed}
+    return [name for name in base.weights if name not in changed and _NUMBER.sub("#", name) in kinds]
