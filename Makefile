@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 # Of each target of `make fuzz`, and at most of `make test`, where two run at a time: 14 targets take about a minute
-# then, and three with the 20 seconds of CI.
+# then, and at most two with the 10 seconds of CI.
 SECONDS ?= 60
 CI_SECONDS ?= 5
 

@@ -31,7 +31,8 @@ from ckpttools.mapping.values import Scale
 
 BUILT_IN = tuple(families())
 # The others take most of the time, as many settings of their flags are tried: 24 and 8.
-QUICK = tuple(name for name in BUILT_IN if name not in ("deepseek", "gemma4"))
+SLOW = ("deepseek", "deepseek4", "gemma4", "kimi-k2.5", "qwen3.5-moe")
+QUICK = tuple(name for name in BUILT_IN if name not in SLOW)
 MODELS = tuple(sorted(path.name for path in GOLDEN.iterdir() if (path / "hf" / "config.json").is_file()))
 ALL_LAYOUTS = ["unscanned", "scanned on axis 0", "scanned on axis 1"]
 F32 = DTYPES["float32"]
