@@ -229,3 +229,18 @@ class OfParts(LazyArray):
     @property
     def computed(self) -> bool:
         return any(part.computed for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OfAlikeParts(OfParts):
+    """An array each of whose elements is made of the elements there of all parts, which have its shape."""
+
+    @property
+    def computed(self) -> bool:
+        return True
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return sum((part.read_cost(region) for part in self.parts), ReadCost())
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return self.parts[0].first_byte(region)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckpttools.array import slabs
-from ckpttools.array.lazy import LazyArray, OfParts, ReadCost
+from ckpttools.array.lazy import LazyArray, OfAlikeParts, OfParts, ReadCost
 from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
@@ -133,7 +133,7 @@ def low_rank(left: LazyArray, right: LazyArray, scale: float = 1.0) -> LowRank:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plus(OfParts):
+class Plus(OfAlikeParts):
     """The sum of `parts`: an array, and what is added to it; rounded once to the array's dtype."""
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -179,18 +179,8 @@ class Plus(OfParts):
         return 3 * slab + max(part.scratch_bytes for part in self.parts)
 
     @property
-    def computed(self) -> bool:
-        return True
-
-    def read_cost(self, region: Region) -> ReadCost:
-        return sum((part.read_cost(region) for part in self.parts), ReadCost())
-
-    @property
     def read_kind(self) -> Hashable:
         return ("plus", *(part.read_kind for part in self.parts))
-
-    def first_byte(self, region: Region) -> tuple[str, int]:
-        return self.parts[0].first_byte(region)
 
 
 def plus(array: LazyArray, addend: LazyArray) -> Plus:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array import slabs
-from ckpttools.array.lazy import LazyArray, OfParts, ReadCost
+from ckpttools.array.lazy import LazyArray, OfAlikeParts
 from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
@@ -25,7 +25,7 @@ _WIDE = DTYPES["float64"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Mean(OfParts):
+class Mean(OfAlikeParts):
     """(w1 x1 + w2 x2 + …) / total in float32 or float64, of arrays of one shape and any such dtypes.
 
     The order of the sum is that of the parts, for each element alone: the bits do not depend on how the work
@@ -79,18 +79,8 @@ class Mean(OfParts):
         return sum(part.stored_bits for part in self.parts)
 
     @property
-    def computed(self) -> bool:
-        return True
-
-    def read_cost(self, region: Region) -> ReadCost:
-        return sum((part.read_cost(region) for part in self.parts), ReadCost())
-
-    @property
     def read_kind(self) -> Hashable:
         return ("mean", *(part.read_kind for part in self.parts))
-
-    def first_byte(self, region: Region) -> tuple[str, int]:
-        return self.parts[0].first_byte(region)
 
 
 def _add(total: np.ndarray, values: np.ndarray, weight: float, *, is_first: bool) -> None:
