@@ -21,7 +21,7 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import ConfigError, CoverageError, MappingError, ShapeError
+from ckpttools.core.errors import CoverageError, MappingError, ShapeError
 from ckpttools.families.deepseek4 import RESAVED
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
@@ -107,12 +107,15 @@ def test_layers_that_are_no_pairs_are_not_stacked(runs):
 
 
 @SCANS
-def test_a_norm_that_was_trained_is_refused(runs, tmp_path, scan):
-    tree = changed(open_tree(runs[scan]), NORM, 1.5)
-    with pytest.raises(ConfigError, match="as if this were 1 throughout") as caught:
-        back(tree, tmp_path / "hf")
-    assert "mhc_attention.mhc_norm.scale" in caught.value.place
-    assert not (tmp_path / "hf").exists()
+def test_a_norm_that_was_trained_is_in_what_is_behind_it(runs, tmp_path, scan):
+    """That of the last layer, which is stacked with others or not."""
+    golden = load_file(GOLDEN / "hf" / "model.safetensors")
+    last = max(int(name.split(".")[1]) for name in golden if name.startswith("layers."))
+    of_last = ("scanned_blocks", "layers_1") if scan else (f"layers_{last}",)
+    tree = changed(open_tree(runs[scan]), (*of_last, *NORM), 1.5)
+    fn = golden[f"layers.{last}.hc_attn_fn"]
+    fn[:, -1] = (fn[:, -1].astype(np.float32) * 1.5).astype(fn.dtype)
+    assert back(tree, tmp_path / "hf") == all_described(golden)
 
 
 class TestTable:

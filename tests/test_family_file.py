@@ -186,7 +186,8 @@ class TestRoundTrip:
         with pytest.raises(MappingError, match=message) as caught:
             parse_op(text)
         assert (
-            caught.value.wanted == "scale AXIS POWER [DTYPE], shift AMOUNT, fill NUMBER or whole DTYPE DTYPE"
+            caught.value.wanted
+            == "scale AXIS POWER [DTYPE], shift AMOUNT, fill NUMBER, factor or whole DTYPE DTYPE"
         )
         assert hint is None or caught.value.hint == hint
 

@@ -12,6 +12,7 @@ from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.factor import Factor
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.layers import Layers
@@ -202,7 +203,15 @@ def test_rope_interleaving_is_a_row():
 
 WORDS = st.sampled_from(("tied", "biased", "experts"))
 OPS = st.sampled_from(
-    (None, Scale("x", -0.5), Scale("x", 1 / 3, "bfloat16"), Shift(1.0), Fill(0.5), Whole("int32", "int64"))
+    (
+        None,
+        Scale("x", -0.5),
+        Scale("x", 1 / 3, "bfloat16"),
+        Shift(1.0),
+        Fill(0.5),
+        Factor(),
+        Whole("int32", "int64"),
+    )
 )
 
 
@@ -322,4 +331,4 @@ class TestText:
         with pytest.raises(MappingError) as caught:
             row("a: x <-> b: x, unles tied")
         assert caught.value.hint == "did you mean unless?"
-        assert caught.value.wanted == "one of scale, shift, fill, whole, when, unless, above"
+        assert caught.value.wanted == "one of scale, shift, fill, factor, whole, when, unless, above"

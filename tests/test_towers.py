@@ -16,7 +16,7 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree, spelled
-from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError
+from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model_config import text_config
@@ -287,8 +287,8 @@ def test_what_maxtext_learned_of_standardizing_is_not_dropped(tmp_path):
     to_maxtext(GOLDEN_0_2_5 / "gemma4-vision" / "hf", tmp_path / "out", exact=True)
     plain = plain_gemma4(tmp_path / "hf")
     shutil.copy(plain / "config.json", tmp_path / "out" / "0" / "items" / "hf")
-    with pytest.raises(CheckpointError) as error:
-        plan_to_huggingface(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"computes as if this were [01] throughout") as error:
+        plan_to_huggingface(tmp_path / "out").run(tmp_path / "back")
     assert "std_" in str(error.value)
 
 

@@ -15,9 +15,9 @@ EMBEDDINGS = rows("""
     decoder.hc_head.hc_scale:    one          <-> hc_head_scale: one
 """)
 # A hyper-connection mixes the streams before a block, after it, and past it: each has a part of its arrays.
-# MaxText has a norm before them that can be learned; in the model it has no weight.
+# MaxText has a norm before them that can be learned. In the model it has no weight; what is behind it has.
 HYPER_CONNECTIONS = rows("""
-    mhc_attention.mhc_norm.scale:   wide                   <-> hc_attn_norm.weight: wide, fill 1
+    mhc_attention.mhc_norm.scale:   wide                   <-> hc_attn_fn.norm: wide, factor
     mhc_attention.pre_alpha:        wide streams           <-> hc_attn_fn:    +streams wide
     mhc_attention.post_alpha:       wide streams           <-> hc_attn_fn:    +streams wide
     mhc_attention.res_alpha:        wide (streams targets) <-> hc_attn_fn:    +(streams targets) wide
@@ -28,7 +28,7 @@ HYPER_CONNECTIONS = rows("""
     mhc_attention.post_alpha_scale: one                    <-> hc_attn_scale: +one
     mhc_attention.res_alpha_scale:  one                    <-> hc_attn_scale: +one
 
-    mhc_mlp.mhc_norm.scale:         wide                   <-> hc_ffn_norm.weight: wide, fill 1
+    mhc_mlp.mhc_norm.scale:         wide                   <-> hc_ffn_fn.norm: wide, factor
     mhc_mlp.pre_alpha:              wide streams           <-> hc_ffn_fn:    +streams wide
     mhc_mlp.post_alpha:             wide streams           <-> hc_ffn_fn:    +streams wide
     mhc_mlp.res_alpha:              wide (streams targets) <-> hc_ffn_fn:    +(streams targets) wide

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError, did_you_mean
+from ckpttools.mapping.factor import Factor
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.values import Exactness, Scale, Shift, ValueOp
 from ckpttools.mapping.whole_numbers import Whole
 
-OPS = ("scale", "shift", "fill", "whole")
-_FORMS = "scale AXIS POWER [DTYPE], shift AMOUNT, fill NUMBER or whole DTYPE DTYPE"
+OPS = ("scale", "shift", "fill", "factor", "whole")
+_FORMS = "scale AXIS POWER [DTYPE], shift AMOUNT, fill NUMBER, factor or whole DTYPE DTYPE"
 _WHOLE = [dtype.name for dtype in DTYPES.values() if dtype.kind in ("int", "uint") and dtype.bits >= 8]
 
 
@@ -31,6 +32,8 @@ def parse_op(text: str) -> ValueOp:
             return Shift(_number(amount, text))
         case ["fill", number]:
             return Fill(_number(number, text))
+        case ["factor"]:
+            return Factor()
         case ["whole", left, right]:
             return Whole(_whole_type(left, text), _whole_type(right, text))
     raise MappingError("not a value op", got=repr(text), wanted=_FORMS)
@@ -49,6 +52,8 @@ def op_text(op: ValueOp) -> str:
             return f"scale {axis} {_spelled(power)} {dtype}"
         case Shift(amount=amount):
             return f"shift {_spelled(amount)}"
+        case Factor():
+            return "factor"
         case Fill(number=number):
             return f"fill {_spelled(number)}"
         case Whole(left=left, right=right):

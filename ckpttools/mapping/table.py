@@ -10,11 +10,12 @@ from math import prod
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import padded, window
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import MappingError, UsageError
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.coverage import Expected, check_coverage, require_countable
+from ckpttools.mapping.factor import Factor, multiplied, product_of
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open, seen_flags
 from ckpttools.mapping.joining import joined, part_of
@@ -404,11 +405,17 @@ def _made(settled: _Settled, exact: bool) -> Mapped:
     changed: set[str] = set()
     whole: set[str] = set()
     filled: dict[str, tuple[LazyArray, float]] = {}
+    factors = _factors(settled.directions)
     for each in settled.directions:
+        if isinstance(each.row.op, Factor) and each.inverse:
+            notes.append(_product_note(each, arrays[next(each.source.keys(sizes))].dtype))
+            continue
         if isinstance(each.row.op, Fill) and each.inverse:
             filled |= {key: (arrays[key], each.row.op.number) for key in each.source.keys(sizes)}
             continue
         parts = each.parts(arrays, sizes)
+        if factor := factors.get(str(each.target.key)):
+            parts = multiplied(each.source, factor.source, parts, arrays, sizes)
         conversion = each.conversion(sizes, each.dtype(sizes, parts) if exact else None)
         own = {
             each.target.key.format(index, sizes): conversion.at(index, parts)
@@ -430,6 +437,31 @@ def _made(settled: _Settled, exact: bool) -> Mapped:
         whole=frozenset(whole),
         filled=filled,
     )
+
+
+def _factors(directions: Iterable[_Direction]) -> dict[str, _Direction]:
+    """Target keys of the arrays that source arrays without a target are multiplied into, with what they are.
+
+    Raises:
+        MappingError: no row makes such an array.
+    """
+    directions = list(directions)
+    found = {
+        product_of(str(each.target.key)): each
+        for each in directions
+        if isinstance(each.row.op, Factor) and each.inverse
+    }
+    if lost := found.keys() - {str(each.target.key) for each in directions}:
+        raise MappingError(
+            "no row makes the array that a factor is multiplied into", got=", ".join(sorted(lost))
+        )
+    return found
+
+
+def _product_note(factor: _Direction, dtype: DType) -> ValueNote:
+    """What becomes of a factor on the way to where it has no array."""
+    reason = f"times {factor.source.key}: exact where that is 1 throughout, else rounded, at most 1 ulp off"
+    return ValueNote(product_of(str(factor.target.key)), False, reason, dtype)
 
 
 class _Made:
