@@ -53,7 +53,7 @@ class LowRank(OfParts):
         for one in _single(region, region.rank - 2):
             for part in one.pieces(region.rank - 1, self._columns):
                 with scratch.take((self.rank, part.shape[-1]), DTYPES["float64"].numpy) as second:
-                    _read_wide(right, part.replaced(part.rank - 2, 0, self.rank), second, scratch)
+                    _read_as(right, part.replaced(part.rank - 2, 0, self.rank), second, scratch)
                     for piece in part.pieces(region.rank - 2, self._rows(part.shape[-1])):
                         view = subview(out, piece.relative_to(region)).view(FLOAT32.numpy)
                         self._multiply(left, piece, second, view, scratch)
@@ -65,7 +65,7 @@ class LowRank(OfParts):
 
         wide, rows = DTYPES["float64"].numpy, piece.shape[-2]
         with scratch.take((rows, self.rank), wide) as first:
-            _read_wide(left, piece.replaced(piece.rank - 1, 0, self.rank), first, scratch)
+            _read_as(left, piece.replaced(piece.rank - 1, 0, self.rank), first, scratch)
             first *= self.scale
             with (
                 scratch.take((rows, second.shape[1]), wide) as product,
@@ -223,13 +223,13 @@ class Renormed(OfParts):
         import numpy as np
 
         array, addend, lengths = self.parts
-        _read_float32(array, whole, matrix, scratch)
-        _read_float32(addend, whole, total, scratch)
+        _read_as(array, whole, matrix, scratch)
+        _read_as(addend, whole, total, scratch)
         with (
             scratch.take(whole.shape[:1], FLOAT32.numpy) as wanted,
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
-            _read_float32(lengths, whole.without(1), wanted, scratch)
+            _read_as(lengths, whole.without(1), wanted, scratch)
             total += matrix
             present = [np.sqrt(np.dot(row, row)) for row in (each.astype(np.float64) for each in total)]
             total *= (wanted / np.array(present, np.float64)).astype(np.float32)[:, None]
@@ -287,17 +287,11 @@ def _single(region: Region, axes: int) -> Iterator[Region]:
         yield from one.pieces(axes - 1, 1)
 
 
-def _read_wide(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-    """Reads a matrix as float64."""
+def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+    """Reads as many elements as `out` has, in its dtype and shape."""
     with scratch.take(region.shape, array.dtype.carrier) as buffer:
         array.read_into(region, buffer, scratch)
         out[...] = buffer.view(array.dtype.numpy).reshape(out.shape)
-
-
-def _read_float32(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-    with scratch.take(region.shape, array.dtype.carrier) as buffer:
-        array.read_into(region, buffer, scratch)
-        out[...] = buffer.view(array.dtype.numpy)
 
 
 def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:

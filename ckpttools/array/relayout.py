@@ -200,13 +200,12 @@ def _through_product(source: LazyArray, asked: Permutation) -> LazyArray | None:
     if isinstance(source, Elementwise) and isinstance(source.source, LowRank):
         inner = _through_product(source.source, asked)
         return None if inner is None else replace(source, shape=inner.shape, source=inner)
-    rows = len(asked.split[0]) if asked.split else 0
-    sides = [atom >= rows for atom in asked.order]
-    if (
-        not isinstance(source, LowRank)
-        or source.ndim != 2
-        or sides not in (sorted(sides), sorted(sides)[::-1])
-    ):
+    if not isinstance(source, LowRank) or source.ndim != 2:
+        return None
+    rows = len(asked.split[0])
+    of_column = [atom >= rows for atom in asked.order]
+    rows_first = of_column == sorted(of_column)
+    if not rows_first and of_column != sorted(of_column, reverse=True):
         return None
     left, right = source.parts
     of_rows = [atom for atom in asked.order if atom < rows]
@@ -214,18 +213,20 @@ def _through_product(source: LazyArray, asked: Permutation) -> LazyArray | None:
     rank = (source.rank,)
     left = relayout(left, (asked.split[0], rank), (*of_rows, rows), (rows, 1))
     right = relayout(right, (rank, asked.split[1]), (0, *(n + 1 for n in of_columns)), (1, len(of_columns)))
-    if sides != sorted(sides):
-        left, right = _swapped(right), _swapped(left)
+    if not rows_first:
+        left, right = swapped(right), swapped(left)
     made = low_rank(left, right, source.scale)
     atoms = [length for group in asked.split for length in group]
     lengths = [atoms[atom] for atom in asked.order]
-    first = rows if sides == sorted(sides) else len(of_columns)
+    first = rows if rows_first else len(of_columns)
     split = (tuple(lengths[:first]), tuple(lengths[first:]))
     return _in_order(made, Permutation(split, tuple(range(len(atoms))), asked.merge))
 
 
-def _swapped(matrix: LazyArray) -> LazyArray:
-    return relayout(matrix, [(length,) for length in matrix.shape], (1, 0), (1, 1))
+def swapped(array: LazyArray) -> LazyArray:
+    """`array` with its last two axes exchanged."""
+    *outer, rows, columns = range(array.ndim)
+    return relayout(array, [(length,) for length in array.shape], (*outer, columns, rows), [1] * array.ndim)
 
 
 def _in_order(source: LazyArray, same: Permutation) -> LazyArray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import relayout
+from ckpttools.array.nodes import swapped
 from ckpttools.array.reshaped import reshaped
 from ckpttools.array.tree import Leaf, Path, Tree, dotted
 from ckpttools.core.dtypes import DTYPES, DType
@@ -115,11 +115,7 @@ def array_of(
         weight.packed,
         decode_of(weight, dtype, like),
     )
-    if not weight.is_swapped:
-        return made
-    *rest, last = range(len(weight.shape))
-    order = (*rest[:-1], last, rest[-1])
-    return relayout(made, [(length,) for length in weight.shape], order, [1] * len(order))
+    return swapped(made) if weight.is_swapped else made
 
 
 def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32") -> Decode:
