@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import run, succeed
-from support.hf_models import write_llama
+from support.hf_models import LLAMA_CONFIG, write_llama
 from support.places import FIXTURES
-from support.trees import tree_with
+from support.trees import model, tree_with
 
 import ckpttools
+from ckpttools.adapters import bases
+from ckpttools.adapters.from_maxtext import adapter_of_maxtext, said_of
+from ckpttools.adapters.merge import merged
+from ckpttools.adapters.peft import open_peft
 from ckpttools.array.tree import dotted
-from ckpttools.core.errors import CheckpointError
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.plan.node_lines import NodeLines, Nodes
+from ckpttools.stores.registry import parse
 
 PEFT = FIXTURES / "peft"
 CASES = {
@@ -131,6 +138,7 @@ def changed_config(tmp_path, case="plain", **said):
         ({"rank_pattern": ["q_proj"]}, "rank_pattern is no object"),
         ({"lora_alpha": 10**400}, "lora_alpha is no number"),
         ({"use_rslora": "false"}, "use_rslora is neither true nor false"),
+        ({"fan_in_fan_out": "no"}, "fan_in_fan_out is neither true nor false"),
         ({"use_dora": True}, "no lora_magnitude_vector"),
         ({"modules_to_save": ["lm_head"]}, "nothing of modules_to_save, lm_head"),
     ],
@@ -357,16 +365,60 @@ def test_as_many_layers_as_inputs_and_ranks(tmp_path):
     for which, shape in (("a", (3, 3, 3)), ("b", (3, 3, 4))):
         path = ("decoder", "layers", "self_attention", "query", f"kernel_lora_{which}", "value")
         leaves[path] = np.ones(shape, np.float32)
-    with pytest.raises(CheckpointError, match="layers or inputs first"):
-        adapter = saved(leaves, tmp_path / "a")
+    adapter = saved(leaves, tmp_path / "a")
+    with pytest.raises(CheckpointError, match="do not show which axis"):
         ckpttools.merge_adapter(tmp_path / "hf", tmp_path / "out", adapter=adapter, alpha=1)
 
 
+def test_as_many_layers_as_ranks_where_layers_come_first(tmp_path):
+    """As kernels of the inference engine have them B begins with its rank, as others with its layers."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_CONFIG | {"num_hidden_layers": 3}))
+    tree = model(json.loads(config.read_bytes()), 0)
+    state = to_maxtext(tree, ToMaxText(scan_axis=0)).state
+    base = bases.base_of(state, like=config)
+    leaves = {}
+    for which, shape in (("a", (3, 64, 3)), ("b", (3, 3, 128))):
+        path = ("decoder", "layers", "mlp", "wi_0", f"kernel_lora_{which}", "value")
+        leaves[path] = np.ones(shape, np.float32)
+    with pytest.raises(CheckpointError, match="do not show which axis"):
+        adapter_of_maxtext(base, tree_with(leaves), alpha=1)
+
+
 def test_a_scale_that_is_no_number_is_refused(tmp_path):
-    told = run(
-        "adapter", "merge", base_of("plain"), PEFT / "plain", tmp_path / "no", "--scale", "nan", code=2
-    )
-    assert "a scale is a number" in told
+    base, adapter = base_of("plain"), PEFT / "plain"
+    ckpttools.adapter_to_maxtext(adapter, tmp_path / "maxtext", base=base)
+    for words in (
+        ("merge", base, adapter, tmp_path / "no", "--scale", "nan"),
+        ("to-maxtext", adapter, tmp_path / "no", "--base", base, "--scale", "inf"),
+        ("to-peft", tmp_path / "maxtext", tmp_path / "no", "--base", base, "--scale", "nan"),
+        ("to-peft", tmp_path / "maxtext", tmp_path / "no", "--base", base, "--alpha", "nan"),
+    ):
+        assert "must be a finite number" in run("adapter", *words, code=2)
+
+
+def test_a_weight_that_is_changed_twice_is_refused():
+    base, adapter = bases.base_of(ckpttools.open(base_of("plain"))), open_peft(parse(PEFT / "plain"))
+    twice = replace(adapter, factors=(*adapter.factors, adapter.factors[0]))
+    with pytest.raises(FormatError, match="changes these weights several times") as refused:
+        merged(base, twice)
+    assert adapter.factors[0].name in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "alpha"), [({"use_rslora": True}, 6 * 2**0.5), ({}, 6), ({"alpha_pattern": {"q_proj": 3}}, None)]
+)
+def test_a_configuration_of_peft_beside_maxtexts_factors(tmp_path, said, alpha):
+    """Of one that MaxText's own converter left there all counts, or it is refused."""
+    ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=base_of("plain"))
+    tree = ckpttools.open(tmp_path / "adapter").with_metadata(custom={})
+    config = json.loads((PEFT / "plain" / "adapter_config.json").read_bytes()) | said
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    if alpha is None:
+        with pytest.raises(CheckpointError, match="ranks or alphas of their own"):
+            said_of(tree)
+    else:
+        assert said_of(tree) == {"lora_rank": 2, "lora_alpha": pytest.approx(alpha)}
 
 
 def test_arrays_that_are_there_several_times_or_not_at_all(tmp_path):

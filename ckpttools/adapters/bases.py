@@ -6,6 +6,7 @@ of the family like any weights: the changes, in a model that is zero otherwise, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -145,18 +146,24 @@ class Base:
         """The adapter in the base's names, with all that only the base tells.
 
         Raises:
-            FormatError: it is not of this base: lists what that lacks.
+            FormatError: it is not of this base, or changes a weight several times: lists which.
         """
         wanted = [*(each.name for each in adapter.factors), *adapter.replaced]
-        names = {name: self.named(name) for name in wanted}
-        if lacking := [name for name, found in names.items() if found is None]:
+        names = {name: own for name in wanted if (own := self.named(name)) is not None}
+        if lacking := [name for name in wanted if name not in names]:
             raise not_of_base(adapter.place, self.tree.metadata.place, lacking, self.weights)
-        factors = [replace(each, name=names[each.name] or "") for each in adapter.factors]
-        return replace(
-            adapter,
-            factors=tuple(map(self._oriented, factors)),
-            replaced={names[name] or "": array for name, array in adapter.replaced.items()},
-        )
+        factors = tuple(self._oriented(replace(each, name=names[each.name])) for each in adapter.factors)
+        whole = (f"{names[name]}, whole" for name in adapter.replaced)
+        count = Counter([*(each.name for each in factors), *whole])
+        if twice := [name for name, times in count.items() if times > 1]:
+            raise FormatError(
+                "the adapter changes these weights several times:" + listing(twice),
+                place=adapter.place,
+                wanted="one pair of factors for each weight",
+                hint="save each adapter in a directory of its own",
+            )
+        replaced = {names[name]: array for name, array in adapter.replaced.items()}
+        return replace(adapter, factors=factors, replaced=replaced)
 
     def _oriented(self, factor: Factor) -> Factor:
         """With the order of axes of experts, where their own shape does not tell: that of their siblings."""

@@ -122,5 +122,5 @@ class PeftConfig:
 
     @property
     def is_in_first(self) -> bool:
-        """Whether weights have their inputs first, as GPT-2's."""
-        return bool(self.said.get("fan_in_fan_out"))
+        """Whether weights have their inputs first, as GPT-2's; errors as of `is_dora`."""
+        return self._is_said("fan_in_fan_out")

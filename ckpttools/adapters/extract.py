@@ -52,7 +52,8 @@ class Extracting:
         """The part of a matrix's difference that is kept."""
         if self.error is not None:
             return ranked_spectrum(tuned, base, self.error, self.rank or min(tuned.shape), name)
-        return spectrum(tuned, base, min(self.rank or 1, *tuned.shape), name)
+        assert self.rank is not None  # one of both is given
+        return spectrum(tuned, base, min(self.rank, *tuned.shape), name)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
         found = options.spectrum(*pair, name)
         if found.squares:
             factor = _factor(name, found, options.dtype)
-            factors, errors[name] = [*factors, factor], found.error(factor.rank)
+            factors.append(factor)
+            errors[name] = found.error(factor.rank)
             nbytes += factor.a.nbytes + factor.b.nbytes
             _require_room(nbytes, memory)
     if not factors:

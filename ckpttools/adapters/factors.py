@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import low_rank, relayout, renormed
-from ckpttools.core.errors import FormatError
+from ckpttools.array.nodes import low_rank, relayout, renormed, swapped
+from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.region import Shape
+from ckpttools.core.wording import option
 
 Kind = Literal["linear", "embedding", "experts"]
 
@@ -80,17 +82,17 @@ class Factor:
         """The product of the factors for a weight of this shape, float32; errors as of `change`."""
         self._check(shape)
         if self.kind == "embedding":
-            return low_rank(_swapped(self.a), _swapped(self.b), self.scale)
+            return low_rank(swapped(self.a), swapped(self.b), self.scale)
         if self.kind == "linear":
             made = low_rank(self.b, self.a, self.scale)
-            return _swapped(made) if self.is_in_first else made
+            return swapped(made) if self.is_in_first else made
         experts, rank = shape[0], self.rank
         outputs, inputs = self.b.shape[0], self.a.shape[1]
         right = relayout(self.a, ((experts, rank), (inputs,)), (0, 1, 2), (1, 1, 1))
         left = relayout(self.b, ((outputs,), (rank, experts)), (2, 0, 1), (1, 1, 1))
         if not self._has_inputs_first(shape):
             return low_rank(left, right, self.scale)
-        return low_rank(_swapped(right), _swapped(left), self.scale)
+        return low_rank(swapped(right), swapped(left), self.scale)
 
     def _has_inputs_first(self, shape: Shape) -> bool:
         """Of experts, whether the weight is (expert, in, out)."""
@@ -134,8 +136,13 @@ class Adapter:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _swapped(array: LazyArray) -> LazyArray:
-    """With its last two axes exchanged."""
-    *rest, last = range(array.ndim)
-    order = (*rest[:-1], last, rest[-1])
-    return relayout(array, [(length,) for length in array.shape], order, [1] * array.ndim)
+def finite(name: str, number: float) -> float:
+    """A number that an adapter is multiplied by; raises UsageError where it is NaN or infinite.
+
+    Args:
+        name: of the option.
+        number: that it is given.
+    """
+    if not isfinite(number):
+        raise UsageError(f"{name} must be a finite number", got=option(name, number))
+    return number

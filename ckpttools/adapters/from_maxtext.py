@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from ckpttools.adapters.bases import Base, not_of_base
-from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.config import PeftConfig
+from ckpttools.adapters.factors import Adapter, Factor, finite
 from ckpttools.adapters.rows import (
     PARTS,
     STYLES,
@@ -97,16 +99,36 @@ def half_of(path: Path) -> tuple[str, str] | None:
 
 
 def said_of(tree: Tree) -> Mapping[str, object]:
-    """What is noted of rank and alpha: in MaxText's metadata, or in a configuration of PEFT beside it."""
+    """What is noted of rank and alpha: in MaxText's metadata, or in a configuration of PEFT beside it.
+
+    Raises:
+        FormatError, ConfigError: that configuration is of another kind of adapter, or says several ranks.
+    """
     said = tree.metadata.custom.get("lora")
     if isinstance(said, Mapping):
         return said
     place = parse(tree.metadata.place) if tree.metadata.place else None
     for above in () if place is None else (place, *list(place.parents)[:3]):
         if (above / ADAPTER).is_file():
-            config = read_json(above / ADAPTER)
-            return {"lora_rank": config.get("r"), "lora_alpha": config.get("lora_alpha")}
+            return _said_beside(PeftConfig(read_json(above / ADAPTER), str(above / ADAPTER)))
     return {}
+
+
+def _said_beside(config: PeftConfig) -> Mapping[str, object]:
+    """Rank and alpha by a configuration of PEFT; of rsLoRA the alpha that gives its scale without it."""
+    odd = [name for name in ("rank_pattern", "alpha_pattern") if config.said.get(name)]
+    if odd:
+        raise ConfigError(
+            "modules of this adapter have ranks or alphas of their own, by names of PEFT's",
+            place=config.place,
+            got=", ".join(odd),
+            wanted="one rank and one alpha",
+            hint="convert the adapter of PEFT that it was made of",
+        )
+    noted = {"lora_rank": config.said.get("r"), "lora_alpha": config.said.get("lora_alpha")}
+    if config.said.get("use_rslora") and None not in noted.values():
+        noted["lora_alpha"] = config.scale("") * config.rank("")
+    return noted
 
 
 def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Adapter:
@@ -120,6 +142,7 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
     Raises:
         FormatError: there are no factors, or they are not of this base.
         ConfigError: nothing says alpha, or what is noted is not so.
+        UsageError: `alpha` is NaN or infinite.
     """
     pairs, place = pairs_of(tree), tree.metadata.place
     known = _rows(base, pairs)
@@ -172,16 +195,17 @@ def _fitting(
         if all(_fits(each, known.sizes, pair) for pair in pairs.values())
     }
     name, pair = next(iter(pairs.items()))
-    if {"flat", "first"} <= made.keys() and made["flat"] != made["first"]:
+    first = next(iter(made.values()), None)
+    if any(each != first for each in made.values()):
         raise FormatError(
-            "shapes do not show whether these factors have layers or inputs first: of both there are as many",
+            "shapes do not show which axis of these factors is that of layers, inputs or ranks",
             place=f"{place}, {name}",
             got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
             wanted="factors of layers one by one",
             hint="unstack them: ckpt unstack ADAPTER DST --scan-axis N",
         )
-    if made:
-        return next(iter(made.values()))
+    if first is not None:
+        return first
     sizes = {**known.sizes, f"rank_{number}": pair.rank}
     wanted = known.of(row, number)
     raise FormatError(
@@ -214,13 +238,12 @@ def _factors(
         a, b = (None, None) if pair is None else (pair.a, pair.b)
         # What is divided on the way back is so before it is rounded to few bits.
         b = cast(b, _FLOAT32) if b is not None and row.row.op is not None and b.dtype.bits < 32 else b
-        arrays[f"{name}_lora_a"] = a or _nothing(row.a.left.shape(sizes), pairs, "a")
-        arrays[f"{name}_lora_b"] = b or _nothing(row.b.left.shape(sizes), pairs, "b")
+        arrays[f"{name}_lora_a"] = _nothing(row.a.left.shape(sizes), pairs, "a") if a is None else a
+        arrays[f"{name}_lora_b"] = _nothing(row.b.left.shape(sizes), pairs, "b") if b is None else b
     lengths = {axis: Size(length, "the base") for axis, length in sizes.items()}
     made = Table((row.a, row.b), lengths, place=base.tree.metadata.place).to_right(arrays).arrays
-    ends = PARTS
     for weight in row.row.right.keys(known.sizes):
-        a, b = (made[weight.removesuffix(".weight") + end] for end in ends)
+        a, b = (made[weight.removesuffix(".weight") + end] for end in PARTS)
         if not all(isinstance(each, Constant) for each in distinct([b]) if not inner(each)):
             yield Factor(weight, a, b, scale, rank)
 
@@ -239,11 +262,13 @@ def _scale(said: Mapping[str, object], rank: int, alpha: float | None, place: st
             got=f"rank {rank}",
             wanted=f"{ranked:g} (lora_rank in the metadata)",
         )
-    if alpha is None and not isinstance(noted, int | float):
+    if alpha is not None:
+        return finite("alpha", alpha) / rank
+    if not isinstance(noted, int | float) or not isfinite(noted):
         raise ConfigError(
             "nothing says the alpha of this adapter, by which it is scaled",
             place=place,
             wanted="what it was trained with",
             hint=f"say it: {option('alpha', 'X')}",
         )
-    return float(alpha if alpha is not None else noted) / rank  # type: ignore[arg-type]
+    return noted / rank

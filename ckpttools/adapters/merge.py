@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import isfinite
 
 from ckpttools.adapters.bases import Base
-from ckpttools.adapters.factors import Adapter
+from ckpttools.adapters.factors import Adapter, finite
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import plus
 from ckpttools.array.tree import Leaf, Path, Tree
@@ -32,12 +31,10 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
 
     Raises:
         FormatError: the adapter is not of this base, or its factors do not fit.
-        UsageError: an adapter with magnitudes (DoRA) is to be scaled.
+        UsageError: the scale is NaN or infinite, or an adapter with magnitudes (DoRA) is to be scaled.
     """
-    if not isfinite(scale):
-        raise UsageError("a scale is a number", got=option("scale", scale))
     fitted = base.fitted(adapter)
-    factors = [replace(each, scale=each.scale * scale) for each in fitted.factors]
+    factors = [replace(each, scale=each.scale * finite("scale", scale)) for each in fitted.factors]
     if scale != 1 and any(each.magnitude is not None for each in factors):
         raise UsageError(
             "an adapter that sets lengths of rows (DoRA) is whole or not there",

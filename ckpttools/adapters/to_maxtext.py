@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckpttools.adapters.bases import Base
-from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.factors import Adapter, Factor, finite
 from ckpttools.adapters.rows import PARTS, FactorRow, required_family, rows_of_factors, weights_of, why_not
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, elementwise, padded
@@ -59,6 +59,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
 
     Raises:
         FormatError: the adapter is not of this base, or is more than MaxText has: lists what, with reasons.
+        UsageError: the scale is NaN or infinite.
     """
     fitted = base.fitted(adapter)
     family = family_in(required_family(base), version_called(options.maxtext))
@@ -74,7 +75,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     sizes = {**known.sizes, **{row.rank: rank for row in rows}}
     arrays = _arrays(fitted.factors, rows, sizes, ratios)
     mapped = _mapped(rows, sizes, base, arrays)
-    said = _said(rows, rank, scale * options.scale * rank)
+    said = _said(rows, rank, scale * finite("scale", options.scale) * rank)
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said})
     return Transformed(tree, _notes(mapped, fitted.factors, ratios, said))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttools.adapters.bases import Base
-from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.factors import Adapter, Factor, finite
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.text import in_natural_order
 from ckpttools.formats.adapters import PREFIX
@@ -41,6 +41,9 @@ def to_peft(base: Base, adapter: Adapter, base_name: str, scale: float = 1.0) ->
         adapter: in the base's names.
         base_name: what the configuration calls the base.
         scale: of the adapter, besides its own.
+
+    Raises:
+        UsageError: the scale is NaN or infinite.
     """
     names = {factor.name: _module(base, factor.name) for factor in adapter.factors}
     leaves: dict[Path, Leaf] = {}
@@ -68,7 +71,7 @@ def _config(
     factors: Sequence[Factor], names: Mapping[str, str], others: Iterable[str], scale: float
 ) -> dict[str, object]:
     (rank, _), *_ = Counter(factor.rank for factor in factors).most_common(1)
-    alphas = {factor.name: factor.scale * factor.rank * scale for factor in factors}
+    alphas = {factor.name: factor.scale * factor.rank * finite("scale", scale) for factor in factors}
     (alpha, _), *_ = Counter(alphas.values()).most_common(1)
     modules = list(names.values())
     return {

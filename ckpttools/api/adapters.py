@@ -12,7 +12,7 @@ from ckpttools.adapters.from_maxtext import adapter_of_maxtext, pairs_of
 from ckpttools.adapters.merge import merged
 from ckpttools.adapters.peft import is_peft, open_peft
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
-from ckpttools.adapters.to_peft import to_peft
+from ckpttools.adapters.to_peft import PeftFiles, to_peft
 from ckpttools.api.arguments import Size, Storing, text_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing, write_changed
@@ -189,8 +189,7 @@ def adapter_to_peft(
         known = base_of(opened(base), model, like)
         adapter = _of_maxtext(opened(source, read), known, alpha)
         made = to_peft(known, adapter, base_name or known.tree.metadata.place, scale)
-        writer = SafetensorsWriter(None, stem=_STEM)
-        return resources.plan(made.tree, Beside(writer, Companions(), made={ADAPTER: made.config}))
+        return resources.plan(made.tree, _writer(made))
 
     _check_base(base, destination)
     return prepare(plan, source, destination, **writing)
@@ -238,12 +237,16 @@ def extract_adapter(
         known = base_of(opened(base), model, like)
         made = extracted(base_of(opened(source), model, like), known, options, resources.memory // 2)
         files = to_peft(known, made.adapter, base_name or known.tree.metadata.place)
-        writer = Beside(SafetensorsWriter(None, stem=_STEM), Companions(), made={ADAPTER: files.config})
         rest = replace(resources, memory=resources.memory - made.nbytes)
-        return rest.plan(files.tree, writer, made.notes)
+        return rest.plan(files.tree, _writer(files), made.notes)
 
     _check_base(base, destination)
     return prepare(plan, source, destination, **writing)
+
+
+def _writer(files: PeftFiles) -> Beside:
+    """What writes the files that PEFT loads."""
+    return Beside(SafetensorsWriter(None, stem=_STEM), Companions(), made={ADAPTER: files.config})
 
 
 def opened_adapter(where: Where, base: Base, alpha: float | None = None) -> Adapter:
