@@ -54,7 +54,13 @@ def test_an_id_of_no_token(tmp_path):
     assert "generation_config.json" in ckpt("doctor", model).output
 
 
-@pytest.mark.parametrize("content", ("[]", "{}", '{"model": 3, "added_tokens": [3]}', "nothing"))
+TOKENLESS = (
+    *("[]", "{}", "nothing", '{"model": 3, "added_tokens": [3]}'),
+    '{"model": {"vocab": {"a": [1], "b": {}}}}',
+)
+
+
+@pytest.mark.parametrize("content", TOKENLESS)
 def test_tokenizers_that_say_nothing(tmp_path, content):
     model = tmp_path / "m"
     shutil.copytree(HUB, model)

@@ -19,6 +19,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.families.family import FlagRule, Spelling
 from ckpttools.families.silent import meant_otherwise
 from ckpttools.mapping.sizes import nested, states
+from ckpttools.maxtext.prediction import FIELDS as PREDICTION
 from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
 from ckpttools.quantized.refusals import signs_of_scheme
 from ckpttools.quantized.scales import is_plain
@@ -32,7 +33,6 @@ _TEXT, _PART = "text_config", "_config"
 _TOWERS = {"vision_config": ("vision", "visual"), "audio_config": ("audio",)}
 # What has a text part in a part of its own.
 _AROUND = ("thinker_config",)
-_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 # What stands at the top of a multimodal configuration and is the text model's.
 _SHARED = (
@@ -207,7 +207,7 @@ def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[st
 
 def absent_prediction(config: Mapping[str, Any], names: Collection[str]) -> str | None:
     """The field that says that layers predict further tokens, where none of their arrays is there."""
-    field = next((field for field in _PREDICTION if config.get(field)), None)
+    field = next((field for field in PREDICTION if config.get(field)), None)
     layers = config.get("num_hidden_layers")
     if field is None or not isinstance(layers, int):
         return None

@@ -11,6 +11,8 @@ from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.mapping.sizes import nested
+from ckpttools.maxtext.prediction import FIELDS as PREDICTION
+from ckpttools.maxtext.prediction import prediction_layers
 
 # Fields that say how many layers the decoder has, by their last words.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
@@ -20,8 +22,6 @@ _CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_top
 _GROUPS = {"n_group": 1, "topk_group": 1}
 # Layers before this one see all of the text, where no list says of each (Qwen2).
 _FIRST = "max_window_layers"
-# Layers after the last one, which predict further tokens.
-_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,13 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
     """Lists with something for each layer, and of numbers of layers, have that of the layers kept."""
     above = field.rpartition(".")[0]
     part = nested(config, above) if above else config
-    before = sum(int(part.get(name) or 0) for name in _PREDICTION)
+    predicting = prediction_layers(part)
     for name, value in list(part.items()):
         if name in _NUMBERS and isinstance(value, list):
             part[name] = [kept.index(each) for each in value if each in kept]
-        elif _is_per_layer(name, value, count, before):
+        elif _is_per_layer(name, value, count, predicting):
             part[name] = [value[each] for each in kept]
-        elif name in _PREDICTION and value:
+        elif name in PREDICTION and value:
             part[name] = 0
         elif name == _FIRST and isinstance(value, int):
             part[name] = sum(each < value for each in kept)

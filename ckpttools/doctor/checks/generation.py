@@ -9,6 +9,7 @@ from typing import Any
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, told
 from ckpttools.doctor.inventory import Directory, Inventory, json_or_error
+from ckpttools.doctor.tokenizers import listed_tokens
 
 _GENERATION, _CONFIG = "generation_config.json", "config.json"
 _SETTINGS, _TOKENS = "tokenizer_config.json", "tokenizer.json"
@@ -88,22 +89,8 @@ def _tokens(directory: Directory) -> _Tokens | None:
         return None  # the check that opens these says it
     end = settings.get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
-    ids = {**_vocabulary(said), **_added(said)}
+    ids = dict(listed_tokens(said))
     return _Tokens(ids, end if isinstance(end, str) else None) if ids else None
-
-
-def _vocabulary(said: Mapping[str, Any]) -> dict[str, int]:
-    model = said.get("model")
-    found = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(found, list):
-        return {each[0]: number for number, each in enumerate(found) if isinstance(each, list) and each}
-    return found if isinstance(found, dict) else {}
-
-
-def _added(said: Mapping[str, Any]) -> dict[str, int]:
-    found = said.get("added_tokens")
-    entries = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    return {str(each.get("content")): each["id"] for each in entries if type(each.get("id")) is int}
 
 
 CHECK = Check("generation", f"a {_GENERATION} whose ends of texts are not the tokenizer's", _look)

@@ -8,10 +8,9 @@ from ckpttools.core.text import ranges
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import CONFIG, Model, models_in
+from ckpttools.maxtext.prediction import prediction_layers
 
 _COUNT = "num_hidden_layers"
-# Layers after the last one, which predict further tokens.
-_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -28,8 +27,7 @@ def _numbers(model: Model) -> set[int]:
 
 
 def _compared(model: Model, said: int, there: set[int]) -> Iterator[Finding]:
-    more = sum(int(model.text.get(name) or 0) for name in _PREDICTION)
-    place = str(model.folder)
+    more, place = prediction_layers(model.text), str(model.folder)
     missing = set(range(said)) - there
     if missing:
         what = f"{CONFIG} says {said} layers, and there are no weights of {ranges(sorted(missing))}"

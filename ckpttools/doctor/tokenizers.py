@@ -1,0 +1,31 @@
+"""The tokens that a `tokenizer.json` lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+
+def listed_tokens(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Text and id of each token, those that were added last; what is no token is left out."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocab = model.get("vocab") if isinstance(model, Mapping) else None
+    entries = (each for each in added if isinstance(each, Mapping)) if isinstance(added, list) else ()
+    more = ((each.get("content"), each.get("id")) for each in entries)
+    for text, number in chain(_vocabulary(vocab), more):
+        if type(number) is int and number >= 0:
+            yield str(text), number
+
+
+def _vocabulary(vocab: object) -> Iterator[tuple[object, object]]:
+    if isinstance(vocab, Mapping):
+        yield from vocab.items()
+    elif isinstance(vocab, list):
+        # Unigram lists its tokens in their order, each with its score.
+        yield from ((each[0] if isinstance(each, list) and each else "", k) for k, each in enumerate(vocab))
+
+
+def token_count(tokenizer: Mapping[str, Any]) -> int | None:
+    """One more than the largest id; None where no token is listed."""
+    return max((number + 1 for _, number in listed_tokens(tokenizer)), default=None)

@@ -1,0 +1,14 @@
+"""Layers after the last one, which predict further tokens: how configurations call their number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+
+def prediction_layers(config: Mapping[str, Any]) -> int:
+    """How many of them a configuration states; 0 where it states none, or no number."""
+    stated = (config.get(name) for name in FIELDS)
+    return sum(number for number in stated if isinstance(number, int))
