@@ -19,6 +19,7 @@ from support.pruned_runs import copied, write_run
 import ckpttools
 from ckpttools.api.prune import PruneReport
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools.runs import links
 from ckpttools.runs.metrics import metrics_of
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.stores.objects import store as objects
@@ -232,6 +233,15 @@ def test_what_links_lead_into_stays(run, tmp_path):
     assert "self" in why[3] and "it is a link to" in why[5]
 
 
+def test_links_deep_in_the_run_are_found_whatever_lies_beside_it(run, monkeypatch):
+    monkeypatch.setattr(links, "MOST_BESIDE", 1)
+    deep = run / "zzz" / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "best").symlink_to(run / "2")
+    report = ckpttools.prune(run, keep_last=1)
+    assert fates(report)[2] == "left alone" and steps(run) == {"2", "6", "zzz"}
+
+
 def test_what_shares_files_by_hard_links_keeps_them(run, tmp_path):
     ckpttools.convert(run / "1", tmp_path / "shared", format="orbax", reference=True)
     before = ckpttools.hash(tmp_path / "shared").digest
@@ -324,8 +334,11 @@ class TestInterrupted:
             raise
         if not (run / ".ckpttools-prune" / "plan.json").exists():
             return
-        ckpttools.prune(run, finish=not undo, undo=undo)
+        report = ckpttools.prune(run, finish=not undo, undo=undo)
         assert {"2", "4", "6"} <= steps(run)
+        if undo:
+            changed = {name for name in ("2", "4") if files_in(run / name) != files_in(made / name)}
+            assert {each.partition(":")[0] for each in report.left if "optimizer" in each} == changed
         for name, digest in whole.items():
             assert ckpttools.hash(run / name).parameters == digest
         assert files_in(run / "6") == files_in(made / "6")

@@ -112,7 +112,7 @@ class PreparedPrune:
             {name: fingerprint(run.path / name) for name in delete},
             {name: fingerprint(run.path / name) for name in made},
             {name: fingerprint(place) for name, place in made.items()},
-            {each.name: "" for each in decision.fates if each.fate == "kept"},
+            decision.named("kept"),
             commit_texts(run.path, delete),
         )
         frees = report.frees + sum(_freed(run.path / name, place) for name, place in made.items())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ckpttools.core.errors import FormatError, UsageError
@@ -32,7 +32,7 @@ class PruneJournal:
     Attributes:
         delete, strip: names of the steps -> what tells each from any other that may get its name.
         stripped: the same of what takes the place of those in `strip`.
-        keep: names of steps without which nothing may be deleted -> the same.
+        keep: names of steps without which nothing may be deleted.
         commits: names of the steps that had a commit file -> what was in it.
         token: what tells it from any other.
         version: of this file.
@@ -41,7 +41,7 @@ class PruneJournal:
     delete: Mapping[str, str]
     strip: Mapping[str, str]
     stripped: Mapping[str, str]
-    keep: Mapping[str, str]
+    keep: Sequence[str]
     commits: Mapping[str, str]
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     version: int = _VERSION
@@ -102,7 +102,7 @@ def begun(run: Place) -> PruneJournal | None:
     except (FormatError, TypeError) as error:
         if not any(at_work(run, name).is_dir() for name in ("removed", "deleting")):
             # The crash was before the journal was durable, and so before all else.
-            return PruneJournal({}, {}, {}, {}, {})
+            return PruneJournal({}, {}, {}, (), {})
         raise FormatError(
             "the journal of a prune cannot be read",
             place=place,

@@ -5,16 +5,17 @@ Hard links need nothing: a file stays as long as it has a name.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.place import Place
 
 # Below the directories beside the run: RUN/../other/checkpoints/STEP/ITEM.
 _DEEPEST = 4
-# More directories than that are not those of runs.
-_MOST = 20_000
+MOST_BESIDE = 20_000
+"""Directories beside a run that are looked into, the nearest first: more are not those of runs."""
 
 
 def links_into(run: Place) -> Mapping[str, tuple[str, ...]]:
@@ -26,8 +27,7 @@ def links_into(run: Place) -> Mapping[str, tuple[str, ...]]:
     if run.store.scheme != "file":
         return {}
     top, found = run.resolve(), defaultdict(list)
-    seen = [_MOST]
-    for place in (*_links(run, None, seen), *_links(run.absolute().parent, _DEEPEST, seen, without=run)):
+    for place in chain(_within(run), _beside(run.absolute())):
         target = place.resolve()
         try:
             name = target.relative_to(top).partition("/")[0]
@@ -43,22 +43,29 @@ def _is_inside(place: Place, directory: Place) -> bool:
     return directory.absolute() in place.absolute().parents
 
 
-def _links(
-    directory: Place, deepest: int | None, left: list[int], without: Place | None = None
-) -> Iterator[Place]:
-    """Links in a directory and below it."""
-    try:
-        entries = directory.entries()
-    except StorageError:
-        if deepest is None:
-            raise
-        return
-    for entry in entries:
-        place = directory / entry.name
+def _within(directory: Place) -> Iterator[Place]:
+    """All links in a directory and below it."""
+    for entry in directory.entries():
         if entry.is_link:
-            yield place
-        elif (
-            entry.is_dir and deepest != 0 and left[0] and place.absolute() != (without and without.absolute())
-        ):
-            left[0] -= 1
-            yield from _links(place, None if deepest is None else deepest - 1, left)
+            yield directory / entry.name
+        elif entry.is_dir:
+            yield from _within(directory / entry.name)
+
+
+def _beside(run: Place) -> Iterator[Place]:
+    """Links in the directory that a run is in, and below it, but for those in the run."""
+    waiting = deque([(run.parent, 0)])
+    for _ in range(MOST_BESIDE):
+        if not waiting:
+            return
+        directory, depth = waiting.popleft()
+        try:
+            entries = directory.entries()
+        except StorageError:
+            continue  # somebody else's
+        for entry in entries:
+            place = directory / entry.name
+            if entry.is_link:
+                yield place
+            elif entry.is_dir and depth < _DEEPEST and place != run:
+                waiting.append((place, depth + 1))

@@ -67,8 +67,11 @@ class Removal:
             self._show()
         deleting = self._names(_DELETING)
         gone = [name for name in self.journal.delete if not (self.run / name).is_dir() or name in deleting]
-        lost = tuple(f"{name}: all or a part of it was deleted already" for name in gone)
-        for name in self._names(_DELETING):
+        lost = (
+            *(f"{name}: all or a part of it was deleted already" for name in gone),
+            *(f"{name}: its optimizer was deleted already" for name in self._taken_by_stripped()),
+        )
+        for name in deleting:
             self._delete(name)
         self._conclude()
         return lost
@@ -93,6 +96,15 @@ class Removal:
         """Whether a step is the one that was to be deleted, all of it."""
         place = self.run / name
         return place.is_dir() and fingerprint(place) == self.journal.delete.get(name)
+
+    def _taken_by_stripped(self) -> list[str]:
+        """Names of steps in the place of which is what has no optimizer."""
+        journal = self.journal.stripped
+        return [
+            name
+            for name in journal
+            if (self.run / name).is_dir() and fingerprint(self.run / name) == journal[name]
+        ]
 
     def _check_kept(self) -> None:
         lost = []
