@@ -153,8 +153,9 @@ def assemble(
         save = _chosen(_shares(places, read.max_index_bytes), read.step).preferring(preferred)
         for share in save.shares:
             check_apart(share.host, parse(destination))
-        notes = _notes(save, _checked(save, preferred, comparing))
+        twins = _checked(save, preferred, comparing)
         iterators = iterators_of(save)
+    notes = _notes(save, twins, has_iterators=iterators is not None)
     tree = _tree(save, places[0], notes)
 
     def plan(resources: Resources) -> Conversion:
@@ -240,7 +241,7 @@ def _checked(save: Save, preferred: Sequence[Place], observe: Callable[[int], No
     return found
 
 
-def _notes(save: Save, twins: TwinComparison) -> Notes:
+def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
     hosts = some([str(share.host) for share in save.shares], 4)
     remarks = [f"step {save.step} of {plural(len(save.shares), 'host')}: {hosts}"]
     if twins.chunks:
@@ -249,7 +250,7 @@ def _notes(save: Save, twins: TwinComparison) -> Notes:
     remarks += [
         f"{each}; {save.shares[save.owners[each.key]].host} was preferred" for each in twins.disagreements
     ]
-    if iterators_of(save) is None:
+    if not has_iterators:
         remarks.append("where the data iterator was is not known: these hosts kept no state of it")
     return Notes(remarks=tuple(remarks))
 

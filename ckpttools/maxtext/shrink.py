@@ -15,7 +15,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, dotted
 from ckpttools.core.errors import CheckpointError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import array_count
+from ckpttools.core.text import array_count, in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family
 from ckpttools.mapping.keys import parse_key
@@ -213,7 +213,7 @@ class _Cut:
                 place=self.source.metadata.place or None,
                 hint="leave out what is no part of the model: ckpt select",
             )
-        self.dropped = tuple(gone)
+        self.dropped = tuple(in_natural_order(gone))
         return {path: leaf for path, leaf in rest.items() if dotted(path) not in gone}
 
 

@@ -49,7 +49,7 @@ class OtherItem:
     """An item of a step that is no tree.
 
     Attributes:
-        handler: what Orbax calls the class that reads it.
+        handler: what Orbax calls the class that reads it; "" where nothing says which.
         files: by name.
     """
 
@@ -181,7 +181,7 @@ class OrbaxWriter:
             (item / name).write_bytes(json.dumps(content).encode())
         step = None if self.level == "item" else item.parent
         if step:
-            handlers = {name: other.handler for name, other in self.beside.items()}
+            handlers = {name: other.handler for name, other in self.beside.items() if other.handler}
             self._write_beside(step)
             outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom, handlers)
             (step / orbax_metadata.CHECKPOINT_FILE).write_bytes(json.dumps(outer).encode())

@@ -10,7 +10,6 @@ MODES: tuple[Mode, ...] = ("persistent", "emergency", "multi-tier")
 RAMDISK = "/local"
 UNKNOWN = "N"
 """Stands for steps that are not known."""
-# What the user fills in, as MaxText's documentation calls it.
 _LINE = " \\\n  "
 
 

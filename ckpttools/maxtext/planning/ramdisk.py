@@ -19,7 +19,7 @@ class Ramdisk:
     Attributes:
         documented: 2 x (state / hosts of a slice) x 1.15, as MaxText's documentation says.
         exact: the same of what a host really holds; None where no sharding is known.
-        setting: the larger of the two for `RAMDISK_SIZE`, in whole MiB.
+        setting: for `RAMDISK_SIZE`, in whole MiB: the exact one where it is known.
     """
 
     documented: float
