@@ -8,9 +8,10 @@ from ckpttools.core.text import ranges
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import CONFIG, Model, models_in
-from ckpttools.maxtext.prediction import prediction_layers
 
 _COUNT = "num_hidden_layers"
+# Layers after the last one, which predict further tokens.
+_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -27,7 +28,9 @@ def _numbers(model: Model) -> set[int]:
 
 
 def _compared(model: Model, said: int, there: set[int]) -> Iterator[Finding]:
-    more, place = prediction_layers(model.text), str(model.folder)
+    predicting = (model.text.get(name) for name in _PREDICTION)
+    more = sum(number for number in predicting if isinstance(number, int))
+    place = str(model.folder)
     missing = set(range(said)) - there
     if missing:
         what = f"{CONFIG} says {said} layers, and there are no weights of {ranges(sorted(missing))}"
