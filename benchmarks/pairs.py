@@ -46,9 +46,9 @@ def command(*words: str | Path, accepted: tuple[int, ...] = (0,)) -> str:
     return done.stdout
 
 
-def ckpt(*arguments: str | Path) -> dict[str, float]:
-    """Runs `ckpt convert …`; returns its receipt."""
-    receipt: dict[str, float] = json.loads(command("convert", *arguments, "--json"))
+def ckpt(*arguments: str | Path, group: str = "convert") -> dict[str, float]:
+    """Runs `ckpt convert …`, or a command of another group; returns its receipt."""
+    receipt: dict[str, float] = json.loads(command(group, *arguments, "--json"))
     os.sync()
     return receipt
 
@@ -67,12 +67,17 @@ def against_copy(copied: Path, directory: Path, rounds: int, *command: str | Pat
         rounds: how many pairs.
         command: words after `ckpt convert`; OUT is put after the source, the second of them.
     """
+    alternated(copied, directory, rounds, lambda output: ckpt(*command[:2], output, *command[2:]))
+
+
+def alternated(copied: Path, directory: Path, rounds: int, run: Callable[[Path], dict[str, float]]) -> None:
+    """As `against_copy`, of whatever writes to a path and returns a receipt."""
     target, output = directory / "copy", directory / "out"
     copies, conversions, ratios, peaks = [], [], [], []
     for _ in range(rounds):
         copies.append(seconds(lambda: copy(copied, target))[0])
         remove(target)
-        taken, receipt = seconds(lambda: ckpt(*command[:2], output, *command[2:]))
+        taken, receipt = seconds(lambda: run(output))
         remove(output)
         conversions.append(taken)
         ratios.append(copies[-1] / taken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,12 +14,13 @@ from support.trees import lazy, model
 
 from ckpttools.adapters.bases import base_of
 from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.fitting import fitted
 from ckpttools.adapters.from_maxtext import adapter_of_maxtext
 from ckpttools.adapters.merge import merged
 from ckpttools.adapters.rows import rows_of_factors, weights_of, why_not
 from ckpttools.adapters.to_maxtext import ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import to_peft
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError
 from ckpttools.families.registry import families, family_of
@@ -156,6 +158,44 @@ def test_an_adapter_is_the_same_in_maxtext(family, bases):
     # What is in MaxText's kernels is what its own multiplication of the factors adds.
     one, two = merged(maxtext, adapter_of_maxtext(maxtext, tree)).tree, merged(maxtext, adapter).tree
     near(one, two, maxtext.tree)
+
+
+@pytest.mark.parametrize(
+    ("family", "module", "parts"),
+    [
+        ("qwen3-moe", "mlp.experts", (("gate_proj", "up_proj"), ("down_proj",))),
+        ("mixtral", "block_sparse_moe.experts", (("w1", "w3"), ("w2",))),
+    ],
+)
+def test_factors_of_fused_experts_are_those_of_single_ones(bases, family, module, parts):
+    """As transformers 5 fuses them, and PEFT multiplies: A (expert rank, in), B (out, rank expert)."""
+    base, _ = bases(family)
+    random = np.random.default_rng(5)
+    for fused, names in zip(("gate_up_proj", "down_proj"), parts, strict=True):
+        single = [[f"model.layers.0.{module}.{e}.{part}.weight" for part in names] for e in range(4)]
+        outs, ins = base.weights[single[0][0]].shape
+        a = random.normal(size=(4 * RANK, ins)).astype("f4")
+        b = random.normal(size=(len(names) * outs, RANK * 4)).astype("f4")
+        factor = Factor(f"model.layers.0.mlp.experts.{fused}", lazy(a), lazy(b), 0.5, RANK, "experts", None)
+        found = {each.name: each for each in fitted(base, Adapter("adapter", (factor,))).factors}
+        delta = 0.5 * np.einsum("ore,eri->eoi", b.reshape(-1, RANK, 4), a.reshape(4, RANK, ins))
+        for expert, own in enumerate(single):
+            made = [found[name].delta(base.weights[name].shape).read() for name in own]
+            assert np.allclose(np.concatenate(made), delta[expert], atol=1e-5)
+    few = Factor(factor.name, lazy(a[RANK:]), lazy(b[:, RANK:]), 0.5, RANK, "experts", None)
+    with pytest.raises(CheckpointError, match="another number of experts"):
+        fitted(base, Adapter("adapter", (few,)))
+
+
+def test_modules_tell_which_axis_is_that_of_inputs(bases):
+    """Whatever the configuration says: PEFT corrects it where it makes the modules."""
+    base, _ = bases("llama")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    factor = replace(linear(name, base.weights[name].shape, np.random.default_rng(6)), is_in_first=True)
+    assert fitted(base, Adapter("adapter", (factor,))).factors[0].is_in_first is False
+    conv1d = replace(factor, name="transformer.h.0.attn.c_proj.weight", is_in_first=False)
+    tree = Tree({(conv1d.name,): lazy(np.zeros((4, 4), "f4"))}, Metadata(config={"model_type": "gpt2"}))
+    assert fitted(base_of(tree), Adapter("adapter", (conv1d,))).factors[0].is_in_first is True
 
 
 @EVERY_FAMILY

@@ -181,6 +181,23 @@ def test_layers_that_the_adapter_leaves_alone_are_told(tmp_path):
     assert not [each for each in whole.notes.remarks if each.startswith("nothing is added")]
 
 
+def test_a_module_that_is_replaced_in_one_layer_alone(tmp_path):
+    """In a stack the other layers stay the base's own; and what is not there is missed."""
+    adapter = changed_config(tmp_path, "one-layer", modules_to_save=["1.input_layernorm", "lm_head"])
+    file, norm = adapter / "adapter_model.safetensors", "model.layers.1.input_layernorm.weight"
+    arrays = {**load_file(file), f"base_model.model.{norm}": np.arange(16, dtype=np.float16)}
+    save_file(arrays, file)
+    with pytest.raises(CheckpointError, match=r"(?s)no weights of these:.*lm_head.weight"):
+        ckpttools.merge_adapter(base_of("plain"), tmp_path / "merged", adapter=adapter)
+    head = numbers(base_of("plain"))["lm_head.weight"]
+    save_file({**arrays, "base_model.model.lm_head.weight": head}, file)
+    ckpttools.hf_to_maxtext(base_of("plain"), tmp_path / "maxtext")
+    ckpttools.merge_adapter(tmp_path / "maxtext", tmp_path / "merged", adapter=adapter)
+    name = "params.params.decoder.layers.pre_self_attention_layer_norm.scale"
+    before, after = numbers(tmp_path / "maxtext")[name], numbers(tmp_path / "merged")[name]
+    assert np.array_equal(after[:, 1], np.arange(16)) and np.array_equal(after[:, 0], before[:, 0])
+
+
 def test_a_model_is_no_adapter(tmp_path):
     told = run("adapter", "merge", base_of("plain"), base_of("plain"), tmp_path / "out", code=3)
     assert "this is no adapter" in told
@@ -427,8 +444,10 @@ def test_arrays_that_are_there_several_times_or_not_at_all(tmp_path):
     plain = load_file(file)
     named = {name.replace(".weight", ".other.weight"): 2 * array for name, array in plain.items()}
     lengths = {next(iter(plain)).replace("lora_A.weight", "lora_magnitude_vector"): np.ones(16, np.float32)}
+    diverged = {**plain, next(iter(plain)): next(iter(plain.values())) * np.float32(np.nan)}
     for arrays, told in [
         ({**plain, **named}, "several"),
+        (diverged, "NaN or infinity.*\n.*down_proj.weight, A"),
         ({}, "no arrays"),
         ({**plain, **lengths}, "a lora_mag"),
     ]:

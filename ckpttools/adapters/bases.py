@@ -6,16 +6,14 @@ of the family like any weights: the changes, in a model that is zero otherwise, 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ckpttools.adapters.factors import Adapter, Factor
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, distinct, padded
-from ckpttools.array.tree import Path, Tree, dotted
+from ckpttools.array.nodes import Constant, Stack, distinct, padded, stack, take
+from ckpttools.array.tree import Path, Tree, dotted, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, listing, near_names
 from ckpttools.core.text import array_count
@@ -64,6 +62,45 @@ class Base:
         if self.rows is None:
             return {path: changes[name] for name, path in self._paths.items() if name in changes}
         return self._padded(self.in_rows(changes))
+
+    def exchanged(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+        """Whole weights as the base has them: path -> array of the base's shape and dtype.
+
+        Of stacked layers those that are not exchanged stay the base's own.
+
+        Args:
+            arrays: name -> what takes the place of a weight.
+
+        Raises:
+            FormatError: the base has a weight in one array with others, as no stack.
+        """
+        if self.rows is None:
+            return {
+                path: cast(each, self.tree.arrays[path].dtype) for path, each in self.moved(arrays).items()
+            }
+        wide = {name: cast(array, _FLOAT32) for name, array in arrays.items()}
+        new = {id(each) for each in distinct(wide.values())}
+        return {
+            path: self._own_beside(path, made, self.tree.arrays[path], new)
+            for path, made in self.moved(wide).items()
+        }
+
+    def _own_beside(self, path: Path, made: LazyArray, own: LazyArray, new: Collection[int]) -> LazyArray:
+        """`made`, with the base's own array where nothing new is in it."""
+        inside = list(distinct([made]))
+        if not any(id(each) in new for each in inside):
+            return own
+        if isinstance(made, Stack):
+            parts = enumerate(made.parts)
+            each = [self._own_beside(path, part, take(own, made.axis, k), new) for k, part in parts]
+            return stack(each, made.axis)
+        if any(isinstance(each, Constant) and id(each) not in new for each in inside):
+            raise FormatError(
+                "an array of the base has weights that the adapter replaces and others",
+                place=f"{self.tree.metadata.place}, {spelled(path)}",
+                hint="merge it into the Hugging Face model, and convert that",
+            )
+        return cast(made, own.dtype)
 
     def in_rows(self, changes: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Of a MaxText base: dotted name -> what the rows make of changes; nothing is added elsewhere."""
@@ -141,41 +178,6 @@ class Base:
         for theirs in self.family.spellings:
             plain = theirs.plain(name)
             yield from (str(ours.key(Key((plain,)))) for ours in self.family.spellings)
-
-    def fitted(self, adapter: Adapter) -> Adapter:
-        """The adapter in the base's names, with all that only the base tells.
-
-        Raises:
-            FormatError: it is not of this base, or changes a weight several times: lists which.
-        """
-        wanted = [*(each.name for each in adapter.factors), *adapter.replaced]
-        names = {name: own for name in wanted if (own := self.named(name)) is not None}
-        if lacking := [name for name in wanted if name not in names]:
-            raise not_of_base(adapter.place, self.tree.metadata.place, lacking, self.weights)
-        factors = tuple(self._oriented(replace(each, name=names[each.name])) for each in adapter.factors)
-        whole = (f"{names[name]}, whole" for name in adapter.replaced)
-        count = Counter([*(each.name for each in factors), *whole])
-        if twice := [name for name, times in count.items() if times > 1]:
-            raise FormatError(
-                "the adapter changes these weights several times:" + listing(twice),
-                place=adapter.place,
-                wanted="one pair of factors for each weight",
-                hint="save each adapter in a directory of its own",
-            )
-        replaced = {names[name]: array for name, array in adapter.replaced.items()}
-        return replace(adapter, factors=factors, replaced=replaced)
-
-    def _oriented(self, factor: Factor) -> Factor:
-        """With the order of axes of experts, where their own shape does not tell: that of their siblings."""
-        shape = self.weights[factor.name].shape
-        if factor.kind != "experts" or len(shape) != 3 or shape[1] != shape[2]:
-            return factor
-        above = factor.name.rpartition(".")[0]
-        sibling = self.weights.get(f"{above}.gate_up_proj")
-        if sibling is None or sibling.shape[1] == sibling.shape[2]:
-            return factor
-        # As wide as the model: the inputs of gate and up.
-        return replace(factor, is_in_first=sibling.shape[1] == shape[1])
 
 
 def base_of(tree: Tree, model: ModelOptions | None = None, like: Where | None = None) -> Base:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckpttools.core.errors import ConfigError, FormatError, listing
 
@@ -89,8 +89,7 @@ class PeftConfig:
     @property
     def replaced(self) -> tuple[str, ...]:
         """Names of the modules of which it has whole arrays."""
-        said = self.said.get("modules_to_save") or ()
-        return (said,) if isinstance(said, str) else tuple(map(str, said))
+        return replaced_modules(self.said)
 
     def _is_said(self, name: str) -> bool:
         said = self.said.get(name) or False
@@ -115,8 +114,7 @@ class PeftConfig:
         return self._number(self.said.get(otherwise, default), otherwise)
 
     def _number(self, value: object, name: str) -> float:
-        # Whole numbers of JSON can be larger than any float.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
+        if not is_number(value):
             raise ConfigError(f"{name} is no number", place=self.place, got=repr(value)[:40])
         return value
 
@@ -124,3 +122,14 @@ class PeftConfig:
     def is_in_first(self) -> bool:
         """Whether weights have their inputs first, as GPT-2's; errors as of `is_dora`."""
         return self._is_said("fan_in_fan_out")
+
+
+def replaced_modules(said: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `modules_to_save` of a configuration names."""
+    names = said.get("modules_to_save") or ()
+    return (names,) if isinstance(names, str) else tuple(map(str, names))
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of JSON is a number, and finite: whole ones can be larger than any float."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= _MOST

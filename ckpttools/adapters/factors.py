@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
+from ckpttools.array import slabs
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import low_rank, relayout, renormed, swapped
-from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.core.region import Shape
+from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.wording import option
 
 Kind = Literal["linear", "embedding", "experts"]
@@ -39,6 +40,13 @@ class Factor:
     kind: Kind = "linear"
     is_in_first: bool | None = False
     magnitude: LazyArray | None = None
+
+    @property
+    def parts(self) -> Iterator[tuple[str, LazyArray]]:
+        """Its arrays, and what each is."""
+        yield from (("A", self.a), ("B", self.b))
+        if self.magnitude is not None:
+            yield "magnitude", self.magnitude
 
     @property
     def shape(self) -> Shape | None:
@@ -134,6 +142,25 @@ class Adapter:
     factors: tuple[Factor, ...]
     replaced: Mapping[str, LazyArray] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def require_finite(adapter: Adapter) -> None:
+    """Reads all factors. Raises FormatError where one has NaN or infinity: products spread it over rows."""
+    factors = ((f"{each.name}, {part}", array) for each in adapter.factors for part, array in each.parts)
+    if wrong := [name for name, array in factors if not _is_finite(array)]:
+        raise FormatError(
+            "factors have NaN or infinity, and weights would have it in whole rows:" + listing(wrong),
+            place=adapter.place,
+            wanted="numbers",
+            hint="take an earlier step of the training: this one has diverged",
+        )
+
+
+def _is_finite(array: LazyArray) -> bool:
+    import numpy as np
+
+    pieces = split_to(Region.whole(array.shape), slabs.elements(4))
+    return all(bool(np.isfinite(array.read(piece).astype(np.float32)).all()) for piece in pieces)
 
 
 def finite(name: str, number: float) -> float:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import isfinite
 
 from ckpttools.adapters.bases import Base, not_of_base
-from ckpttools.adapters.config import PeftConfig
+from ckpttools.adapters.config import PeftConfig, is_number
 from ckpttools.adapters.factors import Adapter, Factor, finite
 from ckpttools.adapters.rows import (
     PARTS,
@@ -219,7 +218,7 @@ def _fitting(
 
 def _fits(row: FactorRow, sizes: Mapping[str, int], pair: Pair) -> bool:
     own = {**sizes, row.rank: pair.rank}
-    return row.a.left.shape(own) == pair.a.shape and row.b.left.shape(own) == pair.b.shape
+    return pair.rank > 0 and row.a.left.shape(own) == pair.a.shape and row.b.left.shape(own) == pair.b.shape
 
 
 def _factors(
@@ -264,7 +263,7 @@ def _scale(said: Mapping[str, object], rank: int, alpha: float | None, place: st
         )
     if alpha is not None:
         return finite("alpha", alpha) / rank
-    if not isinstance(noted, int | float) or not isfinite(noted):
+    if not is_number(noted):
         raise ConfigError(
             "nothing says the alpha of this adapter, by which it is scaled",
             place=place,

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ckpttools.adapters.bases import Base
-from ckpttools.adapters.factors import Adapter, finite
+from ckpttools.adapters.factors import Adapter, finite, require_finite
+from ckpttools.adapters.fitting import HEAD, TABLE, fitted
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import plus
 from ckpttools.array.tree import Leaf, Path, Tree
@@ -17,9 +18,7 @@ from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.cast import cast
 
-_HEAD, _TABLE = "lm_head.weight", "embed_tokens.weight"
 _NUMBER = re.compile(r"\d+")
 
 
@@ -30,11 +29,12 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
     base.
 
     Raises:
-        FormatError: the adapter is not of this base, or its factors do not fit.
+        FormatError: the adapter is not of this base, its factors do not fit, or have NaN or infinity.
         UsageError: the scale is NaN or infinite, or an adapter with magnitudes (DoRA) is to be scaled.
     """
-    fitted = base.fitted(adapter)
-    factors = [replace(each, scale=each.scale * finite("scale", scale)) for each in fitted.factors]
+    fit = fitted(base, adapter)
+    require_finite(adapter)
+    factors = [replace(each, scale=each.scale * finite("scale", scale)) for each in fit.factors]
     if scale != 1 and any(each.magnitude is not None for each in factors):
         raise UsageError(
             "an adapter that sets lengths of rows (DoRA) is whole or not there",
@@ -47,13 +47,11 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
         for each in factors
     }
     # An embedding may be replaced, and changed then.
-    replaced = _replaced(base, fitted)
+    replaced = _replaced(base, fit)
     leaves: dict[Path, Leaf] = {**base.tree.leaves, **replaced}
     for path, delta in base.moved(deltas).items():
         leaves[path] = plus(replaced.get(path, base.tree.arrays[path]), delta)
-    notes = Notes(
-        (Note(array_count(deltas), _said(fitted, scale)),), remarks=tuple(_remarks(base, fitted, scale))
-    )
+    notes = Notes((Note(array_count(deltas), _said(fit, scale)),), remarks=tuple(_remarks(base, fit, scale)))
     return Transformed(Tree(leaves, base.tree.metadata), notes)
 
 
@@ -69,8 +67,7 @@ def _replaced(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
                 wanted=f"{list(wanted)} ({base.tree.metadata.place})",
                 hint="if the vocabulary was resized, save the base with the new size first",
             )
-    moved = base.moved(adapter.replaced)
-    return {path: cast(array, base.tree.arrays[path].dtype) for path, array in moved.items()}
+    return base.exchanged(adapter.replaced)
 
 
 def _said(adapter: Adapter, scale: float) -> str:
@@ -87,8 +84,11 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     if adapter.replaced:
         yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"
     names = [*(each.name for each in adapter.factors), *adapter.replaced]
-    if any(name.endswith(_TABLE) for name in names) and not any(_HEAD in name for name in base.weights):
-        yield "the output head is the table of embeddings, which the adapter changes: it changes with it"
+    if any(name.endswith(TABLE) for name in names) and not any(HEAD in name for name in base.weights):
+        yield (
+            "the output head is the table of embeddings, which the adapter changes: it changes with it, in "
+            "training only where PEFT was told to tie them (ensure_weight_tying)"
+        )
     if base.rows is not None and view_of(base.tree).optimizer is not None:
         yield "the state of the optimizer stays that of the base"
     if left := _left_alone(base, adapter):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, Factor, finite
+from ckpttools.adapters.fitting import fitted
 from ckpttools.adapters.rows import PARTS, FactorRow, required_family, rows_of_factors, weights_of, why_not
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, elementwise, padded
@@ -61,23 +62,23 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
         FormatError: the adapter is not of this base, or is more than MaxText has: lists what, with reasons.
         UsageError: the scale is NaN or infinite.
     """
-    fitted = base.fitted(adapter)
+    fit = fitted(base, adapter)
     family = family_in(required_family(base), version_called(options.maxtext))
     if options.scan:
         family.refuse_scanned("convert it as the model that it is for", has_towers=False)
     known = rows_of_factors(base, options.scan_axis if options.scan else None, family)
     by_weight = {name: row for row in known.rows for name in weights_of(row, known.sizes)}
-    _refuse_what_maxtext_lacks(fitted, by_weight)
-    rank = max(factor.rank for factor in fitted.factors)
-    scale, ratios = _scales(fitted.factors)
-    touched = dict.fromkeys(by_weight[factor.name] for factor in fitted.factors)
+    _refuse_what_maxtext_lacks(fit, by_weight)
+    rank = max(factor.rank for factor in fit.factors)
+    scale, ratios = _scales(fit.factors)
+    touched = dict.fromkeys(by_weight[factor.name] for factor in fit.factors)
     rows = [known.of(row, number) for number, row in enumerate(touched)]
     sizes = {**known.sizes, **{row.rank: rank for row in rows}}
-    arrays = _arrays(fitted.factors, rows, sizes, ratios)
+    arrays = _arrays(fit.factors, rows, sizes, ratios)
     mapped = _mapped(rows, sizes, base, arrays)
     said = _said(rows, rank, scale * finite("scale", options.scale) * rank)
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said})
-    return Transformed(tree, _notes(mapped, fitted.factors, ratios, said))
+    return Transformed(tree, _notes(mapped, fit.factors, ratios, said))
 
 
 def _refuse_what_maxtext_lacks(adapter: Adapter, by_weight: Mapping[str, Row]) -> None:

@@ -1,0 +1,106 @@
+"""An adapter in the names of its base, with all that only the base tells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from ckpttools.adapters.bases import Base, not_of_base
+from ckpttools.adapters.config import replaced_modules
+from ckpttools.adapters.experts import single_experts
+from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.core.errors import FormatError, listing
+
+HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
+# Models of transformers whose matrices have their inputs first (`Conv1D`), and what these are called.
+_CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+_CONV1D = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight", ".q_attn.weight")
+
+
+def fitted(base: Base, adapter: Adapter) -> Adapter:
+    """The adapter in the base's names.
+
+    Raises:
+        FormatError: it is not of this base: lists what that lacks; it changes a weight several times, or
+            lacks what it says that it replaces.
+    """
+    factors = [each for factor in adapter.factors for each in _apart(base, factor)]
+    wanted = [*(each.name for each in factors), *adapter.replaced]
+    names = {name: own for name in wanted if (own := base.named(name)) is not None}
+    if lacking := [name for name in wanted if name not in names]:
+        _refuse_head(base, adapter, lacking)
+        raise not_of_base(adapter.place, base.tree.metadata.place, lacking, base.weights)
+    oriented = tuple(_oriented(base, replace(each, name=names[each.name])) for each in factors)
+    _refuse_twice(
+        adapter, [*(each.name for each in oriented), *(f"{names[each]}, whole" for each in adapter.replaced)]
+    )
+    replaced = {names[name]: array for name, array in adapter.replaced.items()}
+    _require_replaced(base, adapter, replaced)
+    return replace(adapter, factors=oriented, replaced=replaced)
+
+
+def _refuse_twice(adapter: Adapter, changed: Sequence[str]) -> None:
+    if twice := [name for name, times in Counter(changed).items() if times > 1]:
+        raise FormatError(
+            "the adapter changes these weights several times:" + listing(twice),
+            place=adapter.place,
+            wanted="one pair of factors for each weight",
+            hint="save each adapter in a directory of its own",
+        )
+
+
+def _refuse_head(base: Base, adapter: Adapter, lacking: Collection[str]) -> None:
+    """Raises FormatError where all that the base lacks is a head of its own."""
+    if {*lacking} == {HEAD} and any(name.endswith(TABLE) for name in base.weights):
+        raise FormatError(
+            "the adapter changes the output head, which is the table of embeddings in the base",
+            place=adapter.place,
+            got=base.tree.metadata.place,
+            wanted=f"a base with a {HEAD} of its own",
+            hint="save the base with tie_word_embeddings false, and merge into that",
+        )
+
+
+def _apart(base: Base, factor: Factor) -> list[Factor]:
+    """Factors of fused experts as the base has these: apart, or as they are."""
+    if factor.kind != "experts" or base.named(factor.name) is not None:
+        return [factor]
+    return single_experts(factor, base.weights) or [factor]
+
+
+def _require_replaced(base: Base, adapter: Adapter, replaced: Collection[str]) -> None:
+    """Raises FormatError where weights of a module that was trained as a whole are not in the adapter."""
+    lacking = [name for name in _said_to_be_replaced(base, adapter) if name not in replaced]
+    if lacking:
+        raise FormatError(
+            "modules_to_save names modules of the base, and the adapter has no weights of these:"
+            + listing(lacking),
+            place=adapter.place,
+            wanted="the whole weights of all of them",
+            hint="save it again, with all parameters gathered from the devices",
+        )
+
+
+def _said_to_be_replaced(base: Base, adapter: Adapter) -> Iterator[str]:
+    """Weights of the base in modules that `modules_to_save` names: PEFT compares the ends of their paths."""
+    ends = replaced_modules(adapter.config)
+    for name in base.weights if ends else ():
+        if name.rpartition(".")[0].endswith(ends):
+            yield name
+
+
+def _oriented(base: Base, factor: Factor) -> Factor:
+    """With the order of axes that the base's modules have, which PEFT takes for them whatever a file says."""
+    if factor.kind == "linear" and base.config is not None:
+        is_conv1d = base.config.get("model_type") in _CONV1D_MODELS and factor.name.endswith(_CONV1D)
+        return replace(factor, is_in_first=is_conv1d)
+    shape = base.weights[factor.name].shape
+    if factor.kind != "experts" or len(shape) != 3 or shape[1] != shape[2]:
+        return factor
+    above = factor.name.rpartition(".")[0]
+    sibling = base.weights.get(f"{above}.gate_up_proj")
+    if sibling is None or sibling.shape[1] == sibling.shape[2]:
+        return factor
+    # As wide as the model: the inputs of gate and up.
+    return replace(factor, is_in_first=sibling.shape[1] == shape[1])
