@@ -32,7 +32,8 @@ CPU.
   maxtext-to-hf`: the largest difference between MaxText with what was trained and transformers with
   what came back.
 - *resumes*: the training run, unstacked and stacked again (or the other way round), goes on for two
-  more steps to the same bits as the run that was left alone: weights, moments, counters.
+  more steps to the same bits as the run that was left alone: weights, moments, counters. gemma4-e2b, whose
+  layers are never stacked, is cut into other chunks and back.
 
 Tied embeddings are multiplied in float32 here, where MaxText casts them to bfloat16 whatever its
 `dtype` says: what is compared is where numbers end up, not how they are rounded. What was not run is

@@ -45,6 +45,10 @@ STEEP = (
     "grows: logits may be 4 times as far apart as transformers' own are when weights move by half a unit in "
     "the last place"
 )
+DEEP = (
+    "ten layers add up what rounding changes: transformers' own logits move by 7e-5 when weights move by "
+    "half a unit in the last place, and these may be 4 times as far apart"
+)
 # Windows of all sorts, and more compressed entries than are chosen.
 COMPRESSED = {"index_n_heads": 16}
 FLASH = (
@@ -84,6 +88,7 @@ DEVIATIONS = {
         {"norm_topk_prob": True},
     ),
     "deepseek3.2": Deviation(TIES, {"index_n_heads": 16}),
+    "gemma4-e2b": Deviation(DEEP, steep=True),
     "gemma4-vision": Deviation(
         ONE_WINDOW,
         {

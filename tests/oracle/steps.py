@@ -6,7 +6,7 @@ A step is a function of a `Bench`; what it returns is the figure that the table 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from oracle import images, settings
-from oracle.cases import DEVIATIONS, LIMIT, NONE, QUANTIZED, TEXT_WHERE_SCANNED, Deviation
+from oracle.cases import DEVIATIONS, LIMIT, NEVER_SCANNED, NONE, QUANTIZED, TEXT_WHERE_SCANNED, Deviation
 from oracle.commands import ckpt
 from oracle.worker import StepError, Worker
 
@@ -189,15 +189,15 @@ def export(bench: Bench) -> str:
 
 
 def resume(bench: Bench) -> str:
-    """A run that was restacked and put back goes on as the run itself: the same bits, moments too."""
-    there, back = ("unstack", "stack") if bench.scanned else ("stack", "unstack")
+    """A run that was rearranged and put back goes on as the run itself: the same bits, moments too."""
+    there, back = _ways(bench)
     checkpoints = Path("run") / "checkpoints"
     step = str(STEPS - 1)
-    ckpt(there, bench.run / "checkpoints" / step, bench.directory / "restacked")
+    ckpt(*there, bench.run / "checkpoints" / step, bench.directory / "rearranged")
     for name in ("itself", "restored"):
         (bench.directory / name / checkpoints).mkdir(parents=True)
     ckpt("copy", bench.run / "checkpoints" / step, bench.directory / "itself" / checkpoints / step)
-    ckpt(back, bench.directory / "restacked", bench.directory / "restored" / checkpoints)
+    ckpt(*back, bench.directory / "rearranged", bench.directory / "restored" / checkpoints)
     digests = set()
     for name in ("itself", "restored"):
         digests.add(gone_on(bench, name))
@@ -206,6 +206,13 @@ def resume(bench: Bench) -> str:
     if len(digests) > 1:
         raise StepError(f"after {MORE_STEPS - STEPS} more steps the two runs differ")
     return "same bits"
+
+
+def _ways(bench: Bench) -> tuple[Sequence[str], Sequence[str]]:
+    """What rearranges a run, and what puts it back."""
+    if bench.family in NEVER_SCANNED:
+        return ("reshard", "--mesh", "fsdp=4", "--no-ocdbt"), ("reshard", "--mesh", "fsdp=1")
+    return (("unstack",), ("stack",)) if bench.scanned else (("stack",), ("unstack",))
 
 
 def gone_on(bench: Bench, name: str, **more: Any) -> str:
