@@ -29,6 +29,8 @@ from ckpttools.maxtext.config.models import models
 from ckpttools.maxtext.config.telling import fitting_model, settings_of
 from ckpttools.maxtext.loading.command import load_yaml, parsed
 
+MODELS = ("gemma2", "gemma4-e2b", "gemma4-moe", "gemma4-vision", "llama4-scout", "qwen3-omni", "qwen3.5")
+
 # Of the hub, what of them decides.
 LLAMA_8B = {
     "model_type": "llama",
@@ -250,6 +252,14 @@ class TestSettings:
         assert given["hidden_size_for_vit"] == 24 and given["patch_size_for_vit"] == 28
         assert not any("vit" in name or "multimodal" in name for name in given_to(tmp_path / "text"))
         assert ckpttools.maxtext_config(tmp_path / "text").notes[0].startswith("text alone")
+
+    @pytest.mark.parametrize("model", MODELS)
+    def test_a_configuration_alone_says_as_much_as_with_its_arrays(self, tmp_path, model):
+        """Such as heads of global layers, of which Gemma 4 says the sizes layer by layer."""
+        (source,) = (each / model / "hf" for each in (GOLDEN_0_2_5, GOLDEN) if (each / model).is_dir())
+        shutil.copy(source / "config.json", tmp_path)
+        alone = ckpttools.maxtext_config(tmp_path / "config.json").arguments()
+        assert alone == ckpttools.maxtext_config(source).arguments()
 
     def test_a_tower_that_forbids_scanning_is_told_of_unscanned_layers(self):
         given = given_to(GOLDEN_0_2_5 / "qwen3-vl" / "hf")

@@ -104,6 +104,20 @@ VISION_BLOCKS = tower_blocks(
 )
 WITHIN = {"vision_tower.": "model.vision_tower.", "embed_vision.": "model.embed_vision."}
 
+
+def of_global_layers(name: str, of_layer: str, *layers: int) -> tuple[str, ...]:
+    """Where a configuration says what layers that attend to everything have of their own.
+
+    Args:
+        name: of the field for all of them, as on the hub.
+        of_layer: as transformers 5.23 writes it again, for each layer; numbers may have a zero before them.
+        layers: of which the first such layer is one.
+    """
+    numbers = [number for each in layers for number in (f"{each}", f"0{each}")]
+    names = [name, *(f"per_layer_config.{number}.{of_layer}" for number in numbers)]
+    return tuple(f"{prefix}{each}" for prefix in ("text_config.", "") for each in names)
+
+
 SETTINGS_4 = (
     """
     v_norm_with_scale:         false
@@ -114,7 +128,7 @@ SETTINGS_4 = (
     must rope.type in ["default", "proportional"] -- MaxText's block has no other rotary embedding
     must rope.type is "proportional", if rope.partial_rotary_factor is not null
         -- MaxText turns the parts of heads that this type turns
-    idle per_layer_config -- the arrays show it
+    idle per_layer_config -- what it says of heads is read, and arrays show the rest
     must rope.local_type is "default" -- MaxText's block has no other rotary embedding
     must config.use_bidirectional_attention in [null, false, "vision"] -- MaxText's layers look back alone
     must config.attn_logit_softcapping in [null, 0] -- MaxText's block has no such cap
@@ -141,8 +155,11 @@ FAMILY = Family(
         "vision_kv_heads": ("vision_config.num_key_value_heads", "vision_config.num_attention_heads"),
         "vision_head_dim": ("vision_config.head_dim",),
         "vision_position": ("vision_config.position_embedding_size",),
-        "global_head_dim": ("text_config.global_head_dim", "global_head_dim"),
-        "global_kv_heads": ("text_config.num_global_key_value_heads", "num_global_key_value_heads"),
+        "global_head_dim": of_global_layers("global_head_dim", "head_dim", 5),
+        "global_kv_heads": (
+            *of_global_layers("num_global_key_value_heads", "num_key_value_heads", 5),
+            *TEXT_SIZES["kv_heads"],
+        ),
         "expert": ("text_config.num_experts", "num_experts"),
         "expert_mlp": ("text_config.moe_intermediate_size", "moe_intermediate_size"),
     },

@@ -38,6 +38,8 @@ COMPUTED = {
 }
 TRAINED = {
     "learning_rate": 1e-3,
+    # Of all steps, those after the checkpoint among them: so the step is compiled once.
+    "learning_rate_schedule_steps": 6,
     "enable_goodput_recording": False,
     "save_config_to_gcs": False,
     "gcs_metrics": False,
