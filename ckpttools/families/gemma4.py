@@ -1,7 +1,7 @@
 """Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice; a tower."""
 
 from ckpttools.families.decoder import ATTENTION, DECODER_SETTINGS, HEAD_NORMS
-from ckpttools.families.family import Family, FlagRule, Part, Spelling, decoder_layers, tower_blocks
+from ckpttools.families.family import Family, FlagRule, Part, Spelling, decoder_layers, tower_blocks, within
 from ckpttools.families.gemma import HEAD, INTERNAL, NESTED, SETTINGS, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.families.tower import VISION, VISION_SIZES
 from ckpttools.mapping.row import row, rows
@@ -104,19 +104,25 @@ VISION_BLOCKS = tower_blocks(
 )
 WITHIN = {"vision_tower.": "model.vision_tower.", "embed_vision.": "model.embed_vision."}
 
-
-def of_global_layers(name: str, of_layer: str, *layers: int) -> tuple[str, ...]:
-    """Where a configuration says what layers that attend to everything have of their own.
-
-    Args:
-        name: of the field for all of them, as on the hub.
-        of_layer: as transformers 5.23 writes it again, for each layer; numbers may have a zero before them.
-        layers: of which the first such layer is one.
-    """
-    numbers = [number for each in layers for number in (f"{each}", f"0{each}")]
-    names = [name, *(f"per_layer_config.{number}.{of_layer}" for number in numbers)]
-    return tuple(f"{prefix}{each}" for prefix in ("text_config.", "") for each in names)
-
+# Layers that attend to everything have sizes of their own. transformers 5.23 writes them layer by layer,
+# numbers with zeros before them where some have two digits: the sixth is the first of these.
+GLOBAL_SIZES = within(
+    {
+        "global_head_dim": (
+            "global_head_dim",
+            "per_layer_config.5.head_dim",
+            "per_layer_config.05.head_dim",
+        ),
+        "global_kv_heads": (
+            "num_global_key_value_heads",
+            "per_layer_config.5.num_key_value_heads",
+            "per_layer_config.05.num_key_value_heads",
+            "num_key_value_heads",
+        ),
+    },
+    "text_config.",
+    "",
+)
 
 SETTINGS_4 = (
     """
@@ -155,11 +161,7 @@ FAMILY = Family(
         "vision_kv_heads": ("vision_config.num_key_value_heads", "vision_config.num_attention_heads"),
         "vision_head_dim": ("vision_config.head_dim",),
         "vision_position": ("vision_config.position_embedding_size",),
-        "global_head_dim": of_global_layers("global_head_dim", "head_dim", 5),
-        "global_kv_heads": (
-            *of_global_layers("num_global_key_value_heads", "num_key_value_heads", 5),
-            *TEXT_SIZES["kv_heads"],
-        ),
+        **GLOBAL_SIZES,
         "expert": ("text_config.num_experts", "num_experts"),
         "expert_mlp": ("text_config.moe_intermediate_size", "moe_intermediate_size"),
     },

@@ -5,9 +5,9 @@ groups of layers say each a part of a layer: a layer is in several.
 """
 
 from ckpttools.families.decoder import MLP
-from ckpttools.families.family import Family, FlagRule, Part, Spelling, decoder_layers
+from ckpttools.families.family import Family, FlagRule, Part, Spelling, decoder_layers, within
 from ckpttools.families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
-from ckpttools.families.gemma4 import EMBEDDING, FINAL_NORM, NORMS, SETTINGS_4, of_global_layers
+from ckpttools.families.gemma4 import EMBEDDING, FINAL_NORM, NORMS, SETTINGS_4
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import setting_rules
 
@@ -64,6 +64,21 @@ UNREAD = (
 FIVES = FlagRule(("text_config.layer_types.4", "layer_types.4"), ("full_attention",))
 WIDE = FlagRule(("text_config.use_double_wide_mlp", "use_double_wide_mlp"))
 
+# Of the first layer that attends to everything, as of Gemma 4's larger models.
+GLOBAL_HEAD = within(
+    {
+        "global_head_dim": (
+            "global_head_dim",
+            "per_layer_config.4.head_dim",
+            "per_layer_config.04.head_dim",
+            "per_layer_config.5.head_dim",
+            "per_layer_config.05.head_dim",
+        )
+    },
+    "text_config.",
+    "",
+)
+
 FAMILY = Family(
     name="gemma4-small",
     model_types=("gemma4", "gemma4_text"),
@@ -91,7 +106,7 @@ FAMILY = Family(
         "shared": ("text_config.num_kv_shared_layers", "num_kv_shared_layers", 0),
         "layer_embed": ("text_config.hidden_size_per_layer_input", "hidden_size_per_layer_input"),
         "layer_vocab": ("text_config.vocab_size_per_layer_input", "vocab_size_per_layer_input"),
-        "global_head_dim": of_global_layers("global_head_dim", "head_dim", 4, 5),
+        **GLOBAL_HEAD,
     },
     constants={"one": 1, "in_five": 4, "in_six": 5},
     derived={
