@@ -5,33 +5,28 @@ Neither Flax nor msgpack is needed; arrays are read by position.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckpttools.array.tree import Leaf, Metadata, Tree, spelled
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import require_room
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError, listing
-from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.flax.msgpack import DamagedError, Reader
 from ckpttools.formats.flax.state import FlaxState, flax_state
 from ckpttools.formats.left_out import left_out
-from ckpttools.formats.weight_files import (
-    WeightNames,
-    check_index,
-    check_once,
-    config_beside,
-    files_of_index,
-    weight_map,
-)
+from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.weight_files import WeightNames, reason
+from ckpttools.formats.weight_index import WeightsLocation
 from ckpttools.stores.place import Place
-from ckpttools.stores.registry import parse
 
 _NAMES = WeightNames(".msgpack", "flax_model.msgpack", "*model*.msgpack")
 
 
 @dataclass(frozen=True)
-class FlaxFormat:
+class FlaxFormat(ReadOnlyFormat):
     """The `flax-msgpack` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "flax-msgpack"
@@ -39,37 +34,18 @@ class FlaxFormat:
 
     def why_not(self, path: Place) -> str | None:
         try:
-            if path.is_dir() or path.name.endswith((".msgpack", ".json")):
-                _NAMES.find(path)
-                return None
+            if _is_named(path):
+                return _NAMES.why_not(path)
             return None if begins_as_state(path) else "it does not begin as a state of Flax does"
         except CheckpointError as error:
-            if isinstance(error, StorageError) and path.exists():
-                raise  # nobody has told what is there
-            return error.message
+            return reason(error, path)
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
-        files, folder, index = _found(path)
-        named = weight_map(index) if index is not None else None
-        names = files_of_index(folder, index, named) if index is not None and named else files
-        states = {folder / name: opened_state(folder / name) for name in names}
-        check_once([(spelled(at), str(file)) for file, state in states.items() for at in state.leaves])
-        if index is not None and named is not None:
-            there = {spelled(at): file.name for file, state in states.items() for at in state.leaves}
-            check_index(named, there, index)
-        return _tree(path, folder, list(states.values()))
-
-    def companions(self, tree: Tree) -> Place:
-        """Beside the weights of a model; of other trees in a directory of their own."""
-        place = parse(tree.metadata.place)
-        folder = place if place.is_dir() else place.parent
-        return folder / COMPANIONS if tree.metadata.config is None else folder
-
-    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
-        try:
-            self.open(path, options)
-        except CheckpointError as error:
-            yield error
+        # Trainers' states have names without an ending.
+        found = _NAMES.find(path) if _is_named(path) else WeightsLocation(path.parent, (path.name,))
+        states = {name: opened_state(found.folder / name) for name in found.names}
+        found.check([(spelled(at), name) for name, state in states.items() for at in state.leaves])
+        return _tree(path, found.folder, list(states.values()))
 
 
 FORMAT = FlaxFormat()
@@ -110,12 +86,9 @@ def opened_state(place: Place) -> FlaxState:
     return state
 
 
-def _found(path: Place) -> tuple[Sequence[str], Place, Place | None]:
-    """Names of files, the directory they lie in, and their index."""
-    if not path.is_dir() and not path.name.endswith((".msgpack", ".json")):
-        return (path.name,), path.parent, None
-    found = _NAMES.find(path)
-    return found.files, found.folder, found.folder / found.index if found.index is not None else None
+def _is_named(path: Place) -> bool:
+    """Whether the name tells that it is a file of weights, an index, or a directory of these."""
+    return path.is_dir() or path.name.endswith((".msgpack", ".json"))
 
 
 def _tree(path: Place, folder: Place, states: Sequence[FlaxState]) -> Tree:

@@ -13,11 +13,12 @@ from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import parse_size, require_room
-from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.core.errors import CheckpointError
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option
 from ckpttools.formats import flat
-from ckpttools.formats.base import COMPANIONS, ReadOptions, Target, Writer
+from ckpttools.formats.base import ReadOptions, Target, Writer
+from ckpttools.formats.beside_weights import companions_beside, config_beside
 from ckpttools.formats.safetensors.header import header_length, parse_header
 from ckpttools.formats.safetensors.sharded import (
     ShardFile,
@@ -26,19 +27,11 @@ from ckpttools.formats.safetensors.sharded import (
     stitched,
     without_entries,
 )
-from ckpttools.formats.weight_files import (
-    WeightNames,
-    WeightsLocation,
-    check_index,
-    check_once,
-    config_beside,
-    files_of_index,
-    weight_map,
-)
+from ckpttools.formats.weight_files import WeightNames
+from ckpttools.formats.weight_index import WeightsLocation
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import occurrences
 from ckpttools.stores.place import Place
-from ckpttools.stores.registry import parse
 
 _NAMES = WeightNames(".safetensors", "model.safetensors")
 HELP = """Write any checkpoint as safetensors: the same arrays under the same names, no model known.
@@ -73,27 +66,15 @@ class SafetensorsFormat:
     looks_for: str = "Git LFS pointers, truncated or damaged safetensors, header and size"
 
     def why_not(self, path: Place) -> str | None:
-        try:
-            _NAMES.find(path)
-        except CheckpointError as error:
-            if isinstance(error, StorageError) and path.exists():
-                raise  # nobody has told what is there
-            return error.message
-        return None
+        return _NAMES.why_not(path)
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
         found = _NAMES.find(path)
         _require_room(found, options)
-        index = found.folder / found.index if found.index is not None else None
-        named = weight_map(index) if index is not None else None
-        names = files_of_index(found.folder, index, named) if index is not None and named else found.files
-        files = at_once(found.folder.store, lambda name: _opened(found.folder, name, options), names)
+        files = at_once(found.folder.store, lambda name: _opened(found.folder, name, options), found.names)
         if is_sharded(file.header for file in files):
             return _stitched(path, found.folder, files)
-        check_once([(entry.name, file.source.path) for file in files for entry in file.header.entries])
-        if index is not None and named is not None:
-            there = {entry.name: file.name for file in files for entry in file.header.entries}
-            check_index(named, there, index)
+        found.check([(entry.name, file.name) for file in files for entry in file.header.entries])
         return _tree(path, found.folder, files)
 
     def owns(self, name: str) -> bool:
@@ -112,10 +93,7 @@ class SafetensorsFormat:
         return faults(path)
 
     def companions(self, tree: Tree) -> Place:
-        """Beside the weights of a model; of other trees in a directory of their own."""
-        place = parse(tree.metadata.place)
-        folder = place if place.is_dir() else place.parent
-        return folder / COMPANIONS if tree.metadata.config is None else folder
+        return companions_beside(tree)
 
     def writer(self, target: Target, /, *, max_shard_size: int, separator: str) -> Writer:
         from ckpttools.formats.safetensors.write import SafetensorsWriter

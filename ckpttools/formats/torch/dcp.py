@@ -20,17 +20,17 @@ from ckpttools.core.budget import require_room
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.directories import DirectoryFormat
+from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.json_file import DEEPEST
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.torch.entry import Part, SavedTensor, saved_value
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.state import state_of
 from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, lengths_of
 from ckpttools.formats.torch.unpickling import unpickled
-from ckpttools.formats.weight_files import config_beside
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
 
@@ -41,7 +41,7 @@ _HINT = "copy the checkpoint again, with the files of all processes"
 
 
 @dataclass(frozen=True)
-class DistributedFormat(DirectoryFormat):
+class DistributedFormat(ReadOnlyFormat):
     """The `torch-distributed` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "torch-distributed"

@@ -11,29 +11,23 @@ from dataclasses import dataclass
 
 from ckpttools.array.tree import Leaf, Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError, listing
-from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.left_out import left_out
+from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.saved import saved_file
 from ckpttools.formats.torch.state import State, state_of
-from ckpttools.formats.weight_files import (
-    WeightNames,
-    check_index,
-    check_once,
-    config_beside,
-    files_of_index,
-    weight_map,
-)
+from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.stores.place import Place
-from ckpttools.stores.registry import parse
 
 # `optimizer.bin`, `training_args.bin` and others lie beside weights; named by themselves they are read, too.
 _NAMES = WeightNames(".bin", "pytorch_model.bin", "*model*.bin", (".pt", ".pth", ".ckpt"))
 
 
 @dataclass(frozen=True)
-class TorchFormat:
+class TorchFormat(ReadOnlyFormat):
     """The `torch` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "torch"
@@ -44,29 +38,15 @@ class TorchFormat:
             found = _NAMES.find(path)
             return _why_no_archive(path) if found.index is None and found.folder != path else None
         except CheckpointError as error:
-            if isinstance(error, StorageError) and path.exists():
-                raise  # nobody has told what is there
-            return error.message
+            return reason(error, path)
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
         found = _NAMES.find(path)
-        index = found.folder / found.index if found.index is not None else None
-        named = weight_map(index) if index is not None else None
-        names = files_of_index(found.folder, index, named) if index is not None and named else found.files
-        files = [_opened(found.folder / name, options) for name in names]
+        files = [_opened(found.folder / name, options) for name in found.names]
         for file in files:
             _check_names(file)
-        check_once([(dotted(at), str(file.place)) for file in files for at in file.state.leaves])
-        if index is not None and named is not None:
-            there = {dotted(at): file.place.name for file in files for at in file.state.leaves}
-            check_index(named, there, index)
+        found.check([(dotted(at), file.place.name) for file in files for at in file.state.leaves])
         return _tree(path, found.folder, files)
-
-    def companions(self, tree: Tree) -> Place:
-        """Beside the weights of a model; of other trees in a directory of their own."""
-        place = parse(tree.metadata.place)
-        folder = place if place.is_dir() else place.parent
-        return folder / COMPANIONS if tree.metadata.config is None else folder
 
     def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
         for file in _files_below(path):
@@ -99,7 +79,7 @@ def _why_no_archive(path: Place) -> str | None:
 def _files_below(path: Place) -> Sequence[Place]:
     try:
         found = _NAMES.find(path)
-        names = found.files or sorted({*weight_map(found.folder / str(found.index)).values()})
+        names = found.files or sorted({*(found.named or {}).values()})
     except CheckpointError:
         return ()  # `open` says it
     return [found.folder / name for name in names if (found.folder / name).is_file()]

@@ -12,15 +12,15 @@ from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.directories import DirectoryFormat
+from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
+from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.torch.tensors import NotReadableError
-from ckpttools.formats.weight_files import config_beside
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -32,7 +32,7 @@ _HINT = "copy the files of all processes of one save into one directory"
 
 
 @dataclass(frozen=True)
-class RanksFormat(DirectoryFormat):
+class RanksFormat(ReadOnlyFormat):
     """The `torch-ranks` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "torch-ranks"

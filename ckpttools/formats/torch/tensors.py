@@ -40,7 +40,6 @@ _DTYPES = {
     "long": "int64",
     "float4_e2m1fn_x2": "uint8",
 }
-_UNTYPED = "UntypedStorage"
 
 
 @dataclass(frozen=True, slots=True)

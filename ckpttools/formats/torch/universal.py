@@ -16,15 +16,15 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.directories import DirectoryFormat
+from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.pieced import in_shape
+from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 from ckpttools.formats.torch.zero import LEFT_OUT, STATE, step_named
 from ckpttools.formats.torch.zero_model import ModelStates
 from ckpttools.formats.torch.zero_moments import as_step, step_array
-from ckpttools.formats.weight_files import config_beside
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
@@ -34,7 +34,7 @@ _HINT = "make it again: python -m deepspeed.checkpoint.ds_to_universal"
 
 
 @dataclass(frozen=True)
-class UniversalFormat(DirectoryFormat):
+class UniversalFormat(ReadOnlyFormat):
     """The `deepspeed-universal` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "deepspeed-universal"

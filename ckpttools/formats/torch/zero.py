@@ -19,14 +19,14 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.directories import DirectoryFormat
+from ckpttools.formats.beside_weights import config_beside
+from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.torch.pickled import Record, described
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.formats.torch.zero_model import ModelStates, dictionary, flat, listed
 from ckpttools.formats.torch.zero_moments import Groups, groups_of, moment, moments_of, step_array, step_of
 from ckpttools.formats.torch.zero_shards import Vector, of_groups, of_ranks
-from ckpttools.formats.weight_files import config_beside
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
@@ -45,7 +45,7 @@ _HINT = "copy the files of all processes of one save into one directory"
 
 
 @dataclass(frozen=True)
-class ZeroFormat(DirectoryFormat):
+class ZeroFormat(ReadOnlyFormat):
     """The `deepspeed-zero` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "deepspeed-zero"

@@ -21,7 +21,7 @@ from ckpttools.core.budget import require_room
 from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.directories import DirectoryFormat
+from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.flax.format import begins_as_state, opened_state
 from ckpttools.formats.flax.state import FlaxState
 from ckpttools.formats.json_file import DEEPEST, read_json
@@ -30,7 +30,7 @@ from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Entries, Files, entries_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.formats.weight_files import config_beside
+from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
@@ -46,7 +46,7 @@ _MOST_TRIED = 100
 
 
 @dataclass(frozen=True)
-class BareFormat(DirectoryFormat):
+class BareFormat(ReadOnlyFormat):
     """The `zarr-tree` format, as `ckpttools.formats.base.Format` describes it."""
 
     name: str = "zarr-tree"

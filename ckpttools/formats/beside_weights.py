@@ -1,0 +1,69 @@
+"""What lies beside weights: the model's configuration, and the other files of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CheckpointError, ConfigError, StorageError
+from ckpttools.formats.base import COMPANIONS
+from ckpttools.formats.disguises import refuse_disguise
+from ckpttools.formats.json_file import json_object, without_duplicates
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+
+def is_file(path: Place) -> bool:
+    """Whether a file of this name is there."""
+    try:
+        return path.is_file()
+    except StorageError:
+        # Of a disk neither "yes" nor "no", as of a name that is too long. Elsewhere nobody has answered.
+        if path.store.scheme != "file":
+            raise
+        return False
+
+
+def json_beside(path: Place, kind: type[CheckpointError], hint: str, unique: bool = True) -> dict[str, Any]:
+    """The JSON object in a file that a download may have left as something else.
+
+    Args:
+        path: of the file.
+        kind: of error to raise.
+        hint: of that error.
+        unique: whether an object that names a key twice is refused.
+
+    Raises:
+        CheckpointError: of `kind`, where it is no JSON object; says what it is instead.
+        StorageError: it cannot be read.
+    """
+    raw = path.read_bytes()
+    if not raw.lstrip().startswith((b"{", b"[")):
+        refuse_disguise(raw[:1024], str(path), kind, "JSON")
+    return json_object(raw, str(path), kind, hint, without_duplicates if unique else None)
+
+
+def config_beside(folder: Place) -> dict[str, Any] | None:
+    """The model's configuration beside the weights, or None where there is none.
+
+    Raises:
+        ConfigError: what is there is not a JSON object, or a link to nothing, as a cache leaves it.
+        StorageError: it cannot be read.
+    """
+    path = folder / "config.json"
+    if not path.lexists():
+        return None
+    hint = "correct the file, fetch it again, or move it away to do without"
+    if path.is_link() and not is_file(path):
+        raise ConfigError(
+            "the configuration is a link to nothing", place=path, got=path.readlink(), hint=hint
+        )
+    # Duplicate keys pass, as they do in transformers.
+    return json_beside(path, ConfigError, hint, unique=False)
+
+
+def companions_beside(tree: Tree) -> Place:
+    """The directory of a model's other files: that of its weights; of other trees one of their own below."""
+    place = parse(tree.metadata.place)
+    folder = place if place.is_dir() else place.parent
+    return folder / COMPANIONS if tree.metadata.config is None else folder
