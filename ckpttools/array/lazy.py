@@ -162,6 +162,24 @@ class LazyArray(ABC):
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Unstored(LazyArray):
+    """An array that is in no file: reading it fetches nothing."""
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return ReadCost()
+
+    def sources(self) -> Iterator[ByteSource]:
+        return iter(())
+
+    @property
+    def stored_bits(self) -> int:
+        return 0
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return "", 0
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Derived(LazyArray):
     """An array made from one other.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
 from typing import TYPE_CHECKING
 
 from ckpttools.array import slabs
-from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
+from ckpttools.array.lazy import Unstored
 from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Region, Shape, split_to
@@ -27,7 +27,7 @@ _DEVIATION, _MEAN = 37837.22, 131070
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
-class Seeded(LazyArray):
+class Seeded(Unstored):
     """Noise in float32: bell-shaped around zero, cut at 3.46 standard deviations.
 
     Each element is the sum of the four 16-bit parts of a mixed 64-bit counter (splitmix64), so that any
@@ -73,22 +73,9 @@ class Seeded(LazyArray):
     def computed(self) -> bool:
         return True
 
-    def read_cost(self, region: Region) -> ReadCost:
-        return ReadCost()
-
     @property
     def read_kind(self) -> Hashable:
         return ("seeded", self.shape)
-
-    def sources(self) -> Iterator[ByteSource]:
-        return iter(())
-
-    @property
-    def stored_bits(self) -> int:
-        return 0
-
-    def first_byte(self, region: Region) -> tuple[str, int]:
-        return "", 0
 
 
 def seeded(shape: Shape, seed: int, name: str, scale: float) -> Seeded:

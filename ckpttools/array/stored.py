@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckpttools.array import slabs
-from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
+from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost, Unstored
 from ckpttools.array.views import subview
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.region import (
@@ -342,7 +342,7 @@ class Decoded(LazyArray):
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
-class Constant(LazyArray):
+class Constant(Unstored):
     """One element, repeated: a scalar such as the step, or rows of zeros.
 
     Attributes:
@@ -359,16 +359,3 @@ class Constant(LazyArray):
     @property
     def scratch_bytes(self) -> int:
         return 0
-
-    def read_cost(self, region: Region) -> ReadCost:
-        return ReadCost()
-
-    def sources(self) -> Iterator[ByteSource]:
-        return iter(())
-
-    @property
-    def stored_bits(self) -> int:
-        return 0
-
-    def first_byte(self, region: Region) -> tuple[str, int]:
-        return "", 0
