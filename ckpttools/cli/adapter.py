@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ckpttools.adapters.to_maxtext import LORA_LAYOUTS
+from ckpttools.cli.maxtext_options import like_option, maxtext_option
 from ckpttools.cli.models import family_option, rope_layout_option
 from ckpttools.cli.options import (
     ANY_PATH,
@@ -22,13 +23,9 @@ from ckpttools.cli.options import (
 from ckpttools.cli.storage import storage_options
 from ckpttools.cli.transforming import common_options, target_options
 from ckpttools.cli.write import write
-from ckpttools.maxtext.versions import NEWEST, VERSIONS
 
-_like_option = click.option(
-    "--like",
-    type=MODEL,
-    metavar="HF_DIR|CONFIG",
-    help="Of a MaxText BASE the model it came from; by default what hf-to-maxtext carried along.",
+_like_option = like_option(
+    "Of a MaxText BASE the model it came from; by default what hf-to-maxtext carried along."
 )
 _scale_option = click.option(
     "--scale",
@@ -142,13 +139,7 @@ def extract(**options: Any) -> None:
     metavar="N",
     help="Axis on which layers are stacked; by default as in a MaxText BASE, else 1.",
 )
-@click.option(
-    "--maxtext",
-    type=click.Choice(list(VERSIONS)),
-    default=NEWEST,
-    show_default=True,
-    help="Version of MaxText that is to load it.",
-)
+@maxtext_option("Version of MaxText that is to load it.")
 @click.option(
     "--layout",
     type=click.Choice(LORA_LAYOUTS),

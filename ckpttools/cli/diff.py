@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from ckpttools.cli.maxtext_options import like_option
 from ckpttools.cli.models import family_option, rope_layout_option
 from ckpttools.cli.options import (
     ANY_PATH,
-    MODEL,
     filter_option,
     json_option,
     max_header_option,
@@ -67,12 +67,7 @@ _comparing_options = together(
 
 
 _alignment_options = together(
-    click.option(
-        "--like",
-        type=MODEL,
-        metavar="HF_DIR|CONFIG",
-        help="A model's directory or config.json, if there is none beside the arrays.",
-    ),
+    like_option("A model's directory or config.json, if there is none beside the arrays."),
     family_option,
     rope_layout_option,
     padding_rows_option,

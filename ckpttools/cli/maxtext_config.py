@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttools.cli.maxtext_options import like_option, maxtext_option
 from ckpttools.cli.models import family_option
 from ckpttools.cli.options import MODEL, json_option, requests_option, step_option
 from ckpttools.cli.output import labelled, print_json, say, show, width
 from ckpttools.core.errors import near_names
 from ckpttools.core.text import printable
-from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
@@ -50,20 +50,9 @@ _ASKED = {"train": ("run_name=NAME", "base_output_directory=DIR"), "decode": ("r
     default=None,
     help="How a Hugging Face model will be converted; a checkpoint says how it was.",
 )
-@click.option(
-    "--like",
-    type=MODEL,
-    metavar="HF_DIR|CONFIG",
-    help="The model that the checkpoint came from; by default what hf-to-maxtext carried along.",
-)
+@like_option("The model that the checkpoint came from; by default what hf-to-maxtext carried along.")
 @family_option
-@click.option(
-    "--maxtext",
-    type=click.Choice(list(VERSIONS)),
-    default=NEWEST,
-    show_default=True,
-    help="Version of MaxText: a release, or a commit of its main.",
-)
+@maxtext_option("Version of MaxText: a release, or a commit of its main.")
 @step_option
 @requests_option
 @json_option

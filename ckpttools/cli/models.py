@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from ckpttools.cli.declared import declared
+from ckpttools.cli.maxtext_options import like_option, maxtext_option
 from ckpttools.cli.options import (
-    MODEL,
     SOME_TEXT,
     max_header_option,
     max_index_option,
@@ -23,7 +23,6 @@ from ckpttools.cli.storage import storage_options
 from ckpttools.cli.transforming import dequantize_like_option, dtype_option, model_places
 from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
-from ckpttools.maxtext.versions import NEWEST, VERSIONS
 
 rope_layout_option = click.option(
     "--rope-layout",
@@ -47,13 +46,7 @@ model_options = together(rope_layout_option, family_option, _tied_option)
 """Adds what a user may say of the model, whatever its configuration says."""
 
 
-_maxtext_option = click.option(
-    "--maxtext",
-    type=click.Choice(list(VERSIONS)),
-    default=NEWEST,
-    show_default=True,
-    help="Version of MaxText that is to load it: a release, or a commit of its main.",
-)
+_maxtext_option = maxtext_option("Version of MaxText that is to load it: a release, or a commit of its main.")
 _mapping_options = together(
     click.option(
         "--scan/--no-scan",
@@ -146,12 +139,8 @@ _back_options = together(
         help="Where no config.json was carried along: make it of the settings of the run, CONFIG.yml first, "
         "then NAME=VALUE, as one text or one by one. Sizes are compared with the arrays.",
     ),
-    click.option(
-        "--like",
-        type=MODEL,
-        metavar="HF_DIR|CONFIG",
-        help="Directory of the model it came from, or a config.json; by default what hf-to-maxtext carried "
-        "along.",
+    like_option(
+        "Directory of the model it came from, or a config.json; by default what hf-to-maxtext carried along."
     ),
     dtype_option,
     click.option(

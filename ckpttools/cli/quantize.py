@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from ckpttools.cli.declared import declared
+from ckpttools.cli.maxtext_options import like_option
 from ckpttools.cli.options import (
-    MODEL,
     max_header_option,
     max_index_option,
     output_options,
@@ -34,12 +34,7 @@ from ckpttools.formats.safetensors.format import MAX_SHARD
 @patterns_option(
     "--exclude", "Leave these arrays as they are, besides embeddings, norms, heads, routers and towers."
 )
-@click.option(
-    "--like",
-    type=MODEL,
-    metavar="HF_DIR|CONFIG",
-    help="Of a MaxText checkpoint the model it came from, as of maxtext-to-hf.",
-)
+@like_option("Of a MaxText checkpoint the model it came from, as of maxtext-to-hf.")
 @declared([MAX_SHARD])
 @step_option
 @max_header_option

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckpttools.cli.maxtext_options import maxtext_option
 from ckpttools.cli.options import json_option, requests_option
 from ckpttools.cli.output import labelled, print_json, show, width
 from ckpttools.core.text import printable
-from ckpttools.maxtext.versions import NEWEST, VERSIONS
 
 if TYPE_CHECKING:
     from ckpttools.maxtext.loading.report import Resolution, Setting
@@ -27,13 +27,7 @@ _COLOURS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "y
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("words", metavar="[--] [CONFIG.yml] [NAME=VALUE]...", nargs=-1)
-@click.option(
-    "--maxtext",
-    type=click.Choice(list(VERSIONS)),
-    default=NEWEST,
-    show_default=True,
-    help="Version of MaxText whose rules are followed: a release, or a commit of its main.",
-)
+@maxtext_option("Version of MaxText whose rules are followed: a release, or a commit of its main.")
 @requests_option
 @json_option
 def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json: bool) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.options import MODEL, SOME_TEXT, count_option
+from ckpttools.cli.maxtext_options import like_option
+from ckpttools.cli.options import SOME_TEXT, count_option
 from ckpttools.cli.transforming import common_options, dtype_option, model_places, target_options
 from ckpttools.cli.write import write
 
@@ -30,12 +31,7 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
 )
 @count_option("--experts", "So many of the first experts of each layer.")
 @count_option("--vocab", "So many of the first tokens; the tokenizer stays what it is.")
-@click.option(
-    "--like",
-    type=MODEL,
-    metavar="HF_DIR|CONFIG",
-    help="Of a MaxText checkpoint that carries no config.json the model it came from.",
-)
+@like_option("Of a MaxText checkpoint that carries no config.json the model it came from.")
 @click.option(
     "--family", type=SOME_TEXT, metavar="NAME|FILE", help="The model's family, if not by config.json."
 )
