@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array import slabs
 from ckpttools.array.lazy import LazyArray, OfAlikeParts, OfParts, ReadCost
+from ckpttools.array.rounding import as_float32, round_to
 from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
@@ -165,8 +166,12 @@ class Plus(OfAlikeParts):
                 total[...] = buffer.view(addend.dtype.numpy)
             with scratch.take(slab.shape, array.dtype.carrier) as buffer:
                 array.read_into(slab, buffer, scratch)
-                total += buffer.view(array.dtype.numpy)
-            out[...] = total.astype(self.dtype.numpy).view(self.dtype.carrier)
+                added = buffer.view(array.dtype.numpy)
+                total += added if array.dtype.bits > 32 else as_float32(added)
+            if self.dtype.bits <= 32:
+                round_to(self.dtype, total, out)
+            else:
+                out[...] = total.view(self.dtype.carrier)
 
     @property
     def _sums(self) -> DType:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array.nodes import ElementOp
+from ckpttools.array.rounding import as_float32, round_to
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import MappingError
 
 if TYPE_CHECKING:
     import numpy as np
 
-# Elements of one block: source, float32 copy and result stay in a core's L2 cache.
-_BLOCK = 1 << 16
+# Elements of one block: a float32 copy has 1 MiB. Workers take the interpreter's lock once for each call of
+# numpy: with blocks of 2**16 two of them were slower together than one alone.
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,7 @@ class Multiply:
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
         import numpy as np
 
-        wide = np.float64 if dtype.bits == 64 else np.float32
-        factor = wide(np.float32(self.factor))
+        factor = (np.float64 if dtype.bits == 64 else np.float32)(np.float32(self.factor))
         operation = np.divide if self.divide else np.multiply
         result = self.result(dtype)
 
@@ -126,8 +127,9 @@ class Multiply:
             if shifted is not None:
                 return shifted
             with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-                scaled: np.ndarray = operation(block.view(dtype.numpy).astype(wide), factor)
-                return scaled.astype(result.numpy).view(result.carrier)
+                numbers = block.view(dtype.numpy)
+                numbers = numbers if dtype.bits == 64 else as_float32(numbers)
+                return rounded(operation(numbers, factor), result).view(result.carrier)
 
         _carrierwise(source, target, rescaled)
 
@@ -183,7 +185,9 @@ class Add:
 
         def shifted(block: np.ndarray) -> np.ndarray:
             with np.errstate(over="ignore", invalid="ignore"):
-                return np.add(block.astype(result.numpy), result.numpy.type(self.amount))
+                numbers = as_float32(block) if result.bits == 32 else block
+                moved: np.ndarray = np.add(numbers, result.numpy.type(self.amount))
+                return moved
 
         blockwise(source, target, dtype, result, shifted)
 
@@ -233,11 +237,16 @@ def rounded(block: np.ndarray, to: DType) -> np.ndarray:
     import numpy as np
 
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        if to.name == "float32":
+            return as_float32(block)
         if to.bits <= 16:
             # Some pairs of small types have no cast of their own; float64 would be rounded twice.
-            wide = block.dtype == np.float64
-            block = _rounded_to_odd(block) if wide else block.astype(np.float32, copy=False)
-        return block.astype(to.numpy)
+            block = _rounded_to_odd(block) if block.dtype == np.float64 else as_float32(block)
+        if to.name != "bfloat16":
+            return block.astype(to.numpy)
+        made = np.empty(block.shape, to.carrier)
+        round_to(to, block, made)
+        return made.view(to.numpy)
 
 
 def _holds(to: DType, dtype: DType) -> bool:
