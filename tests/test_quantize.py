@@ -20,6 +20,8 @@ from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import Mxfp4
 from ckpttools.quantized.modules import is_linear, left_modules
+from ckpttools.testing.strategies import stored
+from ckpttools.transforms.dequantize import Dequantize
 from ckpttools.transforms.quantize import Quantize
 
 INVERSE, PLAIN = "_scale_inv", "bfloat16"
@@ -158,19 +160,28 @@ def test_blocks_that_are_smaller_at_the_edge_are_told_of(tmp_path):
     assert not any("smaller than the others" in each for each in notes.remarks)
 
 
-def test_fused_experts_are_quantised_where_they_are_as_linear_layers_are():
-    fused = {
-        "model.layers.0.mlp.experts.gate_up_proj": shaped(4, 512, 256),
-        "model.layers.0.mlp.experts.down_proj": shaped(4, 256, 256),
-        "model.layers.1.mlp.experts.gate_up_proj": shaped(4, 256, 512),
+def test_fused_experts_become_single_ones_where_models_are_loaded_from_such(tmp_path):
+    """Of fused codes transformers 5.23 takes no scales where it dequantises."""
+    names = [f"model.layers.0.mlp.experts.{key}" for key in ("gate_up_proj", "down_proj")]
+    tensors = {
+        name: np.random.default_rng(0).standard_normal(shape).astype(ml_dtypes.bfloat16)
+        for name, shape in zip(names, [(2, 256, 256), (2, 256, 128)], strict=True)
     }
-    leaves = {(name,): each for name, each in fused.items()}
-    tree = Tree(leaves).with_metadata(config={"text_config": {"hidden_size": 256}})
-    made = Quantize()(tree)
-    assert [path for path in made.tree.arrays if path[0].endswith(INVERSE)] == [
-        ("model.layers.0.mlp.experts.gate_up_proj_scale_inv",)
-    ]
-    assert any("fused experts stay" in each for each in made.notes.remarks)
+    text = {"hidden_size": 256, "model_type": "qwen3_5_moe_text"}
+    for kind in ("gemma4_text", "qwen3_5_moe_text"):
+        config = {"text_config": {**text, "model_type": kind}}
+        leaves = {(name,): stored(each, DTYPES[PLAIN]) for name, each in tensors.items()}
+        leaves |= {("model.layers.0.self_attn.q_proj.weight",): shaped(128, 128)}
+        tree = Quantize()(Tree(leaves).with_metadata(config=config))
+        assert any("fused experts stay" in each for each in tree.notes.remarks) is (kind == "gemma4_text")
+    plain = {dotted(path): each.read() for path, each in Dequantize("float32")(tree.tree).tree.arrays.items()}
+    for expert, (gate_up, down) in enumerate(zip(*tensors.values(), strict=True)):
+        wanted = {"gate_proj": gate_up[:128], "up_proj": gate_up[128:], "down_proj": down}
+        for key, matrix in wanted.items():
+            made = plain[f"model.layers.0.mlp.experts.{expert}.{key}.weight"]
+            encoder = Fp8Blocks()
+            scales = encoder.scales(matrix)
+            assert (made == encoder.decoded(encoder.codes(matrix, scales), scales)).all()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from support.golden_data import FAMILIES, convert
 from support.places import GOLDEN, GOLDEN_0_2_5
 
+import ckpttools
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
@@ -20,6 +21,9 @@ from ckpttools.maxtext.to_maxtext import ToMaxText
 
 torch = pytest.importorskip("torch", reason="the extra `transformers` is not installed")
 transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+safetensors_torch = pytest.importorskip(
+    "safetensors.torch", reason="the extra `transformers` is not installed"
+)
 
 
 # Models with towers that `carry` does not bring back: all of it goes through MaxText's names.
@@ -90,3 +94,70 @@ def test_towers_have_the_names_and_shapes_of_transformers(tmp_path, model):
     assert towers
     for key, tensor in towers.items():
         assert torch.equal(tensor, original[key]), key
+
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 320,
+}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention"],
+    "shared_expert_intermediate_size": 128,
+}
+# Scheme, dtype, class, and what its configuration says beside `SIZES`.
+QUANTISED = {
+    "float16": ("fp8-block128", "float16", "LlamaForCausalLM", {}),
+    "float32": ("fp8-block128", "float32", "LlamaForCausalLM", {}),
+    "tied": ("fp8-block128", "bfloat16", "LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "single experts": ("fp8-block128", "bfloat16", "Qwen3MoeForCausalLM", MIXTURE),
+    "fused experts": ("fp8-block128", "bfloat16", "Qwen3_5MoeForCausalLM", MIXTURE | LINEAR),
+    "mxfp4": ("mxfp4", "bfloat16", "GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.mark.parametrize("case", QUANTISED)
+def test_a_model_of_transformers_takes_what_quantize_writes(tmp_path, case):
+    pytest.importorskip("accelerate", reason="transformers dequantises with it alone")
+    scheme, dtype, name, said = QUANTISED[case]
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**SIZES, **said)).to(getattr(torch, dtype))
+    drawn = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.copy_(torch.randn(each.shape, generator=drawn) * 0.05)
+    model.save_pretrained(tmp_path / "hf")
+    if case == "fused experts":
+        fuse(tmp_path / "hf" / "model.safetensors")
+    ckpttools.quantize(tmp_path / "hf", tmp_path / "quantised", scheme=scheme)
+    ckpttools.cast(tmp_path / "quantised", tmp_path / "plain", dtype=dtype)
+    made, loaded = kind.from_pretrained(tmp_path / "quantised", output_loading_info=True, dtype=dtype)
+    assert {what: sorted(names) for what, names in loaded.items() if names} == {}
+    wanted = kind.from_pretrained(tmp_path / "plain", dtype=dtype).state_dict()
+    for key, tensor in made.state_dict().items():
+        assert torch.equal(tensor, wanted[key]), key
+
+
+def fuse(file):
+    """Single experts as one array for each layer, as Qwen3.5 is published."""
+    tensors = safetensors_torch.load_file(file)
+    modules = sorted({name.rpartition(".experts.")[0] for name in tensors if ".experts." in name})
+    for module in modules:
+        single = [
+            [tensors.pop(f"{module}.experts.{k}.{key}_proj.weight") for key in ("gate", "up", "down")]
+            for k in range(MIXTURE["num_experts"])
+        ]
+        tensors[f"{module}.experts.gate_up_proj"] = torch.stack(
+            [torch.cat([gate, up]) for gate, up, _ in single]
+        )
+        tensors[f"{module}.experts.down_proj"] = torch.stack([down for *_, down in single])
+    safetensors_torch.save_file(tensors, file, metadata={"format": "pt"})

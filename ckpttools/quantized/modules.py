@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import take, window
 from ckpttools.core.text import in_natural_order
 from ckpttools.quantized.scales import Described, is_plain, split_name, words_of
 
@@ -34,7 +36,17 @@ _TOWERS = (
     "image",
     "patch",
 )
-EXPERTS = ".experts."
+EXPERTS, MLP_EXPERTS = ".experts.", ".mlp.experts."
+EXPERTS_APART = frozenset(
+    (
+        *("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe", "qwen3_5_moe", "qwen3_5_moe_text"),
+        *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe"),
+    )
+)
+"""Models whose fused experts, (expert, out, in), transformers 5.23 loads from single ones as well, by its
+table of conversions. Where it dequantises, it knows scales of single ones alone, and fused codes
+are numbers to it.
+"""
 _FUSED_IN, _FUSED_OUT = "gate_up_proj", "down_proj"
 
 
@@ -57,6 +69,22 @@ def is_fused(name: str, array: Described) -> bool:
     last = name.rpartition(".")[2]
     is_one = EXPERTS in name and last in (_FUSED_IN, _FUSED_OUT)
     return is_one and len(array.shape) == 3 and is_plain(array.dtype)
+
+
+def single_matrices(name: str, array: LazyArray) -> Iterator[tuple[str, LazyArray]]:
+    """The matrices of linear layers that an array has, by their names: of fused experts each one."""
+    if array.ndim == 2:
+        yield name, array
+        return
+    above, _, last = name.rpartition(".")
+    for expert in range(array.shape[0]):
+        both, rows = take(array, 0, expert), array.shape[1] // 2
+        if last == _FUSED_OUT:
+            yield f"{above}.{expert}.{_FUSED_OUT}.{WEIGHT}", both
+            continue
+        for number, key in enumerate(("gate_proj", "up_proj")):
+            matrix = window(both, (number * rows, 0), (rows, both.shape[1]))
+            yield f"{above}.{expert}.{key}.{WEIGHT}", matrix
 
 
 def is_out_first(name: str, array: Described, hidden: int | None) -> bool | None:

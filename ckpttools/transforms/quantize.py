@@ -13,10 +13,19 @@ from ckpttools.array.tree import Leaf, Path, Tree, dotted
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import GROUP, Mxfp4
-from ckpttools.quantized.modules import is_fused, is_linear, is_out_first, left_modules
+from ckpttools.quantized.modules import (
+    EXPERTS_APART,
+    MLP_EXPERTS,
+    is_fused,
+    is_linear,
+    is_out_first,
+    left_modules,
+    single_matrices,
+)
 from ckpttools.quantized.refusals import remedy
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.transforms.base import Transformed
@@ -25,7 +34,20 @@ from ckpttools.transforms.select import require_matches
 _FP8, _MXFP4 = "fp8-block128", "mxfp4"
 _BLOCK = 128
 _SCALE_INV = "_scale_inv"
-_TEXT, _HIDDEN = "text_config", "hidden_size"
+_TEXT, _HIDDEN, _KIND, _GPT_OSS = "text_config", "hidden_size", "model_type", "gpt_oss"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a configuration says that decides which arrays are taken.
+
+    Attributes:
+        kind: its `model_type`, of the text model where that has one; empty where none is known.
+        hidden: its width.
+    """
+
+    kind: str
+    hidden: int | None
 
 
 @dataclass(frozen=True)
@@ -33,33 +55,39 @@ class Scheme:
     """What a scheme makes of the weights of a model.
 
     Attributes:
-        takes: whether it is for an array; of fused experts, of the model's width as well.
-        made: what becomes of one: end of the name -> array.
+        takes: whether it is for an array.
+        made: what becomes of one: name -> array.
         said: what `quantization_config` says, but for the modules that are not quantised.
         words: what is done, for notes.
         what: which arrays it is for, for messages.
     """
 
-    takes: Callable[[str, LazyArray, int | None], bool]
+    takes: Callable[[str, LazyArray, Model], bool]
     made: Callable[[str, LazyArray], Mapping[str, LazyArray]]
     said: Mapping[str, Any]
     words: str
     what: str
 
 
-def _is_fp8(name: str, array: LazyArray, hidden: int | None) -> bool:
-    return is_linear(name, array) or (is_fused(name, array) and is_out_first(name, array, hidden) is True)
+def _is_fp8(name: str, array: LazyArray, model: Model) -> bool:
+    if is_linear(name, array):
+        return True
+    apart = model.kind in EXPERTS_APART and MLP_EXPERTS in name
+    return apart and is_fused(name, array) and is_out_first(name, array, model.hidden) is not False
 
 
 def _fp8(name: str, array: LazyArray) -> dict[str, LazyArray]:
-    codes, scales = block_codes(array, Fp8Blocks(_BLOCK, _BLOCK), name)
-    return {"": codes, _SCALE_INV: scales}
+    """Codes and scales; of fused experts those of each matrix, as published models have them."""
+    made: dict[str, LazyArray] = {}
+    for each, matrix in single_matrices(name, array):
+        made[each], made[each + _SCALE_INV] = block_codes(matrix, Fp8Blocks(_BLOCK, _BLOCK), each)
+    return made
 
 
-def _is_mxfp4(name: str, array: LazyArray, hidden: int | None) -> bool:
-    return (
-        is_fused(name, array) and is_out_first(name, array, hidden) is not True and not array.shape[1] % GROUP
-    )
+def _is_mxfp4(name: str, array: LazyArray, model: Model) -> bool:
+    if not is_fused(name, array) or model.kind not in ("", _GPT_OSS):
+        return False
+    return is_out_first(name, array, model.hidden) is not True and not array.shape[1] % GROUP
 
 
 def _mxfp4(name: str, array: LazyArray) -> dict[str, LazyArray]:
@@ -68,8 +96,8 @@ def _mxfp4(name: str, array: LazyArray) -> dict[str, LazyArray]:
     codes, scales = block_codes(swapped, Mxfp4(), name)
     groups = (into // GROUP, GROUP // codes.encoder.packed)
     return {
-        "_blocks": relayout(codes, ((experts,), (out,), groups), (0, 1, 2, 3), (1, 1, 1, 1)),
-        "_scales": scales,
+        f"{name}_blocks": relayout(codes, ((experts,), (out,), groups), (0, 1, 2, 3), (1, 1, 1, 1)),
+        f"{name}_scales": scales,
     }
 
 
@@ -84,7 +112,7 @@ SCHEMES: Mapping[str, Scheme] = {
             "weight_block_size": [_BLOCK, _BLOCK],
         },
         f"quantised to FP8 (E4M3) in blocks of {_BLOCK} x {_BLOCK} with float32 scales: rounded",
-        "the matrices of linear layers, as `X.weight`, and fused experts (expert, out, in)",
+        "the matrices of linear layers, as `X.weight`, and fused experts where single ones are loaded, too",
     ),
     _MXFP4: Scheme(
         _is_mxfp4,
@@ -124,11 +152,11 @@ class Quantize:
         refuse_quantized(tree, says_quantized(tree.metadata.config) is not None)
         require_matches(self.exclude, tree.arrays, tree.metadata.place)
         how = SCHEMES[self.scheme]
-        hidden = _width(tree.metadata.config)
+        model = _model(tree.metadata.config)
         chosen = {
             path
             for path, array in tree.arrays.items()
-            if how.takes(dotted(path), array, hidden) and not first_match(path, self.exclude)
+            if how.takes(dotted(path), array, model) and not first_match(path, self.exclude)
         }
         if not chosen:
             raise UsageError(
@@ -140,8 +168,7 @@ class Quantize:
         leaves: dict[Path, Leaf] = {}
         for path, leaf in tree.items():
             if path in chosen:
-                parts = how.made(dotted(path), tree.arrays[path])
-                leaves |= {(*path[:-1], f"{path[-1]}{end}"): made for end, made in parts.items()}
+                leaves |= _renamed(path, how.made(dotted(path), tree.arrays[path]))
             else:
                 leaves[path] = leaf
         config = _with_scheme(tree, {dotted(path) for path in chosen}, how)
@@ -168,11 +195,23 @@ def refuse_quantized(tree: Tree, is_said: bool = False, hint: str | None = None)
         )
 
 
-def _width(config: Mapping[str, Any] | None) -> int | None:
-    """The model's width, as its configuration says it."""
+def _renamed(path: Path, made: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+    """What became of an array, by paths as its own: names as one key stay so."""
+    if len(path) == 1:
+        return {(name,): each for name, each in made.items()}
+    above = dotted(path[:-1]) + "."
+    return {(*path[:-1], name.removeprefix(above)): each for name, each in made.items()}
+
+
+def _model(config: Mapping[str, Any] | None) -> Model:
     text = (config or {}).get(_TEXT)
-    found = [place.get(_HIDDEN) for place in (text, config) if isinstance(place, Mapping)]
-    return next((each for each in found if isinstance(each, int)), None)
+    places = [place for place in (text, config) if isinstance(place, Mapping)]
+    widths = (place.get(_HIDDEN) for place in places)
+    kinds = (place.get(_KIND) for place in places)
+    return Model(
+        next((each for each in kinds if isinstance(each, str)), ""),
+        next((each for each in widths if isinstance(each, int)), None),
+    )
 
 
 def _with_scheme(tree: Tree, chosen: Collection[str], how: Scheme) -> Mapping[str, Any] | None:
@@ -191,11 +230,17 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: Scheme) -> Iterator[str]
     if others:
         yield f"{array_count(others)} of fused experts stay as they are; this scheme is for {how.what}"
     block = how.said.get("weight_block_size")
-    uneven = [path for path in chosen if block and _is_uneven(tree.arrays[path], block)]
+    uneven = [
+        dotted(path)
+        for path in sorted(chosen)
+        if block and any(_is_uneven(m, block) for _, m in single_matrices(dotted(path), tree.arrays[path]))
+    ]
     if uneven:
         yield (
-            f"the last blocks of {array_count(uneven)} are smaller than the others, as in DeepSeek V3's; "
-            "transformers up to 5.23 cannot dequantise such, vLLM and `ckpt cast` can"
+            f"the last blocks of {array_count(uneven)} are smaller than the others, as in DeepSeek V3's: "
+            "vLLM and `ckpt cast` read such; transformers up to 5.23, where it dequantises, refuses them or "
+            f"gives rows the scales of others, without an error; {option('exclude')} leaves arrays out, such "
+            f"as {uneven[0]}"
         )
 
 
