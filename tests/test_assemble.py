@@ -312,6 +312,12 @@ class TestDataIterators:
         with pytest.raises(FormatError, match="differ in where they are in the data"):
             ckpttools.assemble(job, tmp_path / "out")
 
+    def test_states_of_no_process_are_refused(self, job, tmp_path):
+        """Whose names would be those of files."""
+        self.keep(job / "host0", {"0": {}, "/../../../escaped": {}})
+        with pytest.raises(FormatError, match="numbered by process"):
+            ckpttools.assemble(job, tmp_path / "out")
+
     def test_that_there_are_none_is_said(self, job, tmp_path):
         told = " ".join(ckpt("assemble", job, tmp_path / "out", "--dry-run", COLUMNS="200").output.split())
         assert "these hosts kept no state of it" in told

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from support.places import FIXTURES, HF, ORBAX, TRAINED
 
 import ckpttools
 from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError
+from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import age
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.registry import parse
@@ -186,6 +189,23 @@ class TestSeveralItems:
             tree = ckpttools.open(step)
         assert tree.metadata.item == "model_params"
         assert [each.name for each in ckpttools.summary(step).items] == ["model_params", "optimizer_state"]
+
+    def test_a_thread_that_wants_no_warning_takes_it_from_no_other(self, step):
+        inside, done = Event(), Event()
+
+        def look() -> None:
+            with unwarned():
+                inside.set()
+                done.wait(60)
+                ckpttools.open(step)
+
+        with ThreadPoolExecutor(1) as pool:
+            silent = pool.submit(look)
+            assert inside.wait(60)
+            with pytest.warns(ChosenItemWarning):
+                ckpttools.open(step)
+            done.set()
+            silent.result()
 
     def test_where_two_may_have_parameters_one_must_be_named(self, step):
         shutil.copytree(step / "model_params", step / "ema")

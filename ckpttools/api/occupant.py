@@ -7,16 +7,14 @@ that the new one lacks.
 
 from __future__ import annotations
 
-import warnings
-
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import (
     CheckpointError,
     DestinationExistsError,
-    StepWarning,
     StorageError,
     listing,
 )
+from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.formats.base import Writer, WritesSteps
@@ -90,8 +88,7 @@ def _check_step(destination: Place, old: Tree, writer: Writer) -> None:
 def optimizer_in(place: Place) -> str | None:
     """The name of the optimizer whose state a checkpoint has; None for none, and where it cannot be read."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", StepWarning)
+        with unwarned():
             optimizer = view_of(open_tree(place)).optimizer
     except StorageError:
         raise
@@ -102,8 +99,7 @@ def optimizer_in(place: Place) -> str | None:
 
 def _opened(destination: Place) -> Tree:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", StepWarning)
+        with unwarned():
             return open_tree(destination)
     except StorageError:
         raise

@@ -109,26 +109,18 @@ def plan_training(
     if chosen not in MODES:
         raise UsageError(f"there is no way to save called {mode}", wanted=", ".join(MODES))
     size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
-    local_write = share.nbytes / parse_size(local_bandwidth)
     # Of emergency and multi-tier checkpoints one slice writes to storage, each host its share.
-    persistent_write = state.nbytes / (hosts * parse_size(persistent_bandwidth))
-    step = _seconds("step_time", step_time)
-    saves = _seconds("local_save", local_save), _seconds("persistent_save", persistent_save)
-    tiers = _tiers(
-        chosen,
-        (saves[0] or local_write, local_write),
-        (saves[1] or persistent_write, persistent_write),
-        (_seconds("mtbf", mtbf), _seconds("mtbf_all", mtbf_all)),
+    writes = (
+        share.nbytes / parse_size(local_bandwidth),
+        state.nbytes / (hosts * parse_size(persistent_bandwidth)),
     )
-    intervals: list[SaveInterval] = []
-    for tier in tiers:
-        is_backup = chosen == "multi-tier" and intervals and intervals[0].steps
-        intervals.append(SaveInterval.of(tier, step, intervals[0].steps or 1 if is_backup else 1))
+    failures = _seconds("mtbf", mtbf), _seconds("mtbf_all", mtbf_all)
+    saves = _seconds("local_save", local_save), _seconds("persistent_save", persistent_save)
+    tiers = _tiers(chosen, saves, writes, failures)
+    intervals = _intervals(tiers, chosen, _seconds("step_time", step_time))
     steps = {each.tier: each.steps for each in intervals}
     told = settings_for(chosen, steps.get("local"), steps.get("persistent"), keep)
-    words = dict(word.partition("=")[::2] for word in settings)
-    # Steps that are not known yet will be some.
-    known = {name: "1" if value == UNKNOWN else value for name, value in {**told, **words}.items()}
+    words = {**told, **dict(word.partition("=")[::2] for word in settings)}
     period = steps.get("persistent")
     count = kept_checkpoints(total_steps, period, keep) if total_steps and period else None
     made = TrainingPlan(
@@ -142,14 +134,14 @@ def plan_training(
         replicated_bytes=share.replicated,
         ramdisk=size,
         mode=chosen,
-        local_write_seconds=local_write,
-        persistent_write_seconds=persistent_write,
-        intervals=tuple(intervals),
+        local_write_seconds=writes[0],
+        persistent_write_seconds=writes[1],
+        intervals=intervals,
         run_bytes=None if count is None else count * state.nbytes,
         run_checkpoints=count,
-        settings={**told, **words},
-        refusals=tuple(_refusals(known, settings)),
-        commands=commands_for(chosen, slices, size.setting, {**told, **words}),
+        settings=words,
+        refusals=tuple(_refusals(words, settings)),
+        commands=commands_for(chosen, slices, size.setting, words),
         tiers=tiers,
         remarks=share.remarks,
     )
@@ -158,12 +150,27 @@ def plan_training(
     return made
 
 
-def _refusals(known: Mapping[str, str], settings: Sequence[str]) -> Iterator[str]:
-    """Why MaxText would refuse settings: those of the user one by one, then all together."""
+def _intervals(tiers: Sequence[Tier], mode: Mode, step_seconds: float | None) -> tuple[SaveInterval, ...]:
+    """How often each tier saves; a backup of what is local is one of every so many local saves."""
+    made: list[SaveInterval] = []
+    for tier in tiers:
+        local = made[0].steps if mode == "multi-tier" and made else None
+        made.append(SaveInterval.of(tier, step_seconds, local or 1))
+    return tuple(made)
+
+
+def _refusals(words: Mapping[str, str], settings: Sequence[str]) -> Iterator[str]:
+    """Why MaxText would refuse settings: those of the user one by one, then all together.
+
+    Args:
+        words: all of them.
+        settings: the user's.
+    """
     wrong = list(mistakes(given(list(settings)).said, NEWEST)) if settings else []
     yield from (f"{each.name}={each.said}: {each.reason}" for each in wrong)
     if not wrong:
-        yield from refusals(known)
+        # Steps that are not known yet will be some.
+        yield from refusals({name: "1" if said == UNKNOWN else said for name, said in words.items()})
 
 
 def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object]) -> _State:
@@ -234,19 +241,27 @@ def _seconds(name: str, said: float | str | None) -> float | None:
 
 def _tiers(
     mode: Mode,
-    local: tuple[float, float],
-    persistent: tuple[float, float],
+    saves: tuple[float | None, float | None],
+    writes: tuple[float, float],
     failures: tuple[float | None, float | None],
 ) -> tuple[Tier, ...]:
-    """The tiers of a way to save: of each the seconds of a save, and of restoring."""
+    """The tiers of a way to save, local before persistent.
+
+    Args:
+        mode: it.
+        saves: seconds for which a local and a persistent save hold training up; None for those of `writes`.
+        writes: seconds that writing takes, and restoring as well.
+        failures: seconds between failures, and between those that no ramdisk survives, by default ten times.
+    """
     often, seldom = failures
     if often is None:
         return ()
+    holds = [save or write for save, write in zip(saves, writes, strict=True)]
     if mode == "persistent":
-        return (Tier("persistent", persistent[0], often, persistent[1]),)
+        return (Tier("persistent", holds[1], often, writes[1]),)
     return (
-        Tier("local", local[0], often, local[1]),
-        Tier("persistent", persistent[0], seldom or 10 * often, persistent[1]),
+        Tier("local", holds[0], often, writes[0]),
+        Tier("persistent", holds[1], seldom or 10 * often, writes[1]),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from shlex import quote
@@ -12,6 +11,7 @@ from ckpttools.api.adapter_steps import commands
 from ckpttools.api.conversion import open_checkpoint
 from ckpttools.api.tree_report import inspect
 from ckpttools.core.errors import CheckpointError, ChosenItemWarning
+from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, adapter_in
 from ckpttools.formats.interrupted import absent, refuse_interrupted
@@ -92,8 +92,7 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
 
 
 def _holds_adapter(place: Place) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ChosenItemWarning)
+    with unwarned(ChosenItemWarning):
         try:
             return is_maxtext_adapter(open_checkpoint(place))
         except CheckpointError:
@@ -120,8 +119,7 @@ def _of_step(place: Place, step: Step) -> Summary:
 
 
 def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ChosenItemWarning)
+    with unwarned(ChosenItemWarning):
         tree = inspect(place)
     folder = place if found is not None else place.parent
     path = quote(str(place))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from shlex import quote
 
 from ckpttools.array.gaps import incomplete
-from ckpttools.core.errors import CheckpointError, FormatError, StepWarning, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.core.step_warnings import unwarned
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described, directories
@@ -209,8 +209,7 @@ def _items(step: Step) -> Iterator[ItemListing]:
 def listed_item(item: OrbaxItem, name: str) -> ItemListing:
     """A tree, as far as it can be opened."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", StepWarning)
+        with unwarned():
             tree = open_tree(item.directory)
     except StorageError:
         raise

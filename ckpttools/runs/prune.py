@@ -6,12 +6,12 @@ accounted for, and no rule, link or work in progress speaks against it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ckpttools.core.errors import CheckpointError, FormatError, StepWarning, StorageError
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import some
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
 from ckpttools.formats.orbax.own import strangers_in_item
@@ -182,8 +182,7 @@ def _known(entry: DirEntry, items: set[str]) -> Collection[str]:
 
 
 def _in_item(item: OrbaxItem) -> list[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", StepWarning)
+    with unwarned():
         tree = open_tree(item.directory)
     bare = {"orbax.checkpoint", RECORD} if item.directory == item.step.path else set()
     return [name for name in strangers_in_item(item.directory, tree) if name not in bare]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ckpttools.core.errors import CheckpointError, StepWarning
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.step_warnings import unwarned
 from ckpttools.doctor.base import WARNING, Check, Finding, told
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
@@ -28,8 +28,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 def _later(run: Place) -> Iterator[Finding]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", StepWarning)
+        with unwarned():
             opened = find_item(run, None).step
     except DamagedStepError as error:
         # The fault of the step is an error of another check.

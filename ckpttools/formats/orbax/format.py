@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted
 from ckpttools.core.budget import require_room
 from ckpttools.core.errors import FormatError, UnlistedStepWarning, UsageError
 from ckpttools.core.options import Option
+from ckpttools.core.step_warnings import warn_of_step
 from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, OtherSteps, ReadOptions, Target, Writer
 from ckpttools.formats.json_file import read_json
@@ -139,7 +139,7 @@ def _item(target: Target, level: str, said: str | None) -> str:
         return ITEM
     name = beside.item(said, as_read)
     if why := beside.why_unlisted(name):
-        warnings.warn(why, UnlistedStepWarning, stacklevel=2)
+        warn_of_step(why, UnlistedStepWarning)
     return name
 
 

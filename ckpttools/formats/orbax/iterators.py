@@ -48,6 +48,10 @@ def _states(directory: Place) -> Iterator[tuple[str, bytes]]:
     together = directory / _ALL
     if together.is_file():
         states = read_json(together)
+        odd = [process for process in states if not (process.isascii() and process.isdigit())]
+        if odd:
+            what, wanted = "states of data iterators are numbered by process", "0, 1, and so on"
+            raise FormatError(what, place=together, got=repr(odd[0]), wanted=wanted)
         for process, state in states.items():
             text = state if isinstance(state, str) else json.dumps(state, indent=4)
             yield f"process_{process}-of-{len(states)}.json", text.encode()

@@ -7,7 +7,6 @@ now is an error: Orbax (0.12.8), too, takes it for the latest, and fails; nobody
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from shlex import quote
 
@@ -21,6 +20,7 @@ from ckpttools.core.errors import (
     UsageError,
     listing,
 )
+from ckpttools.core.step_warnings import warn_of_step
 from ckpttools.core.text import natural_key, some
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.interrupted import begun_in, next_step
@@ -211,7 +211,7 @@ def _tell_of_later(opened: Step, later: Collection[Step]) -> None:
         )
         if not all(step.others for step in ordered):
             text += f"\n  next   `ckpt doctor {run}` says more"
-        warnings.warn(text, LaterStepWarning, stacklevel=2)
+        warn_of_step(text, LaterStepWarning)
 
 
 def _tell_if_unlisted(opened: Step) -> None:
@@ -222,7 +222,7 @@ def _tell_if_unlisted(opened: Step) -> None:
             f"{opened.path.store.scheme}://: it has no {COMMIT_FILE}\n"
             f"  next   `ckpt doctor {quote(str(opened.path))}` says more"
         )
-        warnings.warn(text, UnlistedStepWarning, stacklevel=2)
+        warn_of_step(text, UnlistedStepWarning)
 
 
 def _only(step: Step) -> OrbaxItem:
@@ -253,10 +253,9 @@ def _with_parameters(step: Step) -> OrbaxItem:
             hint="name one of them in the path",
         )
     chosen, *others = sorted(names, key=lambda name: name != possible[0].directory.name)
-    warnings.warn(
+    warn_of_step(
         f"{chosen} of {step.path} is opened; beside it {some(others)}, to be opened by {step.path}/NAME",
         ChosenItemWarning,
-        stacklevel=2,
     )
     return possible[0]
 

@@ -18,7 +18,7 @@ from ckpttools.array.nodes import Chunked
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.budget import require_room
-from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.beside_weights import config_beside
@@ -84,6 +84,8 @@ def _is_nested(path: Place) -> bool:
     """Whether names in a database have slashes: those of Orbax have none, and lack the metadata of a tree."""
     try:
         return any("/" in name for name in _names(entries_of(path)))
+    except StorageError:
+        raise  # nobody has told what is there
     except CheckpointError:
         return False
 
@@ -131,6 +133,8 @@ def _said(path: Place) -> Mapping[str, Any]:
         return {}
     try:
         return read_json(place)
+    except StorageError:
+        raise
     except CheckpointError:
         return {}  # somebody else's file
 
