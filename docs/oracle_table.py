@@ -59,6 +59,10 @@ Differences that were found elsewhere, and whose they are:
   (`DeepSeekV4RotaryEmbedding`) knows nothing; `ckpt maxtext-config` says so. And transformers clips what goes
   into the shared expert's SwiGLU (`swiglu_limit`), as it does in the chosen ones; MaxText clips in the chosen
   ones alone. deepseek4-flash below has both, and MaxText is made to do both.
+- DeepSeek V4, trained: MaxText has a norm in front of each hyper-connection (`mhc_norm.scale`) and trains
+  it; Hugging Face's model has none. What is behind it is one matrix, so on the way back that is multiplied
+  by the norm: nothing of logits is lost but the rounding of these products. On the way to MaxText again the
+  norm is 1.
 - Qwen3.5: logits are up to 2e-3 apart at single positions, a few 1e-4 at others. At the worst of a trained
   model a head of linear attention gives 1e-4 with an error of 1e-6, as float32 has it, and the norm behind it
   divides by that. transformers' logits are 8.8e-4 away from its own in float64, MaxText's 8.5e-4, and moving

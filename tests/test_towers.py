@@ -301,7 +301,9 @@ def test_a_text_model_is_compared_with_the_text_of_the_whole(tmp_path, source):
     assert "not compared, as" in done.stdout and "tower: " in done.stdout
     done = ckpt("verify", tmp_path / "out", "--against", tmp_path / "text", "--no-progress")
     assert done.exit_code == 1, done.output
-    assert "has no vision tower: whether that of the other is right" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert "has no vision tower: whether that of the other is right" in said
+    assert "the other way round, the text alone is compared" in said
     back(tmp_path / "out", tmp_path / "whole")
     done = ckpt("verify", tmp_path / "whole", "--against", tmp_path / "out", "--no-progress")
     assert done.exit_code == 0, done.output

@@ -162,7 +162,10 @@ def _unproved_towers(made: Tree, source: Tree, named: NamedArrays[LazyArray]) ->
     for tower in there:
         if tower not in theirs:
             lacking = f"{source.metadata.place} has no {tower} tower"
-            yield f"{lacking}: whether that of the other is right, only the whole model says"
+            yield (
+                f"{lacking}: whether that of the other is right, only the whole model says; "
+                "the other way round, the text alone is compared"
+            )
 
 
 def _towers_of(family: Family, arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
