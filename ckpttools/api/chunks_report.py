@@ -12,7 +12,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import storage_of
 from ckpttools.inspect.advice import advice
-from ckpttools.inspect.chunks import ChunksReport, inspect_chunks, layer_axis
+from ckpttools.inspect.chunks import Advice, ChunksReport, inspect_chunks, layer_axis
 from ckpttools.inspect.meshes import PathSpecs, Specs, parse_spec
 from ckpttools.sharding.applied_rules import AppliedRules
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
@@ -38,7 +38,8 @@ def chunks(
         mesh: devices that would load it: "8", "4x2" or "data=4,fsdp=2".
         spec: how the devices share each array: "axis0", "layer", "replicated", "axis0=0,axis1=1" or
             "P('fsdp', None)". Goes with `mesh`.
-        rules: the same for each array: "maxtext", a file, or pairs, as of `ckpttools.load`.
+        rules: the same for each array: "maxtext", a file, or pairs, as of `ckpttools.load`; None without a
+            spec for "maxtext", as of `ckpttools.reshard`, where axes of the mesh have names.
         processes: that have these devices, in the order of the mesh, and load together.
         reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
@@ -48,26 +49,45 @@ def chunks(
     """
     if spec is not None and rules is not None:
         raise UsageError(f"{option('spec')} and {option('rules')} say the same", hint="leave one of them out")
-    if (mesh is None) != (spec is None and rules is None):
-        raise UsageError("a mesh and a spec, or rules, go together", hint="mesh='8', spec='axis0'")
-    if processes is not None and mesh is None:
-        raise UsageError(f"{option('processes')} are of a mesh", hint="mesh='8', spec='axis0', processes=2")
+    if mesh is None:
+        _check_no_mesh(spec, rules, processes)
     read = read_options(reading)
     tree = opened(source, read)
     if mesh is None:
         report = inspect_chunks(tree, storage_of(tree, read), filter)
         return replace(report, advice=advice(report))
     devices = parse_mesh(mesh)
-    made = None if rules is None else rules_of(rules)
-    cuts = parse_spec(spec or "", devices) if made is None else _by_path(tree, made, devices)
+    applied = None if spec is not None else AppliedRules(_rules(rules, devices), tree, devices)
+    cuts: Specs = parse_spec(spec or "", devices) if applied is None else _by_path(applied)
     report = inspect_chunks(tree, storage_of(tree, read), filter, devices, cuts)
     found = None if processes is None else _of_processes(tree, report, cuts, devices, processes)
-    return replace(report, advice=advice(report), processes=found)
+    remarks = () if applied is None else (Advice("rules", (), text, None) for text in applied.remarks())
+    return replace(report, advice=(*advice(report), *remarks), processes=found)
 
 
-def _by_path(tree: Tree, rules: Rules, mesh: MeshShape) -> PathSpecs:
-    rules.check_patterns(tree.arrays)
-    return rule_specs(AppliedRules(rules, tree, mesh))
+def _check_no_mesh(*others: object) -> None:
+    """Raises UsageError for what is about a mesh, where there is none."""
+    if any(each is not None for each in others):
+        raise UsageError(
+            f"{option('spec')}, {option('rules')} and {option('processes')} go together with a mesh",
+            hint=f"also give {option('mesh', 'fsdp=8')}",
+        )
+
+
+def _rules(said: RulesLike | None, mesh: MeshShape) -> Rules:
+    if said is None and mesh.is_unnamed:
+        raise UsageError(
+            "a mesh whose axes have no names and a spec go together",
+            got=option("mesh", str(mesh)),
+            hint=f"also give {option('spec', 'axis0')}, or names of axes that rules know: "
+            f"{option('mesh', f'fsdp={mesh.size}')}",
+        )
+    return rules_of("maxtext" if said is None else said)
+
+
+def _by_path(applied: AppliedRules) -> PathSpecs:
+    applied.rules.check_patterns(applied.tree.arrays)
+    return rule_specs(applied)
 
 
 def _of_processes(

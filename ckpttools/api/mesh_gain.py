@@ -15,6 +15,8 @@ from ckpttools.inspect.chunks import Loading, inspect_chunks
 from ckpttools.inspect.meshes import PathSpecs
 from ckpttools.sharding.applied_rules import AppliedRules
 
+_NOTICED = 1.01
+
 
 @dataclass(frozen=True, slots=True)
 class MeshGain:
@@ -27,6 +29,14 @@ class MeshGain:
 
     before: Loading
     after: Loading
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether devices will fetch more than before, by a hundredth or more."""
+        before, after = self.before, self.after
+        return (
+            after.fetched > _NOTICED * before.fetched or after.total_fetched > _NOTICED * before.total_fetched
+        )
 
     @property
     def is_any(self) -> bool:

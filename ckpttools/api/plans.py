@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ckpttools.api.beside import check_beside
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import marks_of
-from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.errors import DestinationExistsError, FormatError, UsageError
 from ckpttools.core.text import plural
 from ckpttools.core.version import __version__
 from ckpttools.core.wording import option
@@ -67,19 +67,21 @@ def write_plan(prepared: Prepared, file: Where) -> PlanWritten:
 
     Args:
         prepared: the conversion: what `.plan` of a call that writes returns.
-        file: where; a plan that is there is replaced.
+        file: where; the same plan that is there already is written anew.
 
     Raises:
-        UsageError: one process has to do it, or something else is at `file`.
+        UsageError: one process has to do it.
+        DestinationExistsError: something else is at `file`, such as another plan.
         CheckpointError: what would stop the conversion before it writes anything.
     """
     place = parse(file, is_written=True)
-    _check_file(place)
+    place.check_takes_files()
     check_beside(place, prepared.plan.tree.metadata.place, prepared.destination)
     content = content_of(prepared)
-    place.put(content)
     made = decoded(content, place)
     said = made.header
+    _check_free(place, said.plan)
+    place.put(content)
     return PlanWritten(
         place,
         len(content),
@@ -198,13 +200,20 @@ def _check_shareable(prepared: Prepared) -> None:
         )
 
 
-def _check_file(place: Place) -> None:
-    place.check_takes_files()
-    if not place.exists():
+def _check_free(place: Place, plan: str) -> None:
+    """Refuses to replace anything but the same plan: what was done by another one goes on by it alone."""
+    if not place.lexists():
         return
     try:
-        read_plan(place)
+        found = read_plan(place).header
     except FormatError as error:
-        raise UsageError(
+        raise DestinationExistsError(
             f"{place} is there, and is no plan", hint="choose another name for the plan"
         ) from error
+    if found.plan != plan:
+        raise DestinationExistsError(
+            f"{place} is there, and is another plan",
+            got=f"from {found.source} to {found.destination}, plan {found.plan[:12]}",
+            wanted=f"a new name, or plan {plan[:12]}",
+            hint="choose another name; or delete it, if nobody is to go on with it",
+        )

@@ -10,8 +10,8 @@ from ckpttools.api.prepared import Prepared
 from ckpttools.array.fingerprint import identity
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
-from ckpttools.plan.plan_file import PlanFile
-from ckpttools.run.fingerprint import fingerprint
+from ckpttools.plan.plan_file import PlanFile, PlannedSource
+from ckpttools.run.fingerprint import fingerprint, is_local
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
 from ckpttools.stores.relocation import Relocation
@@ -36,12 +36,19 @@ def replanned(file: PlanFile, relocation: Relocation, prepared: Prepared | None 
             each.opened(relocation.there).close()
     made = prepared or _made_again(file, relocation)
 
+    def planned(source: ByteSource) -> PlannedSource | None:
+        return None if isinstance(source, Bytes) else there.get(str(parse(source.path).absolute()))
+
     def identify(source: ByteSource) -> tuple[str, str]:
-        known = None if isinstance(source, Bytes) else there.get(str(parse(source.path).absolute()))
+        known = planned(source)
         return (known.real, known.version) if known else identity(source)
 
-    conversion = made.conversion
-    if fingerprint(conversion.plan, conversion.writer, identify, relocation.back) != file.header.plan:
+    def is_timed(source: ByteSource) -> bool:
+        known = planned(source)
+        return bool(known.sample) if known else is_local(source)
+
+    plan, writer = made.conversion.plan, made.conversion.writer
+    if fingerprint(plan, writer, identify, relocation.back, is_timed) != file.header.plan:
         raise UsageError(
             "the same conversion makes another plan now",
             wanted=f"plan {file.header.plan[:12]}",

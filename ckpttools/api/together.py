@@ -17,6 +17,7 @@ from ckpttools.api.prepared import Prepared
 from ckpttools.api.standing import PartStatus, PlanStatus, plan_status
 from ckpttools.core.budget import resident_beside
 from ckpttools.core.errors import OtherProcessError
+from ckpttools.core.wording import again
 from ckpttools.plan.dealing import Part
 from ckpttools.plan.plan_file import PlanFile, decoded
 from ckpttools.run.events import Event, Observer, Receipt
@@ -212,5 +213,5 @@ def _gone(each: PartStatus, number: int, count: int) -> OtherProcessError:
     return OtherProcessError(
         f"process {number} of {count} is gone",
         got=f"{each.process}, last seen {each.seen:.0f} s ago, {done}{ended}",
-        hint="run the same command again: what is done is not done again",
+        hint=f"{again()}: what is done is not done again",
     )

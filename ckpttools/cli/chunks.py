@@ -18,7 +18,7 @@ from ckpttools.stores.place import Place
 @click.option(
     "--mesh",
     metavar="MESH",
-    help="Predict what devices would read: 8, 4x2 or data=4,fsdp=2. Goes with --spec or --rules.",
+    help="Predict what devices would read: 8, 4x2 or data=4,fsdp=2.",
 )
 @click.option(
     "--spec",
@@ -28,7 +28,8 @@ from ckpttools.stores.place import Place
 @click.option(
     "--rules",
     metavar="RULES",
-    help="The same for each array: maxtext, or a TOML or JSON file of rules. In place of --spec.",
+    help="The same for each array: maxtext, or a TOML or JSON file of rules. In place of --spec; where "
+    "neither is given and the axes of the mesh have names, maxtext.",
 )
 @click.option(
     "--processes",
@@ -42,18 +43,16 @@ def chunks(
 ) -> None:
     """Show how a checkpoint is stored: its data files, chunk grids and codecs.
 
-    Only indexes and metadata are read. With --mesh and --spec or --rules it predicts how many reads a device
-    makes, and how many bytes it needs and fetches; with --processes what processes read that load together.
+    Only indexes and metadata are read. With --mesh it predicts how many reads a device makes, and how many
+    bytes it needs and fetches; with --processes what processes read that load together.
 
     \b
     Example:
       ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=8 --spec "P('fsdp')"
-      ckpt inspect chunks ~/llama --mesh fsdp=8 --rules maxtext --processes 2
+      ckpt inspect chunks ~/llama --mesh fsdp=4,tensor=2 --processes 2
     """
     from ckpttools.api.chunks_report import chunks as look
 
-    if (mesh is None) != (spec is None and rules is None):
-        raise click.UsageError("--mesh and --spec, or --rules, go together: --mesh 8 --spec axis0")
     report = look(path, mesh=mesh, spec=spec, rules=rules, **options)
     if as_json:
         found = fields_of(report)

@@ -55,7 +55,13 @@ def gain_lines(gain: MeshGain) -> Iterator[str]:
     of = f"a device of {mesh}, {gain.before.spec}, needs {disk(gain.after.needed)} and fetches "
     yield from _lines("before", of + _fetched(gain.before))
     yield from _lines("after", _fetched(gain.after))
-    if not gain.is_any:
+    if gain.is_loss:
+        yield from _lines(
+            "note",
+            "devices will fetch more of DST than of SRC: arrays of up to 4 MiB, or --subchunks, are one "
+            "chunk each, which all devices fetch whole; smaller --subchunks cut them",
+        )
+    elif not gain.is_any:
         yield from _lines(
             "note", "nothing is gained: SRC suits this mesh as it is; DST only says how arrays lie on it"
         )

@@ -11,6 +11,7 @@ from ckpttools.copying.part import FileGroup
 from ckpttools.copying.room import CopyRoom, room_for
 from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_sizes, transfer
 from ckpttools.core.errors import SourceChangedError, UsageError
+from ckpttools.core.wording import again
 from ckpttools.formats.orbax.metadata import COMMIT_TEXT
 from ckpttools.run.apart import check_unread
 from ckpttools.stores.at_once import at_once
@@ -47,7 +48,7 @@ def _check_names(part: FileGroup, place: Place) -> None:
             f"a file has a name that nothing in {place.store.scheme}:// can have",
             place=part.source / name,
             wanted="names without control characters",
-            hint="give it another name, or move it away; then run the command again",
+            hint=f"give it another name, or move it away; then {again()}",
         )
 
 
@@ -170,5 +171,5 @@ def check_source(part: FileGroup) -> None:
             f"{part.source} was changed while it was copied",
             got=f"{name} is {'new' if name in now else 'gone'}",
             wanted="the files that were there at first",
-            hint="wait until nothing writes to it, then run the command again",
+            hint=f"wait until nothing writes to it, then {again()}",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ckpttools.core.errors import FormatError
+from ckpttools.core.wording import again
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import DirEntry, FileKind, Status
 from ckpttools.stores.place import Place
@@ -49,5 +50,5 @@ def _refused(place: Place, got: str) -> FormatError:
         place=place,
         got=got,
         wanted="files, links to files, and directories",
-        hint="remove it, or put what it leads to in its place; then run the command again",
+        hint=f"remove it, or put what it leads to in its place; then {again()}",
     )

@@ -14,6 +14,7 @@ from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import PIECE_BYTES, Piece, PieceDigester, digest_of, parts_of, pieces_of
 from ckpttools.copying.room import CopyRoom
 from ckpttools.core.errors import StorageError
+from ckpttools.core.wording import again
 from ckpttools.run.threads import start_some
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.base import File, Store
@@ -286,7 +287,7 @@ class _Run:
                 raise WrittenWrongError(
                     f"{place} does not hold what was written to it",
                     got=f"other bytes between byte {piece.start} and byte {piece.stop}",
-                    hint="the disk, the network or the store has changed them: run the same command again",
+                    hint=f"the disk, the network or the store has changed them: {again()}",
                 )
 
 

@@ -81,6 +81,11 @@ def step(call: str, command: str) -> str:
     return f"`{command}`" if _as_flags else f"`{call}`"
 
 
+def again() -> str:
+    """To do once more what was refused or has failed: a command, or a call."""
+    return "run the same command again" if _as_flags else "make the same call again"
+
+
 def with_options(text: str) -> str:
     """A text that data brings along, with each `{name}` in it as the option `name`."""
     return _NAMED.sub(lambda found: option(found[1]), text)

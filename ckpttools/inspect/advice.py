@@ -53,9 +53,7 @@ def _for_mesh(loading: Loading | None) -> str:
     """What writes chunks that suit a mesh; any chunks of a good size where none is asked about."""
     if loading is None:
         return _REWRITE
-    names, lengths = list(loading.mesh), [str(each) for each in loading.mesh.values()]
-    is_named = names != [str(number) for number in range(len(names))]
-    mesh = str(MeshShape(loading.mesh)) if is_named else "x".join(lengths)
+    mesh = str(MeshShape(loading.mesh))
     word, _, rules = loading.spec.partition(" ")
     return f"ckpt reshard SRC DST --mesh {quote(mesh)} --rules {quote(rules) if word == 'rules' else 'RULES'}"
 

@@ -39,11 +39,12 @@ from ckpttools.stores.base import File, is_inside
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
+from ckpttools.stores.samples import MOST_BLOCKS, sampled
 
 _KINDS = "ckpttools-plan-"
 _KIND = f"{_KINDS}3"
-# Of a local file, whose time of change a copy need not have: a few blocks tell it from another model.
-_SAMPLE, _SAMPLES, _MOST_SAMPLES = 4096, 8, 20_000
+# Blocks that tell local files from others, in all.
+_MOST_SAMPLES = 20_000
 # What is in a file of this size is not worth a file of its own.
 _LARGEST_INLINE = 1 << 16
 
@@ -130,21 +131,24 @@ class PlannedSource:
                 raise
             hint = f"where paths are others here, say so with {option('root', 'OLD=NEW')}"
             raise error.at(hint=hint) from error
-        is_same = file.size == self.size and (
-            file.version == self.version or (path != self.path and self._is_sampled(file))
-        )
-        if not is_same:
+        # A copy elsewhere need not have the time of change, and what has it may be another model.
+        is_known = file.version == self.version or (path != self.path and bool(self.sample))
+        if file.size != self.size or not is_known or not self._is_sampled(file):
             file.close()
             raise SourceChangedError(
                 f"{file.path} is not the file that the plan was made of",
-                got=f"{file.size} bytes, version {file.version}",
+                got=f"{file.size} bytes, version {file.version}{self._others(file)}",
                 wanted=f"{self.size} bytes, version {self.version}",
                 hint="make the plan again; if the file was copied here, copy it with its time of change",
             )
         return file
 
     def _is_sampled(self, file: File) -> bool:
-        return bool(self.sample) and _sampled(file, self.sample.count(":") + 1) == self.sample
+        return not self.sample or sampled(file, self.sample.count(":") + 1) == self.sample
+
+    def _others(self, file: File) -> str:
+        """Where sizes and times are the same: that bytes are not."""
+        return ", other bytes" if (file.size, file.version) == (self.size, self.version) else ""
 
 
 @dataclass(frozen=True)
@@ -349,7 +353,7 @@ class _Sources:
 
     def said(self) -> list[list[object]]:
         """Each in the order of its number."""
-        samples = max(2, min(_SAMPLES, _MOST_SAMPLES // max(1, len(self._listed))))
+        samples = max(2, min(MOST_BLOCKS, _MOST_SAMPLES // max(1, len(self._listed))))
         return [list(asdict(_planned(each, samples)).values()) for each in self._listed]
 
 
@@ -357,16 +361,8 @@ def _planned(source: ByteSource, samples: int) -> PlannedSource:
     if isinstance(source, Bytes) or not isinstance(source, File):
         return PlannedSource(source.path, source.path, source.size, source.version, is_inline=True)
     place = parse(source.path)
-    sample = _sampled(source, samples) if place.store.scheme == "file" else ""
+    sample = sampled(source, samples) if place.store.scheme == "file" else ""
     return PlannedSource(str(place.absolute()), str(place.resolve()), source.size, source.version, sample)
-
-
-def _sampled(file: File, count: int) -> str:
-    """Short digests of blocks that are spread evenly over a file, the first at its beginning."""
-    last = max(0, file.size - _SAMPLE)
-    starts = [last * number // max(1, count - 1) for number in range(count)]
-    blocks = (file.read(start, min(_SAMPLE, file.size - start)) for start in starts)
-    return ":".join(hashlib.sha256(block).hexdigest()[:16] for block in blocks)
 
 
 def read_plan(place: Place) -> PlanFile:

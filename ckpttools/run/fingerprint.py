@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ckpttools.array.fingerprint import Identify, identity
+from ckpttools.array.lazy import ByteSource
+from ckpttools.core.region import ceil_div
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
+from ckpttools.stores.base import File
 from ckpttools.stores.registry import parse
+from ckpttools.stores.samples import sampled
+
+# Files of which bytes are looked at: a checkpoint may have 100,000, and each has to be opened for that.
+_MOST_SAMPLED = 64
+
+
+def is_local(source: ByteSource) -> bool:
+    """Whether a source is a file whose version is a time, which can be put back."""
+    return isinstance(source, File) and parse(source.path).store.scheme == "file"
 
 
 def fingerprint(
@@ -16,6 +28,7 @@ def fingerprint(
     writer: Writer,
     identify: Identify = identity,
     said: Callable[[str], str] = lambda text: text,
+    is_timed: Callable[[ByteSource], bool] = is_local,
 ) -> str:
     """The same for two runs that make the same files of the same sources by the same tasks.
 
@@ -23,12 +36,25 @@ def fingerprint(
         plan, writer: the run.
         identify: says which file a source is.
         said: a text that may name places, as it is to count.
+        is_timed: whether the version of a source is a time: then some of its bytes count as well.
+
+    Raises:
+        FormatError, StorageError: a source cannot be read.
     """
     metadata = plan.tree.metadata
     leaves = [(path, leaf) for path, leaf in plan.tree.items() if path not in plan.tree.arrays]
     marks = sorted(map(repr, metadata.scalars)), metadata.key_impls
     rest = writer, leaves, metadata.step, metadata.item, marks
-    return hashlib.sha256(f"{plan.fingerprint(identify)} {said(repr(rest))}".encode()).hexdigest()
+    samples = "".join(_samples(plan, identify, is_timed))
+    return hashlib.sha256(f"{plan.fingerprint(identify)} {samples} {said(repr(rest))}".encode()).hexdigest()
+
+
+def _samples(plan: Plan, identify: Identify, is_timed: Callable[[ByteSource], bool]) -> Iterator[str]:
+    """Digests of blocks of some files, spread over all."""
+    files = {identify(each)[0]: each for each in plan.sources if isinstance(each, File) and is_timed(each)}
+    names = sorted(files)
+    for name in names[:: ceil_div(len(names), _MOST_SAMPLED) or 1]:
+        yield f"{sampled(files[name])} "
 
 
 def source_of(plan: Plan) -> str:

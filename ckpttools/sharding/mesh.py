@@ -34,7 +34,14 @@ class MeshShape:
         """Number of devices."""
         return prod(self.axes.values())
 
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether axes are called by their numbers."""
+        return list(self.axes) == [str(number) for number in range(len(self.axes))]
+
     def __str__(self) -> str:
+        if self.is_unnamed:
+            return "x".join(map(str, self.axes.values()))
         return ",".join(f"{name}={length}" for name, length in self.axes.items())
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Text, Tree, spelled
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, MappingError, UsageError, listing, near_names
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import array_count, some
+from ckpttools.core.text import array_count, some, type_text
 from ckpttools.core.wording import option
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.names import is_wrapper
@@ -60,7 +60,7 @@ def request(
     """
     if dtype == LIKE and template is None:
         raise UsageError(f"{option('dtype', LIKE)} needs {option('like')}")
-    pairs, problems, remarks = _pairs(tree, template)
+    pairs, texts, problems, remarks = _pairs(tree, template)
     notes = Notes()
     if dtype is not None:
         try:
@@ -77,34 +77,66 @@ def request(
             place=place or None,
             hint=_hint(arrays, tree),
         )
-    filled = template.filled if template is not None else _whole(tree, [each.path for each in arrays])
+    paths = [each.path for each in arrays]
+    filled = _whole(tree, paths) if template is None else _with_texts(template, texts)
     said = Notes(remarks=(*remarks, *assigning.remarks(arrays)))
     return Request(tuple(arrays), filled, notes + said)
 
 
-def _pairs(tree: Tree, template: Template | None) -> tuple[list[tuple[Path, Wanted]], list[str], list[str]]:
-    """Paths and what is wanted of each; names that are not there; remarks."""
+Pairs = list[tuple[Path, Wanted]]
+
+
+def _pairs(tree: Tree, template: Template | None) -> tuple[Pairs, Mapping[Path, str], list[str], list[str]]:
+    """Paths and what is wanted of each; texts by their names; what is not there; remarks."""
     if template is None:
-        return [(path, Wanted(path, None, None)) for path in tree.arrays], [], []
+        return [(path, Wanted(path, None, None)) for path in tree.arrays], {}, [], []
+    texts = {path: leaf.value for path, leaf in tree.items() if isinstance(leaf, Text)}
     known = view_of(tree).roles
     found = match(
-        [each.path for each in template.leaves], tree.arrays, lambda path: known.of(path) == "parameter"
+        [each.path for each in template.leaves],
+        [*tree.arrays, *texts],
+        lambda path: path in texts or known.of(path) == "parameter",
     )
-    pairs = [(found.found[each.path], each) for each in template.leaves if each.path in found.found]
+    matched = [(found.found[each.path], each) for each in template.leaves if each.path in found.found]
+    pairs = [(path, each) for path, each in matched if path in tree.arrays and not each.is_text]
     remarks = []
     if found.found and not all(map(is_wrapper, found.below)):
         remarks.append(f"what is asked for is found below {spelled(found.below)} of the checkpoint")
-    if found.unread:
-        names = some(map(spelled, found.unread))
-        remarks.append(f"not asked for: {array_count(found.unread)} of the checkpoint, {names}")
-    problems = list(_missing(found.missing, tree))
+    unread = [path for path in found.unread if path in tree.arrays]
+    if unread:
+        names = some(map(spelled, unread))
+        remarks.append(f"not asked for: {array_count(unread)} of the checkpoint, {names}")
+    problems = [*_missing(found.missing, tree), *_misread(matched, tree)]
     if found.others:
         places = " and ".join(map(spelled, found.others))
         name = spelled(template.leaves[0].path)
         problems.append(
             f"{name}: there are {places}; give {option('like')} their keys, too, or {option('keep')}"
         )
-    return pairs, problems, remarks
+    read = {each.path: texts[path] for path, each in matched if each.is_text and path in texts}
+    return pairs, read, problems, remarks
+
+
+def _misread(matched: Pairs, tree: Tree) -> Iterator[str]:
+    """Arrays where texts are wanted, and texts where arrays are."""
+    for path, each in matched:
+        array = tree.arrays.get(path)
+        if array is None and not each.is_text:
+            yield f"{each.name}: is a text, wanted an array or a number"
+        elif array is not None and each.is_text:
+            yield f"{each.name}: is {type_text(array.dtype, array.shape)}, wanted a text"
+
+
+def _with_texts(template: Template, texts: Mapping[Path, str]) -> Callable[[Sequence[Any]], Any]:
+    """Makes the tree of values of what is no text."""
+
+    def filled(values: Sequence[Any]) -> Any:
+        others = iter(values)
+        return template.filled(
+            [texts[each.path] if each.is_text else next(others) for each in template.leaves]
+        )
+
+    return filled
 
 
 def _missing(paths: Sequence[Path], tree: Tree) -> Iterator[str]:

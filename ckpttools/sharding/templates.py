@@ -32,6 +32,7 @@ class Wanted:
         sharding: where it is to be, None where the tree does not say.
         key_impl: of PRNG keys the name of their implementation.
         number: the Python type, of a leaf that is a number.
+        is_text: whether it is a string.
         axes: names of its axes, where a variable or a box says them.
     """
 
@@ -41,6 +42,7 @@ class Wanted:
     sharding: Any = None
     key_impl: str | None = None
     number: type | None = None
+    is_text: bool = False
     axes: AxisNames = ()
 
     @property
@@ -65,8 +67,8 @@ def template_of(like: Any) -> Template:
     """A pytree as what is wanted.
 
     Args:
-        like: of `jax.ShapeDtypeStruct`s, arrays, PRNG keys or numbers; an `nnx.State`; or an `nnx.Module`,
-            whose variables, but for random states, are filled in place.
+        like: of `jax.ShapeDtypeStruct`s, arrays, PRNG keys, numbers or strings; an `nnx.State`; or an
+            `nnx.Module`, whose variables, but for random states, are filled in place.
 
     Raises:
         UsageError: it has no leaves, or one that is no array.
@@ -132,12 +134,14 @@ def _wanted(path: Path, leaf: Any) -> Wanted:
         return Wanted(path, None, None, leaf)
     if isinstance(leaf, bool | int | float):
         return Wanted(path, (), None, number=type(leaf))
+    if isinstance(leaf, str):
+        return Wanted(path, None, None, is_text=True)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise UsageError(
             "a leaf that is no array",
             place=spelled(path),
             got=type(leaf).__name__,
-            wanted="a jax.ShapeDtypeStruct, an array, a PRNG key, a number or a sharding",
+            wanted="a jax.ShapeDtypeStruct, an array, a PRNG key, a number, a string or a sharding",
         )
     # A numpy array is nowhere.
     sharding = getattr(leaf, "sharding", None)

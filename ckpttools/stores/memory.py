@@ -14,6 +14,7 @@ from ckpttools.core.errors import (
     SourceChangedError,
     StorageError,
 )
+from ckpttools.core.wording import again
 from ckpttools.stores.abilities import LinkTrials
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.place import Place
@@ -91,7 +92,7 @@ class MemoryFile(File):
                 f"{self.path} was changed while it was read",
                 got=f"{now.size} bytes, version {now.version}",
                 wanted=f"{self.size} bytes, version {self.version}",
-                hint="run the command again",
+                hint=again(),
             )
 
 

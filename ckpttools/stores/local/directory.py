@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import again
 from ckpttools.stores.local.files import (
     check_no_mount,
     exchange,
@@ -101,7 +102,7 @@ class StagingDirectory:
                 f"{place} is not what a conversion left there",
                 got="a directory without a mark of ours" if is_directory else "no directory",
                 wanted="nothing, or what a conversion was deleting when it was interrupted",
-                hint="move it away, or delete it; then run the command again",
+                hint=f"move it away, or delete it; then {again()}",
             )
 
     def refuse_unmarked(self) -> None:
@@ -111,7 +112,7 @@ class StagingDirectory:
             raise UsageError(
                 f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
                 wanted="a checkpoint that grows, which is marked from the beginning",
-                hint="move it away, or delete it; then run the command again",
+                hint=f"move it away, or delete it; then {again()}",
             )
 
     def settle(self, journal: Journal, plan: str) -> None:
@@ -129,7 +130,7 @@ class StagingDirectory:
             raise UsageError(
                 f"{old} holds what {self.destination} was before it was to be replaced, and nothing tells "
                 "whether what has the name now is its successor",
-                hint=f"delete {old}, or move it to where you want it; then run the command again",
+                hint=f"delete {old}, or move it to where you want it; then {again()}",
             )
 
     def rename(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
+from ckpttools.core.wording import again
 from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
 from ckpttools.stores.local.descriptors import Reopened
 from ckpttools.stores.times import iso_time
@@ -84,7 +85,7 @@ class LocalFile(File):
             f"{self.path} was changed while it was read",
             got=got,
             wanted=f"the file as it was when it was opened first: {_summary(self)}",
-            hint="wait until nothing writes to it, then run the command again",
+            hint=f"wait until nothing writes to it, then {again()}",
         )
 
     def _checksum(self, nbytes: int) -> int:
@@ -169,7 +170,7 @@ class _Opener:
             f"{self._path} {what}",
             got="another file has the name" if now[:2] != first[:2] else _described(now),
             wanted=f"the file that was read before: {_described(first)}",
-            hint="wait until nothing writes to it, then run the command again",
+            hint=f"wait until nothing writes to it, then {again()}",
         )
 
 

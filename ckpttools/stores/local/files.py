@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ckpttools.core.errors import CheckpointError, NoSpaceError, StorageError
+from ckpttools.core.wording import again
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.mounts import first_mount
 
@@ -39,7 +40,7 @@ def write_error(path: Path | str, error: OSError) -> CheckpointError:
             "the disk is full",
             place=path,
             got=error.strerror,
-            hint="free some space and run the same command again: it goes on where it stopped",
+            hint=f"free some space and {again()}: it goes on where it stopped",
         )
     return storage_error("cannot write", path, error)
 
@@ -321,7 +322,7 @@ def check_no_mount(path: Path) -> None:
             f"{path} is not removed: something is mounted at or in it",
             place=mount,
             wanted="nothing but what this file system holds there: what is mounted would be deleted, too",
-            hint=f"umount {mount}, then run the command again",
+            hint=f"umount {mount}, then {again()}",
         )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.wording import again, option
 from ckpttools.stores.local.another import held_by_another
 from ckpttools.stores.local.directory import StagingDirectory
 from ckpttools.stores.local.file import storage_error
@@ -166,7 +166,7 @@ class LocalStaging(StagingDirectory):
                 f"something is mounted at or in {self.directory}",
                 place=mount,
                 wanted="a directory of one file system: all of it gets another name, or is deleted",
-                hint=f"umount {mount}, then run the command again",
+                hint=f"umount {mount}, then {again()}",
             )
 
     def _recover(self, journal: Journal, purpose: Purpose, nbytes: int) -> None:

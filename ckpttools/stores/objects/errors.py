@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ckpttools.core.errors import StorageError
+from ckpttools.core.wording import again
 
 _STATUS = re.compile(r"status code: (\d{3}[^:\n]*)")
 _MESSAGE = re.compile(r"<(?:Message|Details)>(.*?)</(?:Message|Details)>", re.DOTALL)
@@ -110,7 +111,7 @@ def explained(error: Exception, asked: Asked) -> StorageError:
         hint = "set AWS_REGION to the region that the bucket is in"
         return _error(asked, _answer(text), "a request to the bucket's own region", hint)
     if code == 429 or code >= 500:
-        hint = f"{asked.endpoint or asked.words.cloud} is overloaded or down: run the command again later"
+        hint = f"{asked.endpoint or asked.words.cloud} is overloaded or down: {again()} later"
         return _error(asked, f"{_answer(text)}{_tries(text)}", "an answer", hint)
     if not code and _UNREACHED.search(text):
         return _no_connection(asked, text)

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, SourceChangedError
+from ckpttools.core.wording import again
 from ckpttools.stores.base import File, Status
 from ckpttools.stores.costs import FAR, Costs
 
@@ -52,10 +53,10 @@ class ObjectFile(File):
     def changed(self, found: Status | None) -> FormatError:
         """The error of a file that is another one now, or gone."""
         if found is None:
-            return FormatError(f"{self.path} was removed while it was read", hint="run the command again")
+            return FormatError(f"{self.path} was removed while it was read", hint=again())
         return SourceChangedError(
             f"{self.path} was changed while it was read",
             got=f"{found.size} bytes, ETag {found.version}",
             wanted=f"{self.size} bytes, ETag {self.version}",
-            hint="run the command again",
+            hint=again(),
         )

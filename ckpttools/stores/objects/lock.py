@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpttools.core.errors import StorageError
+from ckpttools.core.wording import again
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.writing import TakenError, Version, delete, put, read
 from ckpttools.stores.publishing import LockedError
@@ -108,7 +109,7 @@ class Lock:
                 f"{self._place} no longer belongs to this process",
                 got=f"another process took over, or nothing could be written for {seconds:.0f} s",
                 wanted="one writer",
-                hint="run the same command again: it goes on from what is done",
+                hint=f"{again()}: it goes on from what is done",
             )
 
     def renew(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.wording import again, option
 from ckpttools.stores.abilities import KeepsUploads
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import FileKind
@@ -173,7 +173,7 @@ class ObjectStaging:
             raise UsageError(
                 f"{self.place}{SUFFIX}/{CONTENT} holds something, and no journal says whose it is",
                 wanted="nothing there: what is to replace the destination grows there",
-                hint="look at it, and delete or move it; then run the same command again",
+                hint=f"look at it, and delete or move it; then {again()}",
             )
         return journal.begin(purpose, is_beside)
 
@@ -230,12 +230,12 @@ class ObjectStaging:
 
     def _about_to_replace(self, journal: ObjectJournal) -> UsageError:
         partial, begun = self.place + SUFFIX, journal.purpose
-        again = f"run: {begun.command}; if that is refused, " if begun and begun.command else ""
+        go_on = f"run: {begun.command}; if that is refused, " if begun and begun.command else ""
         return UsageError(
             f"{partial} holds a complete checkpoint that was about to take the place of {self.place}",
             got=begun.source if begun else None,
             wanted="that conversion brought to its end first",
-            hint=f"{again}copy {partial}/{CONTENT} to another place (what was at {self.place} may be gone), "
+            hint=f"{go_on}copy {partial}/{CONTENT} to another place (what was at {self.place} may be gone), "
             f"then delete {partial}",
         )
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import again
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket, Object
 from ckpttools.stores.objects.data_files import ObjectDataFiles
@@ -128,7 +129,7 @@ class ObjectWork:
             raise UsageError(
                 f"{self.staging.place}{SUFFIX} is not what it was when it was complete",
                 got=f"{len(lost)} of {len(there)} objects changed or missing, such as {lost[0]}",
-                hint=f"delete {self.staging.place}{SUFFIX} and run the command again",
+                hint=f"delete {self.staging.place}{SUFFIX} and {again()}",
             )
         found = sorted(self.staging.objects(self.staging.rest), key=_small_first)
         changed = [name for name, status in found if old.get(name) != [status.size, status.version]]

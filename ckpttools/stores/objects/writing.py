@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError
 from ckpttools.core.region import ceil_div
+from ckpttools.core.wording import again
 from ckpttools.stores.objects.client import Bucket, ObjectChangedError
 
 PART_BYTES = 8 << 20
@@ -257,7 +258,7 @@ class Upload:
             raise StorageError(
                 f"{_DOING} {self._bucket.spelled(self._key)}",
                 got="its upload was ended elsewhere",
-                hint="run the same command again: it goes on from what is done",
+                hint=f"{again()}: it goes on from what is done",
             ) from error
 
     def __enter__(self) -> Self:
@@ -279,7 +280,7 @@ def taken(bucket: Bucket, key: str) -> DestinationExistsError:
     return DestinationExistsError(
         f"{bucket.spelled(key)} was written by somebody else meanwhile",
         wanted="a destination that nothing else is written to",
-        hint="delete it, or choose another destination; then run the same command again",
+        hint=f"delete it, or choose another destination; then {again()}",
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from ckpttools.core.errors import StorageError
+from ckpttools.core.wording import again
 
 # What came before a body was cut counts as progress from so many bytes on.
 _PROGRESS = 1 << 20
@@ -95,7 +96,7 @@ class Attempts:
             raise self._error(f"{got}, and the request to come back in {asked:,.0f} s", "try again then")
         if self._made >= most:
             times = f", {self._made} times" if self._made > 1 else ""
-            raise self._error(got + times, "check the address and the network, then run the command again")
+            raise self._error(got + times, f"check the address and the network, then {again()}")
         if not self._budget.allows_another():
             budget = self._budget
             got = f"{got}; {budget.failed} requests failed and {budget.answered} did not"

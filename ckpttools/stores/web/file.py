@@ -11,6 +11,7 @@ from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
+from ckpttools.core.wording import again
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.blocks import BlockCache
 from ckpttools.stores.contents import WrongLengthError
@@ -204,7 +205,7 @@ class WebFile(File):
             f"{self.path} was changed while it was read",
             got=got,
             wanted=f"the file as it was when it was looked at first: {self.size} bytes, {self.version}",
-            hint="wait until nothing writes to it, then run the command again",
+            hint=f"wait until nothing writes to it, then {again()}",
         )
 
     def _head(self, offset: int, stop: int) -> bytes:
@@ -273,15 +274,15 @@ class WebFile(File):
             if response.status not in _EXPIRED:
                 return response, pinned
             discard(response)
-        again = _Pinned(None, None if store.is_named_by_content else pinned.validator)
+        renewed = _Pinned(None, None if store.is_named_by_content else pinned.validator)
         response, address = client.follow(
             "GET",
             store.url(self.key),
-            lambda url: self._headers(url, start, stop, again),
+            lambda url: self._headers(url, start, stop, renewed),
             attempts,
             lambda answer: store.check_answer(self, answer),
         )
-        return response, again._replace(address=address)
+        return response, renewed._replace(address=address)
 
     def _headers(self, url: str, start: int, stop: int, pinned: _Pinned) -> Mapping[str, str]:
         condition = pinned.validator.condition() if pinned.validator else {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckpttools.core.errors import NoSpaceError, StorageError
+from ckpttools.core.wording import again
 
 
 class AbsentError(StorageError):
@@ -100,7 +101,7 @@ def refused(asked: HubRequest, answer: Answer) -> StorageError:
             place=asked.place,
             got=got,
             wanted="the token of an account that has accepted them",
-            hint=f"{asked.login}accept the terms at {page}, then run the command again",
+            hint=f"{asked.login}accept the terms at {page}, then {again()}",
         )
     if answer.code == "RevisionNotFound":
         return AbsentError(
@@ -146,7 +147,7 @@ def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | N
             place=asked.place,
             got=got,
             wanted="the revision as it was when the command began",
-            hint="see what was changed, then run the same command again: what was uploaded is not sent again",
+            hint=f"see what was changed, then {again()}: what was uploaded is not sent again",
         )
     if answer.status in (413, 507) or (answer.status in (400, 402, 403, 422) and _FULL.search(answer.said)):
         return NoSpaceError(
@@ -175,6 +176,4 @@ def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | N
             hint=f"`hf auth whoami` says who you are: write below your own name, have {org} let you write, "
             f"or make a token with it at {asked.hub}/settings/tokens",
         )
-    return StorageError(
-        f"cannot {doing} {asked.place}", got=got, hint=f"see {asked.page}, then run the same command again"
-    )
+    return StorageError(f"cannot {doing} {asked.place}", got=got, hint=f"see {asked.page}, then {again()}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, listing
-from ckpttools.core.wording import option
+from ckpttools.core.wording import again, option
 from ckpttools.stores.contents import Content
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.web.hub_errors import Answer
@@ -67,7 +67,7 @@ def fetch(files: Sequence[WantedFile], endpoint: str, explain: Explain, observe:
         raise FormatError(
             f"what the hub sends is not what it lists{listing(differing)}",
             wanted="files of these digests",
-            hint="they were removed from the cache; run the command again, and tell whoever keeps the model "
+            hint=f"they were removed from the cache; {again()}, and tell whoever keeps the model "
             "if it happens again",
         )
 
@@ -195,5 +195,5 @@ def _explained(wanted: WantedFile, explain: Explain) -> Iterator[None]:
         raise StorageError(
             f"cannot fetch {wanted.place}",
             got=str(error.__cause__ or error).partition("\n")[0] or type(error).__name__,
-            hint="run the command again: files that have come are not fetched again",
+            hint=f"{again()}: files that have come are not fetched again",
         ) from error

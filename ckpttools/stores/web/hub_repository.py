@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ckpttools.core.errors import StorageError
+from ckpttools.core.wording import again
 from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, described
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, not_taken, refused
 
@@ -229,7 +230,7 @@ class Repository:
         text = _text(response)
         if response.status >= 500 or response.status in (408, 429):
             got = Answer(response.status, response.reason or "", response.headers, text).said
-            hint = "run the same command again later: what was uploaded is not sent again"
+            hint = f"{again()} later: what was uploaded is not sent again"
             raise BusyError(f"cannot upload {self.place}/{path}", got=got, hint=hint)
         if response.status not in (200, 201, 204):
             answer = Answer(response.status, response.reason or "", response.headers, text)

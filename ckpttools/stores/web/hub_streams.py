@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError
+from ckpttools.core.wording import again
 from ckpttools.stores.web.client import FAILURES, described
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class HubStream:
                 f"{self._path}: its content was another when it was made for the second time",
                 got=f"SHA-256 {self._hasher.hexdigest()}",
                 wanted=f"SHA-256 {self._blob.sha256}",
-                hint="wait until nothing writes to the source, then run the command again",
+                hint=f"wait until nothing writes to the source, then {again()}",
             )
         self._kept(self._held)
         if self._error is None:
@@ -115,7 +116,7 @@ class HubStream:
         return StorageError(
             f"cannot upload {place}",
             got=described(self._error, self._repository.client.patience),
-            hint="check the network, then run the same command again: what was uploaded is not sent again",
+            hint=f"check the network, then {again()}: what was uploaded is not sent again",
         )
 
 
