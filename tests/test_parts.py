@@ -528,6 +528,28 @@ class TestSources:
         os.utime(shard, ns=(time, time))
         run("run", plan, "--publish")
 
+    def test_another_model_of_the_same_size_and_time_is_noticed(self, plan, model):
+        """As of archives, in which all files have one time; a link or other permissions are no change."""
+        run("run", plan, "--part", "0/2")
+        for shard in model.glob("*.safetensors"):
+            os.link(shard, shard.with_suffix(".bak"))
+            shard.chmod(0o600)
+        run("run", plan, "--part", "1/2")
+        shard = max(model.glob("*.safetensors"))
+        time, half = shard.stat().st_mtime_ns, shard.stat().st_size // 2
+        shard.write_bytes(shard.read_bytes()[:half] + bytes(shard.stat().st_size - half))
+        os.utime(shard, ns=(time, time))
+        for words in (("--part", "0/1"), ("--publish",)):
+            assert "other bytes" in refused(plan, *words, code=3)
+
+    def test_a_plan_is_not_replaced_by_another(self, plan, model, tmp_path):
+        words = ("convert", "hf-to-maxtext", model)
+        planned(plan, *words, tmp_path / "disk" / "out")
+        before = plan.read_bytes()
+        other = ckpt("plan", *words, tmp_path / "disk" / "other", "-o", plan)
+        assert other.exit_code == 2 and "is another plan" in other.output, other.output
+        assert plan.read_bytes() == before
+
     def test_places_may_be_elsewhere(self, plan, model, tmp_path, whole):
         moved = tmp_path / "elsewhere"
         shutil.move(model.parent, moved)

@@ -80,6 +80,7 @@ class TestReshard:
             ckpttools.chunks(place, mesh=MESH, rules="maxtext").loading for place in (MAXTEXT, resharded)
         )
         assert before.over_read > 3 and after.over_read < 1.05
+        assert ckpttools.chunks(MAXTEXT, mesh=MESH).loading == before
 
     def test_what_was_gained_is_said_and_reported(self, resharded, tmp_path):
         words = (MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
@@ -97,6 +98,12 @@ class TestReshard:
         words = (resharded, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
         assert "nothing is gained" in ckpt("reshard", *words, "--dry-run").output
         assert "nothing is gained" in ckpt("reshard", *words).output
+
+    def test_that_devices_will_read_more_is_said(self, resharded, tmp_path):
+        said = " ".join(
+            ckpt("reshard", resharded, tmp_path / "out", "--mesh", MESH, "--dry-run").output.split()
+        )
+        assert "devices will fetch more of DST than of SRC" in said and "nothing is gained" not in said, said
 
     @pytest.mark.parametrize(
         ("mesh", "how", "words"),

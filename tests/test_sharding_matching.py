@@ -14,7 +14,7 @@ from ckpttools.core.errors import CoverageError, MappingError, UsageError
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.matching import match
 from ckpttools.sharding.mesh import parse_mesh
-from ckpttools.sharding.rules import MAXTEXT
+from ckpttools.sharding.rules import MAXTEXT, rules_of
 
 NAMES = [("decoder", "mlp", "kernel"), ("decoder", "norm"), ("embedding",)]
 KEYS = st.sampled_from(["params", "state", "model", "0"])
@@ -111,6 +111,13 @@ def test_patterns_of_rules_that_no_array_has_are_refused(tmp_path, rules):
     ckpttools.save({"w": np.ones((2, 2), np.float32)}, tmp_path / "item", level="item")
     with pytest.raises(UsageError, match="no array has a name"):
         ckpttools.load(tmp_path / "item", rules=rules, mesh="fsdp=1")
+
+
+def test_axes_of_a_mesh_have_any_names_where_rules_are_the_users():
+    rules_of({"*kernel": "P('model')"}).check(parse_mesh("dp=2,model=4"))
+    rules_of([("embed", "fsdp")]).check(parse_mesh("fsdp=2,replica=4"))
+    with pytest.raises(UsageError, match="did you mean fsdp"):
+        rules_of([("embed", "fsdp")]).check(parse_mesh("fspd=8"))
 
 
 def test_axes_of_a_mesh_are_those_of_maxtext():

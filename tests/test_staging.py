@@ -638,6 +638,18 @@ class TestASourceThatChanges:
         write_llama(tmp_path / "hf", SIZES)
         plan_to_maxtext(tmp_path / "hf").run(out)
 
+    def test_before_it_is_gone_on_with(self, out, tmp_path):
+        """Another model of the same size and time, as of archives in which all files have one time."""
+        path = write_llama(tmp_path / "hf", SIZES)
+        os.utime(path, ns=(0, 0))
+        with pytest.raises(StopError):
+            plan_to_maxtext(tmp_path / "hf").run(out, observe=stop_when(TaskDone))
+        half = path.stat().st_size // 2
+        path.write_bytes(path.read_bytes()[:half] + bytes(path.stat().st_size - half))
+        os.utime(path, ns=(0, 0))
+        with pytest.raises(UsageError, match="the beginning of another conversion"):
+            plan_to_maxtext(tmp_path / "hf").run(out)
+
     def test_one_that_is_away_for_now_costs_no_work(self, tmp_path, out):
         """As with a disk that is not mounted for a moment: what was done stays done."""
         source, away = tmp_path / "hf", tmp_path / "away"

@@ -250,9 +250,13 @@ def _where(
 
 def _mesh(mesh: Any) -> Any:
     """A mesh of all devices, of its text."""
-    if not isinstance(mesh, str):
-        return mesh
     import jax
+
+    if not isinstance(mesh, str):
+        # What JAX has where no mesh was set; it ends the process where arrays are to be on that.
+        if isinstance(mesh, jax.sharding.Mesh) and mesh.empty:
+            raise UsageError("the mesh has no devices", hint="make one: jax.make_mesh((8,), ('fsdp',))")
+        return mesh
 
     shape = parse_mesh(mesh)
     if shape.size != jax.device_count():

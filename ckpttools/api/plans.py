@@ -80,7 +80,7 @@ def write_plan(prepared: Prepared, file: Where) -> PlanWritten:
     content = content_of(prepared)
     made = decoded(content, place)
     said = made.header
-    _check_free(place, said.plan)
+    _check_free(place, said)
     place.put(content)
     return PlanWritten(
         place,
@@ -200,7 +200,7 @@ def _check_shareable(prepared: Prepared) -> None:
         )
 
 
-def _check_free(place: Place, plan: str) -> None:
+def _check_free(place: Place, planned: Header) -> None:
     """Refuses to replace anything but the same plan: what was done by another one goes on by it alone."""
     if not place.lexists():
         return
@@ -210,10 +210,10 @@ def _check_free(place: Place, plan: str) -> None:
         raise DestinationExistsError(
             f"{place} is there, and is no plan", hint="choose another name for the plan"
         ) from error
-    if found.plan != plan:
+    if (found.plan, found.destination) != (planned.plan, planned.destination):
         raise DestinationExistsError(
             f"{place} is there, and is another plan",
             got=f"from {found.source} to {found.destination}, plan {found.plan[:12]}",
-            wanted=f"a new name, or plan {plan[:12]}",
+            wanted=f"a new name, or plan {planned.plan[:12]} to {planned.destination}",
             hint="choose another name; or delete it, if nobody is to go on with it",
         )

@@ -155,6 +155,10 @@ class LostValuesWarning(Warning):
     """Values became others in a dtype that cannot hold them."""
 
 
+class UncutArraysWarning(Warning):
+    """No rule says how arrays are cut over a mesh: every device gets all of them."""
+
+
 class PaddedVocabularyWarning(Warning):
     """The caller wants more rows of a vocabulary than a model has: the others are zeros."""
 

@@ -72,6 +72,10 @@ class AppliedRules:
         """Those of all arrays of the tree."""
         return ((path, self.spec(self.of(path))) for path in self.tree.arrays)
 
+    def leaves_out(self, array: Ruled, rank: int) -> bool:
+        """Whether no rule is about an array of several axes."""
+        return rank > 1 and not self.rules.applies(array.path, array.axes)
+
     def remarks(self, arrays: Mapping[Ruled, int] | None = None) -> Iterator[str]:
         """What the user should know of rules that are about few arrays.
 
@@ -80,9 +84,7 @@ class AppliedRules:
         """
         if arrays is None:
             arrays = {self.of(path): array.ndim for path, array in self.tree.arrays.items()}
-        others = [
-            each for each, rank in arrays.items() if rank > 1 and not self.rules.applies(each.path, each.axes)
-        ]
+        others = [each for each, rank in arrays.items() if self.leaves_out(each, rank)]
         if not others:
             return
         known = {logical for logical, _ in self.rules.axes}

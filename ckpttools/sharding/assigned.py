@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,14 @@ class Assigning:
             yield from self._rules.remarks(
                 {self._ruled(each.path, each.wanted): each.array.ndim for each in arrays}
             )
+
+    def uncut_share(self, arrays: Sequence[Assigned]) -> float:
+        """How much of the bytes of all arrays is of those that no rule is about, as of `remarks`."""
+        if self._rules is None:
+            return 0.0
+        ruled = [(self._ruled(each.path, each.wanted), each.array) for each in arrays]
+        uncut = sum(array.nbytes for each, array in ruled if self._rules.leaves_out(each, array.ndim))
+        return uncut / max(1, sum(each.array.nbytes for each in arrays))
 
     def _ruled(self, path: Path, wanted: Wanted) -> Ruled:
         assert self._rules is not None

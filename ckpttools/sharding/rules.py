@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from ckpttools.array.patterns import first_match
@@ -35,31 +36,43 @@ class Rules:
         arrays: patterns of paths (`ckpttools.array.patterns`) and their specs; the first that fits counts.
         axes: logical axes and the mesh axes that they are cut along; in order.
         absent: mesh axes that a mesh may lack: what they would cut is then whole.
+        is_closed: whether a mesh can have no other axes than those.
         name: what users call them, for messages.
     """
 
     arrays: tuple[tuple[str, Spec], ...] = ()
     axes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     absent: frozenset[str] = frozenset()
+    is_closed: bool = False
     name: str = "rules"
 
     def check(self, mesh: MeshShape) -> None:
-        """Raises UsageError where a rule names a mesh axis that the mesh lacks and may not lack."""
+        """Raises UsageError where a rule names a mesh axis that the mesh lacks and may not lack.
+
+        So is an axis of the mesh that no rule names and that may stand for one that is lacking.
+        """
         for pattern, spec in self.arrays:
             require_axes(spec, mesh, f"{self.name}: {pattern}")
         for logical, axes in self.axes:
             needed = tuple(name for name in axes if name not in self.absent)
             require_axes((needed,), mesh, f"{self.name}: {logical}")
-        for axis in mesh.axes:
-            if self.absent and axis not in self.absent:
-                near = near_names(axis, self.absent, 1)
+        for axis in sorted(mesh.axes.keys() - self._named - self.absent):
+            wanted = self.absent if self.is_closed else self._named - mesh.axes.keys()
+            near = near_names(axis, wanted, 1)
+            if near or self.is_closed:
                 raise UsageError(
                     "the mesh has an axis that these rules know nothing of",
                     place=self.name,
                     got=f"{axis}={mesh.axes[axis]}",
-                    wanted=", ".join(sorted(self.absent)),
+                    wanted=", ".join(sorted(wanted)),
                     hint=f"did you mean {near[0]}?" if near else "name the axis as the rules do",
                 )
+
+    @property
+    def _named(self) -> frozenset[str]:
+        """The mesh axes that rules name."""
+        entries = (entry for _, spec in self.arrays for entry in spec)
+        return frozenset(chain(*entries, *(axes for _, axes in self.axes)))
 
     def check_patterns(self, paths: Iterable[Path]) -> None:
         """Raises UsageError if a pattern names no array."""
@@ -113,7 +126,7 @@ def _by_axes(rules: tuple[tuple[str, tuple[str, ...]], ...], axes: AxisNames) ->
 
 
 # As MaxText resolves them on a mesh on which the axes that are not named here have length one.
-MAXTEXT = Rules(axes=LOGICAL_AXIS_RULES, absent=frozenset(MESH_AXES), name="maxtext")
+MAXTEXT = Rules(axes=LOGICAL_AXIS_RULES, absent=frozenset(MESH_AXES), is_closed=True, name="maxtext")
 PRESETS: Mapping[str, Rules] = {"maxtext": MAXTEXT}
 
 RulesLike = Rules | str | Mapping[str, Any] | Sequence[tuple[str, Any]]
@@ -174,7 +187,7 @@ def rules_from(pairs: Iterable[Any], name: str = "rules") -> Rules:
             arrays.append((key, spec))
         else:
             axes.append((key, checked((_axes_in(value, f"{name}: {key}"),), key)[0]))
-    return Rules(tuple(arrays), tuple(axes), frozenset(MESH_AXES), name)
+    return Rules(tuple(arrays), tuple(axes), frozenset(MESH_AXES), name=name)
 
 
 def _spec_in(value: object, place: str) -> Spec | None:

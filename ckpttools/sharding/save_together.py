@@ -23,6 +23,7 @@ from ckpttools.formats.placement import Placement
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.streamed import in_order
 from ckpttools.plan.task import Task
+from ckpttools.run.entries import UnfinishedError
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.run.fingerprint import fingerprint
 from ckpttools.run.parts import PartReceipt, execute_part
@@ -112,11 +113,14 @@ class Together:
         _agree_on_versions(self.plan.tree, processes)
         dealt = _dealt(self.plan, processes.count)
         own = fingerprint(dealt.plan, self.writer)
-        _check_same(own, processes)
+        _check_same(f"{own} {self.destination.absolute()}", processes)
         processes.done("prepared", self._in_first(lambda: self._prepare(own, dealt.plan.layout.nbytes)))
         made = processes.done("written", lambda: self._part(dealt, own))
-        receipt = processes.done("published", self._in_first(lambda: self.publish(dealt.plan, own)))
-        return receipt or _receipt(dealt.plan, made, self.destination, time.monotonic() - started)
+        receipt = processes.done("published", self._in_first(lambda: self._published(dealt.plan, own)))
+        if receipt is None:
+            return _receipt(dealt.plan, made, self.destination, time.monotonic() - started)
+        # To the last steps all that was done here is work of others.
+        return replace(receipt, tasks_resumed=made.tasks_resumed, bytes_resumed=made.bytes_resumed)
 
     def _in_first(self, do: Callable[[], T]) -> Callable[[], T | None]:
         """Does something in process 0, and nothing elsewhere."""
@@ -126,6 +130,15 @@ class Together:
         """Makes the destination one for parts of this plan."""
         with staging_of(self.destination, self.overwrite).opened(Purpose(own), nbytes):
             pass
+
+    def _published(self, plan: Plan, own: str) -> Receipt:
+        try:
+            return self.publish(plan, own)
+        except UnfinishedError as error:
+            raise error.at(
+                hint="save to a bucket, or to a directory that all processes see: what others say they have "
+                "written is not there"
+            ) from error
 
     def _part(self, dealt: _Dealt, own: str) -> PartReceipt:
         number = self.processes.number
@@ -163,7 +176,7 @@ def _check_same(own: str, processes: Processes) -> None:
     if others:
         raise UsageError(
             "the processes do not save the same arrays, in the same way, to the same place",
-            got=f"another plan in process {others} than in process 0",
+            got=f"another plan, or another place, in process {others} than in process 0",
             wanted="the same call in the same order in all processes, with the same tree of arrays",
             hint="where machines differ, say memory and jobs",
         )

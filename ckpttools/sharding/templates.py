@@ -142,6 +142,9 @@ def _wanted(path: Path, leaf: Any) -> Wanted:
             place=spelled(path),
             got=type(leaf).__name__,
             wanted="a jax.ShapeDtypeStruct, an array, a PRNG key, a number, a string or a sharding",
+            hint="put it on a mesh: jax.sharding.NamedSharding(mesh, spec); or give specs by names, as rules"
+            if isinstance(leaf, jax.sharding.PartitionSpec)
+            else None,
         )
     # A numpy array is nowhere.
     sharding = getattr(leaf, "sharding", None)

@@ -34,6 +34,7 @@ from ckpttools.core.errors import (
     MemoryBudgetError,
     PaddedVocabularyWarning,
     StorageError,
+    UncutArraysWarning,
     UsageError,
 )
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
@@ -158,6 +159,12 @@ def leaves_of_all_kinds() -> None:
     again = ckpttools.load(tree, like={"rng": {"keys": keys}, "number": 0.0})
     assert bits(jax.random.key_data(again["rng"]["keys"])) == bits(data)
     assert again["rng"]["keys"].dtype == keys.dtype and again["number"] == 1.5
+    shape = jax.ShapeDtypeStruct((), np.float32)
+    texts = ckpttools.load(tree, like={"list": [{}, {"text": "before"}], "yes": False})
+    assert texts == {"list": [{}, {"text": tree["list", 1, "text"].value}], "yes": True}
+    error = refused(CoverageError, tree, like={"list": [{}, {"text": shape, "txt": ""}], "number": ""})
+    for part in ("list/1/text: is a text, wanted an array", "list/1/txt: not there", "number: is float64"):
+        assert part in error, error
     raw = ckpttools.load(tree, like={"rng": {"keys": jax.ShapeDtypeStruct((3, 2), np.uint32)}})
     assert bits(raw["rng"]["keys"]) == bits(data)
     as_floats = {"rng": {"keys": jax.ShapeDtypeStruct((3, 2), np.float32)}}
@@ -329,6 +336,7 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
     assert "did you mean fsdp" in refused(UsageError, tree, rules=[("embed", "fsp")], mesh="fsdp=8")
     assert "wanted 8" in refused(UsageError, tree, rules=rules, mesh="fsdp=4").replace("  wanted ", "wanted")
     assert "needs `like`" in refused(UsageError, tree, dtype="like")
+    assert "no devices" in refused(UsageError, tree, rules=rules, mesh=jax.sharding.Mesh([], ("x",)))
     assert "without leaves" in refused(UsageError, tree, like={})
     assert "also give" in refused(UsageError, tree, mesh="fsdp=8")
     refused(UsageError, tree, to="torch")
@@ -518,8 +526,12 @@ def replicas_share_what_was_read_and_donating_one_keeps_the_others() -> None:
 def parts_of_trees_and_remarks() -> None:
     loaded = ckpttools.load(HF, keep="*mlp*", drop="*layers.0*")
     assert loaded and all("mlp" in name and "layers.0." not in name for name in loaded)
-    plan = ckpttools.load.plan(HF, mesh="fsdp=8", rules={"*embed*": "P('fsdp')"}).plan
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        plan = ckpttools.load.plan(HF, mesh="fsdp=8", rules={"*embed*": "P('fsdp')"}).plan
+        ckpttools.load.plan(HF, mesh="fsdp=8", rules={"*norm*": "P()", "*": "P('fsdp')"})
     assert any("no rule is about" in each for each in plan.notes.remarks), plan.notes
+    assert [each.category for each in told] == [UncutArraysWarning]
     name = "model.norm.weight"
     import jax
 

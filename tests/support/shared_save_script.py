@@ -169,6 +169,7 @@ def others(tree: Any) -> None:
     different = {**tree, f"of {NUMBER}": np.ones(3)}
     place = DIRECTORY / "refused"
     refused("do not save the same arrays", lambda: ckpttools.save(different, place))
+    refused("another place", lambda: ckpttools.save(tree, DIRECTORY / f"of {NUMBER}"))
     refused("manifest", lambda: ckpttools.save(tree, place, manifest=DIRECTORY / "manifest.json"))
     grid = {"grid": tree["grid"]}
     refused("by one process", lambda: ckpttools.save(grid, f"{BUCKET}/refused", "safetensors"))
