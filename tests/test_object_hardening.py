@@ -239,7 +239,7 @@ class TestSources:
         gcs.server.faults = [Fault("GET .*changing/model", then=change)]
         out = target if where == "gs" else tmp_path / "out"
         done = ckpt("convert", "to-safetensors", source, out)
-        assert done.exit_code == 3 and "run the command again" in done.output, done.output
+        assert done.exit_code == 3 and "run the same command again" in done.output, done.output
         run("convert", "to-safetensors", source, out)
         assert "equal" in run("verify", out, "--against", source)
 

@@ -384,14 +384,14 @@ class TestFaults:
             place.entries()
             (place / "x.bin").read_bytes()
         assert caught.value.got == "503 Service Unavailable: Please slow down., tried 3 times"
-        assert "run the command again later" in caught.value.hint
+        assert "make the same call again later" in caught.value.hint
 
     @pytest.mark.parametrize("match", ["GET .*00002-of-00004", "GET .*index.json"])
     def test_what_does_not_answer_is_not_called_damaged(self, gcs, impatient, match):
         place = gcs.filled(files_in(SHARDED))
         gcs.server.faults.append(Fault(match, count=99, status=503))
         done = ckpt("doctor", place)
-        assert done.exit_code == 5 and "run the command again later" in done.output
+        assert done.exit_code == 5 and "run the same command again later" in done.output
         assert "chmod" not in done.output and "fetch" not in done.output
 
     def test_a_stall_for_ever_is_no_answer(self, gcs, impatient):
