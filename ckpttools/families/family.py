@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from ckpttools.core.errors import UsageError
@@ -186,7 +187,7 @@ def within(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alter
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Family:
     """A model family as data.
 
@@ -249,7 +250,15 @@ class Family:
 
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""
-        return with_parts((*self.rows, *(row for group in self.layers for row in group.all_rows(scan_axis))))
+        if scan_axis not in self._made_rows:
+            of_layers = (row for group in self.layers for row in group.all_rows(scan_axis))
+            self._made_rows[scan_axis] = with_parts((*self.rows, *of_layers))
+        return self._made_rows[scan_axis]
+
+    @cached_property
+    def _made_rows(self) -> dict[int | None, tuple[Row, ...]]:
+        """What `all_rows` has made so far: everything that is asked of a family begins with it."""
+        return {}
 
     def table(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -151,6 +152,7 @@ def _concluded(said: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
 def _trip(family: Family, model: Model, spelling: Spelling) -> RoundTrip:
     """The rows on one model in one spelling."""
 
+    @cache
     def bind(scan_axis: int | None) -> Table:
         return family.table(
             model.config, CONFIG, scan_axis=scan_axis, spelling=spelling, overrides=model.flags
