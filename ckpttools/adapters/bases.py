@@ -122,19 +122,17 @@ class Base:
         """At their paths, with zeros where MaxText's vocabulary is longer than the model's."""
         assert self.rows is not None
         view = view_of(self.tree)
-        found: dict[Path, LazyArray] = {}
-        for path, home in view.homes.items():
-            name = dotted(path)
-            if name not in made:
-                continue
-            own = self.tree.arrays[home]
-            if own.shape != self.rows.arrays[name].shape:
-                raise FormatError(
-                    "this array is stacked otherwise than the others, and adapters of such are not read",
-                    place=f"{self.tree.metadata.place}, {name}",
-                )
-            found[home] = padded(made[name], own.shape)
-        return found
+        homes = {dotted(path): home for path, home in view.homes.items()}
+        odd = [name for name in made if name not in homes or homes[name] in view.on_first_axis]
+        if odd:
+            raise FormatError(
+                "these arrays are stacked otherwise than the others, and adapters of such are not read:"
+                + listing(odd),
+                place=self.tree.metadata.place,
+            )
+        return {
+            homes[name]: padded(array, self.tree.arrays[homes[name]].shape) for name, array in made.items()
+        }
 
     @cached_property
     def in_float32(self) -> Mapping[str, LazyArray]:

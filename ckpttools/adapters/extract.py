@@ -16,7 +16,7 @@ from ckpttools.core.budget import size_text
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import MemoryBudgetError, ShapeError, UsageError
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count, in_natural_order
+from ckpttools.core.text import array_count, in_natural_order, some
 from ckpttools.core.wording import option
 from ckpttools.quantized.modules import is_linear
 from ckpttools.stores.memory import Bytes
@@ -163,5 +163,5 @@ def _notes(factors: list[Factor], errors: Mapping[str, float], others: list[str]
 
 def _left_out(others: list[str]) -> Iterator[str]:
     if others:
-        shown = ", ".join(others[:_MOST_LISTED]) + (", …" if len(others) > _MOST_LISTED else "")
+        shown = some(others, _MOST_LISTED)
         yield f"left out, as they differ and are no matrices of layers: {array_count(others)} ({shown})"

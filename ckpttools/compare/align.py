@@ -46,7 +46,8 @@ class AlignOptions:
     Attributes:
         model: family and RoPE layout, if there is no configuration or another one applies.
         like: directory of a Hugging Face model, or a `config.json`; None for the one beside the arrays.
-        padding_rows: what to do with rows beyond the vocabulary, see `ckpttools.maxtext.vocabulary.counted`.
+        padding_rows: what to do with rows beyond the vocabulary, as `way` of
+            `ckpttools.maxtext.vocabulary.rows_that_count`.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)

@@ -17,7 +17,7 @@ def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> P
 
     Args:
         both: the arrays that are compared.
-        way: as `ckpttools.maxtext.vocabulary.counted` takes it.
+        way: as `ckpttools.maxtext.vocabulary.rows_that_count` takes it.
         memory: bytes that may be resident at most.
 
     Raises:
