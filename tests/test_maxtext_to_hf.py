@@ -17,15 +17,16 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.save import plan_save, save
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.maxtext.model import ModelOptions
-from ckpttools.maxtext.to_hf import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import ToMaxText
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 from ckpttools.testing.models import LlamaSizes, write_llama
@@ -141,6 +142,7 @@ class TestSource:
         (tmp_path / "config.json").write_text(json.dumps(config))
         plan = plan_to_huggingface(TRAINED, ToHuggingFace(like=tmp_path / "config.json")).plan
         assert plan.bytes_in < 2 * plan.bytes_out
+        assert plan.notes.dropped == ()
 
     @pytest.mark.parametrize("wrap", ["nnx", "nnx-rl", "policy"])
     def test_flavours_and_composites(self, tmp_path, wrap):
@@ -164,6 +166,22 @@ class TestSource:
         prefix = {"prefix": "policy"} if wrap == "policy" else {}
         made = back(tmp_path / "wrapped", tmp_path / "hf", like=hf("qwen3"), **prefix)
         assert_same(tensors(made), tensors(hf("qwen3")))
+
+    def test_what_is_learned_beside_the_model_is_left_out_by_name(self):
+        made = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
+        beside = [("ema", "params", "decoder", "gain"), ("params", "lora", "a"), ("lora", "b")]
+        leaves = dict.fromkeys(beside, stored(np.zeros(5, np.float32), DTYPES["float32"]))
+        files = ModelFiles(config=open_tree(hf("qwen3")).metadata.config)
+        tree = Tree({**made.state.leaves, **leaves}, made.state.metadata)
+        assert to_huggingface(tree, ToHuggingFace(), files).notes.dropped == tuple(map(spelled, beside))
+
+    def test_names_that_would_become_one_are_refused(self):
+        made = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
+        norm = ("params", "params", "decoder", "decoder_norm", "scale")
+        leaves = {**made.state.leaves, (*norm[:3], "decoder_norm.scale"): made.state[norm]}
+        files = ModelFiles(config=open_tree(hf("qwen3")).metadata.config)
+        with pytest.raises(FormatError, match=r"decoder.decoder_norm.scale: .* and decoder/decoder_norm"):
+            to_huggingface(Tree(leaves, made.state.metadata), ToHuggingFace(), files)
 
     def test_a_prefix_that_is_not_there(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")

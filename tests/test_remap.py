@@ -289,6 +289,13 @@ SHAPES = {"up": (6, 4), "q": (8, 4)}
 
 
 class TestAxes:
+    def test_two_arrays_of_one_name(self):
+        """Joined by dots, keys that have dots are like others."""
+        tree = tree_of(("a", "b.c"), ("a.b", "c"), shape=(2, 3))
+        with pytest.raises(MappingError, match="takes two arrays for one") as error:
+            Remap((Rule("a.b.c", "x.y", "p q", "q p"),))(tree)
+        assert error.value.got == "a/b.c and a.b/c: a.b.c"
+
     def test_layers_enter_arrays(self):
         values, tree = layers(3, SHAPES)
         made = tree.pipe(STACKING)

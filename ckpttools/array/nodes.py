@@ -107,7 +107,7 @@ def stack(parts: Sequence[LazyArray], axis: int) -> Stack:
     """
     kinds = {(part.shape, part.dtype) for part in parts}
     if len(kinds) != 1:
-        listed = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
+        listed = ", ".join(sorted(f"{dtype}{list(shape)}" for shape, dtype in kinds))
         raise ShapeError(
             "only arrays of one shape and dtype can be stacked",
             got=listed or "none",

@@ -269,3 +269,21 @@ def spelled(path: Path) -> str:
 def dotted(path: Path) -> str:
     """The path joined by ".", as Orbax names arrays on disk."""
     return ".".join(map(str, path))
+
+
+def by_name(arrays: Mapping[Path, LazyArray]) -> dict[str, LazyArray]:
+    """Arrays by their paths joined by ".".
+
+    Raises:
+        FormatError: two of them would have the same name, so that one would be lost.
+    """
+    named = {dotted(path): array for path, array in arrays.items()}
+    if len(named) < len(arrays):
+        paths: dict[str, list[str]] = {}
+        for path in arrays:
+            paths.setdefault(dotted(path), []).append(spelled(path))
+        twice = [f"{name}: {' and '.join(each)}" for name, each in paths.items() if len(each) > 1]
+        raise FormatError(
+            "several arrays have one name, keys joined by dots:" + listing(twice), hint="rename them"
+        )
+    return named

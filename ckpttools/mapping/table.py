@@ -10,7 +10,7 @@ from math import prod
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import padded, window
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import MappingError, UsageError
+from ckpttools.core.errors import MappingError, ShapeError, UsageError
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
@@ -54,6 +54,7 @@ class Mapped:
         values: rows that change values.
         dropped: source keys that were left out on purpose.
         changed: target keys whose values were changed.
+        altered: source keys from which they were made.
         cut: for each axis that was longer in the source than in the model, both lengths.
         surplus: source key -> the axis on which it was longer.
         unused: source keys that made nothing, where only what could be made was asked for.
@@ -66,6 +67,7 @@ class Mapped:
     values: tuple[ValueNote, ...]
     dropped: tuple[str, ...]
     changed: frozenset[str] = frozenset()
+    altered: frozenset[str] = frozenset()
     cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     surplus: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
@@ -98,19 +100,19 @@ class _Direction:
         """Whether it makes arrays of which the source side has none."""
         return isinstance(self.row.op, Fill) and not self.inverse
 
-    def conversion(self, sizes: Mapping[str, int], exact: DType | None = None) -> RowConversion:
+    def conversion(self, sizes: Mapping[str, int], exact: Collection[DType] = ()) -> RowConversion:
         """The expressions that this makes; errors as `Table.to_left`.
 
         Args:
             sizes: lengths of axes.
-            exact: the dtype of source arrays of which nothing may be lost; None where that may be.
+            exact: the dtypes of source arrays of which nothing may be lost; none where that may be.
         """
         op = self.row.op.bound(sizes) if self.row.op else None
         if isinstance(op, Recoded):
             op = replace(op, name=str(self.target.key))
         if op and self.inverse:
             op = op.inverse()
-        elif op and exact is not None:
+        elif op and exact:
             op = _exact(op, self, exact)
         return RowConversion(self.source, self.target, sizes, op)
 
@@ -121,9 +123,9 @@ class _Direction:
         keys = [key for key in self.source.keys(sizes) if key in arrays]
         return {key: part_of(self.source, arrays[key], sizes) for key in keys}
 
-    def dtype(self, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> DType:
-        """The dtype of the first source array."""
-        return arrays[next(self.source.keys(sizes))].dtype
+    def dtypes(self, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> list[DType]:
+        """The dtypes of the source arrays, each once."""
+        return list(dict.fromkeys(arrays[key].dtype for key in self.source.keys(sizes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +405,7 @@ def _made(settled: _Settled, exact: bool) -> Mapped:
     made = _Made(sizes)
     notes: list[ValueNote] = []
     changed: set[str] = set()
+    altered: set[str] = set()
     whole: set[str] = set()
     filled: dict[str, tuple[LazyArray, float]] = {}
     factors = _factors(settled.directions)
@@ -416,24 +419,23 @@ def _made(settled: _Settled, exact: bool) -> Mapped:
         parts = each.parts(arrays, sizes)
         if factor := factors.get(str(each.target.key)):
             parts = multiplied(each.source, factor.source, parts, arrays, sizes)
-        conversion = each.conversion(sizes, each.dtype(sizes, parts) if exact else None)
-        own = {
-            each.target.key.format(index, sizes): conversion.at(index, parts)
-            for index in each.target.indices(sizes)
-        }
+        conversion = each.conversion(sizes, each.dtypes(sizes, parts) if exact else ())
+        own = _own(conversion, parts)
         made.add(each.target, own)
         if conversion.op:
             changed |= own.keys()
+            altered |= set(each.source.keys(sizes))
             whole |= own.keys() if isinstance(each.row.op, Whole) else set()
-            dtype = each.dtype(sizes, arrays)
-            exactness = conversion.op.exactness(dtype)
-            notes.append(ValueNote(str(each.target.key), exactness.exact, exactness.reason, dtype))
+            for dtype in each.dtypes(sizes, arrays):
+                exactness = conversion.op.exactness(dtype)
+                notes.append(ValueNote(str(each.target.key), exactness.exact, exactness.reason, dtype))
     return Mapped(
         made.arrays,
         sizes,
         tuple(notes),
         settled.dropped,
         frozenset(changed),
+        frozenset(altered),
         whole=frozenset(whole),
         filled=filled,
     )
@@ -462,6 +464,18 @@ def _product_note(factor: _Direction, dtype: DType) -> ValueNote:
     """What becomes of a factor on the way to where it has no array."""
     reason = f"times {factor.source.key}: exact where that is 1 throughout, else rounded, at most 1 ulp off"
     return ValueNote(product_of(str(factor.target.key)), False, reason, dtype)
+
+
+def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """The target arrays of one row; an error names them."""
+    key, sizes = conversion.target.key, conversion.sizes
+    try:
+        return {
+            key.format(index, sizes): conversion.at(index, arrays)
+            for index in conversion.target.indices(sizes)
+        }
+    except ShapeError as error:
+        raise error if error.place else error.at(str(key)) from error
 
 
 class _Made:
@@ -497,7 +511,7 @@ def _made_partly(settled: _Settled, exact: bool) -> Mapped:
             if own is not None:
                 parts = each.parts(arrays, own)
                 dtype = parts[keys[0]].dtype
-                conversion = each.conversion(own, dtype if exact and dtype.bits == 16 else None)
+                conversion = each.conversion(own, [dtype] if exact and dtype.bits == 16 else ())
                 made.add(each.target, {each.target.key.format(index, sizes): conversion.at(index, parts)})
                 used.update(keys)
     unused = tuple(key for key in settled.arrays if key not in used)
@@ -516,19 +530,21 @@ def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Map
     return own if side.shape(own) == shape else None
 
 
-def _exact(op: BoundOp, direction: _Direction, dtype: DType) -> BoundOp:
+def _exact(op: BoundOp, direction: _Direction, dtypes: Collection[DType]) -> BoundOp:
     """The op, or the wider one that is exact.
 
     Raises:
-        UsageError: neither is, for values of this dtype.
+        UsageError: neither is, for values of one of these dtypes.
     """
-    for candidate in (op, op.widened()):
-        if candidate.exactness(dtype).exact:
-            return candidate
+    candidates = (op, op.widened())
+    found = next((each for each in candidates if all(each.exactness(d).exact for d in dtypes)), None)
+    if found is not None:
+        return found
+    lossy = next(dtype for dtype in dtypes if not op.widened().exactness(dtype).exact)
     raise UsageError(
         "these values cannot be stored so that the way back is exact",
         place=str(direction.target.key),
-        got=f"{dtype}, {op.exactness(dtype).reason}",
+        got=f"{lossy}, {op.exactness(lossy).reason}",
         wanted="values of 16 bits or fewer",
         hint=f"leave {option('exact', True)} out",
     )

@@ -39,6 +39,7 @@ class ModelFiles:
         spelling: how its files write names, where that was recorded.
         overruled: the configuration that the checkpoint carries, where another is taken.
         rope_layout: the order of rotary pairs that the user chose when the checkpoint was made, if one was.
+        dtypes: name in the family's rows -> dtype that the array had in the model, where that was noted.
     """
 
     config: Mapping[str, Any] | None = None
@@ -49,6 +50,7 @@ class ModelFiles:
     spelling: str | None = None
     overruled: Mapping[str, Any] | None = None
     rope_layout: str | None = None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tree: Tree, like: Where | None) -> ModelFiles:
@@ -63,8 +65,8 @@ class ModelFiles:
         if like is not None:
             config = carried / CONFIG
             overruled = read_json(config) if config.is_file() else None
-            chosen = _recorded(carried).get("rope_layout")
-            return replace(cls._like(parse(like)), overruled=overruled, rope_layout=chosen)
+            said = _recorded(carried)
+            return replace(cls._like(parse(like)), overruled=overruled, **_chosen(said))
         return cls._carried(carried) if carried.is_dir() else cls()
 
     @classmethod
@@ -99,7 +101,7 @@ class ModelFiles:
             files,
             _carried_arrays(directory),
             spelling=record.get("spelling"),
-            rope_layout=record.get("rope_layout"),
+            **_chosen(record),
         )
 
 
@@ -130,10 +132,16 @@ def companion_names(tree: Tree) -> list[str]:
     return [name if beside else f"{COMPANIONS}/{name}" for name in (*found.files, *carried)]
 
 
-def record(spelling: str, rope_layout: str | None) -> bytes:
+def record(spelling: str, rope_layout: str | None, dtypes: Mapping[str, str]) -> bytes:
     """What is recorded of a model on the way to MaxText, because no configuration says it."""
-    chosen = {} if rope_layout is None else {"rope_layout": rope_layout}
-    return json.dumps({"spelling": spelling, **chosen}, indent=2).encode() + b"\n"
+    said = {"spelling": spelling, "rope_layout": rope_layout, "dtypes": dict(dtypes)}
+    return json.dumps({name: value for name, value in said.items() if value}, indent=2).encode() + b"\n"
+
+
+def _chosen(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a record, what counts whichever configuration is taken."""
+    dtypes = record.get("dtypes")
+    return {"rope_layout": record.get("rope_layout"), "dtypes": dtypes if isinstance(dtypes, Mapping) else {}}
 
 
 def _recorded(directory: Place) -> Mapping[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Metadata, Tree, dotted
+from ckpttools.array.tree import Metadata, Tree, by_name, dotted, spelled
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError, did_you_mean
@@ -18,6 +17,7 @@ from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families
 from ckpttools.formats.base import COMPANIONS, ReadOptions
 from ckpttools.mapping.coverage import NotCoveredError
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table, ValueNote
 from ckpttools.maxtext import tying
@@ -36,6 +36,7 @@ from ckpttools.maxtext.model_config import (
 )
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.native import QUANTIZED, Quantized, refusing
+from ckpttools.maxtext.odd_dtypes import main_dtype, restored
 from ckpttools.maxtext.parts import promising_less
 from ckpttools.maxtext.stacked_on import stored_scan_axis, told_scan_axis, with_scan_axis
 from ckpttools.maxtext.view import view_of
@@ -151,8 +152,9 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     mapped = replace(whole, arrays={key: array for key, array in whole.arrays.items() if key not in codes})
     source.require_agreement(bound, wanted)
     refuse_unmappable(mapped.weights, tree.metadata.config, tree.metadata.place)
-    main = _main_dtype(arrays, mapped)
-    made = {key: _restored(key, array, mapped, main) for key, array in mapped.arrays.items()}
+    main = main_dtype(mapped.arrays, mapped.changed)
+    as_before = _restored(mapped, main, bound.spelling, files)
+    made = dict(as_before)
     head = tying.right_head(bound.family, bound.spelling)
     if options.model.tied == "materialize" and head and head.head not in made:
         made[head.head] = made[head.embedding]
@@ -164,6 +166,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         made = {key: array if key in spared else cast(array, options.dtype) for key, array in made.items()}
     made |= codes | {key + SCALE_INV: scales for key, scales in grids.scales.items()}
     missing = (
+        *_beside(tree, options.prefix),
         *unwanted,
         *sorted(towers),
         *(key for key in {**files.carried, **left_out} if key not in carried),
@@ -177,7 +180,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         config = TrueConfig(said, (*config.changes, *changes))
     # Only of a model that is at hand it is known what it could give.
     lacking = bool(files.weights) and not left_out
-    notes = native.notes + _notes(mapped, main, options, missing) + notes_of(grids.values)
+    notes = native.notes + _notes(mapped, as_before, options, missing) + notes_of(grids.values)
     notes += Notes(remarks=tuple(_remarks(config, made, lacking)))
     has_text_model = any(each.name == TEXT for each in bound.family.spellings)
     surplus = dict(_surplus(bound.table, wanted, mapped))
@@ -412,21 +415,32 @@ def _parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
 
     Raises:
         UsageError: nothing lies below the prefix.
+        FormatError: several would have one name.
     """
+    return by_name({inner: view_of(tree).parameters[path] for path, inner in _below(tree, prefix).items()})
+
+
+def _below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
+    """The paths of the parameters below a prefix -> what follows that; errors as of `_parameters`."""
     found = view_of(tree).parameters
-    if prefix is not None:
-        keys: TreePath = tuple(key for key in prefix.replace(".", "/").split("/") if key)
-        below = {path[len(keys) :]: array for path, array in found.items() if path[: len(keys)] == keys}
-        if not below:
-            tops = sorted({str(path[0]) for path in found})
-            raise UsageError(
-                f"nothing lies below {prefix!r}",
-                place=tree.metadata.place,
-                wanted="one of " + ", ".join(tops[:20]),
-                hint=did_you_mean(prefix, tops),
-            )
-        found = below
-    return {dotted(path): array for path, array in found.items()}
+    keys: TreePath = tuple(key for key in (prefix or "").replace(".", "/").split("/") if key)
+    below = {path: path[len(keys) :] for path in found if path[: len(keys)] == keys}
+    if prefix is not None and not below:
+        tops = sorted({str(path[0]) for path in found})
+        raise UsageError(
+            f"nothing lies below {prefix!r}",
+            place=tree.metadata.place,
+            wanted="one of " + ", ".join(tops[:20]),
+            hint=did_you_mean(prefix, tops),
+        )
+    return below
+
+
+def _beside(tree: Tree, prefix: str | None) -> list[str]:
+    """What is learned and lies elsewhere than the model: other collections, other models, adapters."""
+    view, below = view_of(tree), _below(tree, prefix)
+    taken = {home for inner, home in view.homes.items() if inner in below}
+    return [spelled(path) for path in view.of_role("parameter") if path in view.arrays and path not in taken]
 
 
 @dataclass(frozen=True)
@@ -579,40 +593,32 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
     return family.spelling_for(model_type if isinstance(model_type, str) else None)
 
 
-def _main_dtype(arrays: Mapping[str, LazyArray], mapped: Mapped) -> DType | None:
-    """The dtype that most of the bytes of unchanged floating-point arrays have."""
-    count: Counter[DType] = Counter()
-    for key, array in mapped.arrays.items():
-        if key not in mapped.changed and array.dtype.is_float:
-            count[array.dtype] += array.size
-    return count.most_common(1)[0][0] if count else None
+def _restored(
+    mapped: Mapped, main: DType | None, spelling: Spelling, files: ModelFiles
+) -> dict[str, LazyArray]:
+    """The arrays that are made; those whose values are changed in the dtype that they had in the model."""
+    return {
+        key: restored(array, main, files.dtypes.get(spelling.plain(key))) if key in mapped.changed else array
+        for key, array in mapped.arrays.items()
+    }
 
 
-def _restored(key: str, array: LazyArray, mapped: Mapped, main: DType | None) -> LazyArray:
-    """An array that was widened for its changed values, in the dtype of the others again."""
-    if main is None or key not in mapped.changed or not _is_wider(array.dtype, main):
-        return array
-    return cast(array, main)
-
-
-def _is_wider(dtype: DType, main: DType) -> bool:
-    return dtype.is_float and dtype.bits > main.bits
-
-
-def _notes(mapped: Mapped, main: DType | None, options: ToHuggingFace, dropped: tuple[str, ...]) -> Notes:
+def _notes(
+    mapped: Mapped, made: Mapping[str, LazyArray], options: ToHuggingFace, dropped: tuple[str, ...]
+) -> Notes:
     """What the user should know.
 
     Args:
         mapped: the arrays and what their rows do to values.
-        main: dtype of most arrays; wider ones whose values are changed are rounded back to it.
+        made: the same, rounded to the dtypes that they had.
         options: what the user wants.
         dropped: what is left out.
     """
-    rounded = [main is not None and _is_wider(each.dtype, main) for each in mapped.values]
-    changed = list(zip(mapped.values, rounded, strict=True))
+    rounded = {key: made[key].dtype for key in mapped.changed if made[key].dtype != mapped.arrays[key].dtype}
+    changed = [(each, _of_row(each, rounded)) for each in mapped.values]
     inexact = [Note(each.key, each.reason) for each, back in changed if not (each.exact or back)]
     values = [
-        Note(each.key, f"{_operation(each)}, rounded back to {main}" if back else each.reason)
+        Note(each.key, f"{_operation(each)}, rounded back to {back}" if back else each.reason)
         for each, back in changed
         if each.exact or back
     ]
@@ -627,6 +633,14 @@ def _notes(mapped: Mapped, main: DType | None, options: ToHuggingFace, dropped: 
     if options.dtype is not None:
         inexact += cast_notes(mapped.arrays, options.dtype)
     return Notes(tuple(inexact), tuple(values), dropped)
+
+
+def _of_row(note: ValueNote, rounded: Mapping[str, DType]) -> str:
+    """The dtypes to which arrays of a row are rounded; "" where none is."""
+    key = parse_key(note.key)
+    return " and ".join(
+        {dtype.name: None for name, dtype in rounded.items() if key.numbers(name) is not None}
+    )
 
 
 def _operation(note: ValueNote) -> str:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.core.notes import Note, Notes
@@ -32,6 +32,7 @@ from ckpttools.maxtext.native import (
     native_grids,
     refusing,
 )
+from ckpttools.maxtext.odd_dtypes import odd_dtypes, of_one_dtype
 from ckpttools.maxtext.parts import refuse_lost
 from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.maxtext.stacked_on import with_scan_axis
@@ -113,12 +114,14 @@ class MaxTextState:
         carried: arrays that MaxText has no place for and that are to be kept.
         spelling: how the source writes names.
         notes: what the user should know.
+        dtypes: as of `ckpttools.maxtext.odd_dtypes.odd_dtypes`, for the way back.
     """
 
     state: Tree
     carried: Mapping[str, LazyArray]
     spelling: str
     notes: Notes
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
 def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
@@ -144,7 +147,10 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     kept, said = _unquantized(tree, options)
     said = noted + said
     tree = kept.tree
-    arrays = {dotted(path): array for path, array in tree.arrays.items()}
+    arrays = by_name(tree.arrays)
+    widened: tuple[str, ...] = ()
+    if options.dtype is not None and options.scan:
+        arrays, widened = of_one_dtype(arrays)
     family, table = _table(tree, arrays, options)
     config, place = tree.metadata.config, tree.metadata.place
     if not kept.scales:
@@ -189,14 +195,15 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     way = _way_back(family, options)
     lost = () if carried else [key for key in homeless if key not in towers]
     stale = () if kept.scales else _stale(says_quantized(config))
-    remarks = (*stale, *_lost(lost), *_without_towers(towers, way))
+    remarks = (*widened, *stale, *_lost(lost), *_without_towers(towers, way))
     values = replace(
         mapped,
         arrays=_without(mapped.arrays, grids.scales),
         values=(*mapped.values, *grids.values),
     )
     notes = said + _notes(family, values, options, carried) + Notes(remarks=remarks)
-    return MaxTextState(state, carried, spelling.name, notes)
+    dtypes = {} if dtype else odd_dtypes(arrays, mapped.altered, spelling.plain)
+    return MaxTextState(state, carried, spelling.name, notes, dtypes)
 
 
 def _unquantized(tree: Tree, options: ToMaxText) -> tuple[Kept, Notes]:

@@ -210,7 +210,14 @@ class Remap:
         names: dict[str, Path] = {}
         for path, found in taken.items():
             if found and found[0].axes is not None:
-                names[found[0].name(path)] = path
+                other = names.setdefault(name := found[0].name(path), path)
+                if other != path:
+                    raise MappingError(
+                        "a rule with axes takes two arrays for one",
+                        place=f"{self.place}: {found[0]}",
+                        got=f"{spelled(other)} and {spelled(path)}: {name}",
+                        hint="rename one of them first, by a rule without axes",
+                    )
         sources = {rule: next((p for p, f in taken.items() if f and f[0] is rule), None) for rule in rules}
         used = [(rule, source) for rule, source in sources.items() if source is not None]
         if not used:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.silent import taken
@@ -82,7 +82,7 @@ def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
     if view.is_maxtext:
         return _of_maxtext(tree, view, ModelFiles.of(tree, like), family)
     config = required(tree.metadata.config, tree.metadata.place)
-    arrays = {dotted(path): array for path, array in tree.arrays.items()}
+    arrays = by_name(tree.arrays)
     found = family_for(config, ModelOptions(family=family), tree.metadata.place)
     table = found.table(config, CONFIG, spelling=found.spelling_of(arrays))
     require_hugging_face(tree, found, config)

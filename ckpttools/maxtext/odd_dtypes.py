@@ -1,0 +1,84 @@
+"""Arrays of another dtype than most: as they were before values were changed on the way to MaxText, again.
+
+Changed values may be stored wider than they were, and on the way back they are rounded to the dtype of most.
+What was of another dtype from the start is noted beside the arrays, and rounded to that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.text import array_count
+from ckpttools.transforms.cast import cast
+
+_WIDEST, _WIDE = "float64", "float32"
+_DIGITS = str.maketrans("", "", "0123456789")
+
+
+def main_dtype(arrays: Mapping[str, LazyArray], changed: Collection[str]) -> DType | None:
+    """The dtype of most elements of unchanged floating-point arrays; None where there are none.
+
+    Args:
+        arrays: by name.
+        changed: names of those whose values are changed.
+    """
+    count: Counter[DType] = Counter()
+    for key, array in arrays.items():
+        if key not in changed and array.dtype.is_float:
+            count[array.dtype] += array.size
+    return count.most_common(1)[0][0] if count else None
+
+
+def odd_dtypes(
+    arrays: Mapping[str, LazyArray], changed: Collection[str], plain: Callable[[str], str]
+) -> dict[str, str]:
+    """The dtypes of arrays whose values are changed, of those that have another one than most: to be noted.
+
+    Args:
+        arrays, changed: as of `main_dtype`.
+        plain: gives the name under which one is noted.
+    """
+    main = main_dtype(arrays, changed)
+    floats = (key for key in sorted(changed) if key in arrays and arrays[key].dtype.is_float)
+    return {plain(key): arrays[key].dtype.name for key in floats if main not in (None, arrays[key].dtype)}
+
+
+def restored(array: LazyArray, main: DType | None, noted: str | None) -> LazyArray:
+    """An array whose values were changed, in the dtype that it had before that.
+
+    Args:
+        array: as it is stored, maybe wider than it was.
+        main: the dtype of most.
+        noted: the name of another one that it had; None for that of most.
+    """
+    if main is None or not is_wider(array.dtype, main):
+        return array
+    dtype = DTYPES.get(noted, main) if noted else main
+    return cast(array, dtype) if is_wider(array.dtype, dtype) else array
+
+
+def is_wider(dtype: DType, main: DType) -> bool:
+    """Whether floating-point numbers have more bits than those of another dtype."""
+    return dtype.is_float and dtype.bits > main.bits
+
+
+def of_one_dtype(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
+    """Arrays, those whose names differ in numbers alone in one dtype that has all of their values; remarks.
+
+    Numbers of fewer than 16 bits stay what they are: without their scales they are no weights.
+    """
+    alike: dict[str, list[str]] = defaultdict(list)
+    for key in arrays:
+        alike[key.translate(_DIGITS)].append(key)
+    made = dict(arrays)
+    for keys in alike.values():
+        kinds = {arrays[key].dtype.name for key in keys}
+        if len(kinds) > 1 and all(arrays[key].dtype.is_float and arrays[key].dtype.bits > 8 for key in keys):
+            wide = DTYPES[_WIDEST if _WIDEST in kinds else _WIDE]
+            made |= {key: cast(arrays[key], wide) for key in keys}
+    widened = [key for key in made if made[key] is not arrays[key]]
+    said = f"{array_count(widened)} are of other dtypes than those of other layers, and widened first"
+    return made, (said,) if widened else ()
