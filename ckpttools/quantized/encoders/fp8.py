@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpttools.array.rounding import as_float32
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.quantized.encoders.numbers import block_maxima, numbers, rounded
 from ckpttools.quantized.errors import lost
@@ -65,9 +66,8 @@ class Fp8Blocks:
 
         codes = np.empty(values.shape, np.uint8)
         for rows, columns, scale in self._strips(values.shape, scales.view("<f4")):
-            wide = values[rows, columns].astype(np.float32)
-            wide /= scale
-            codes[rows, columns] = rounded(wide, _CODE)
+            quotients: np.ndarray = np.divide(as_float32(values[rows, columns]), scale)
+            codes[rows, columns] = rounded(quotients, _CODE)
         return codes
 
     def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpttools.array.rounding import as_float32
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.quantized.encoders.numbers import block_maxima, numbers, rounded
 from ckpttools.quantized.errors import lost
@@ -60,11 +61,11 @@ class Mxfp4:
 
         packed = np.empty((values.shape[0], values.shape[1] // 2), np.uint8)
         for rows in self._strips(values.shape):
-            wide = values[rows].astype(np.float32)
-            grouped = wide.reshape(wide.shape[0], -1, GROUP)
-            # By powers of two, and so exactly.
-            grouped *= np.ldexp(np.float32(1), _BIAS - scales[rows].astype(np.int32))[..., None]
-            codes = rounded(wide, _CODE)
+            wide = as_float32(values[rows])
+            # Powers of two, and so exactly.
+            factors = np.ldexp(np.float32(1), _BIAS - scales[rows].astype(np.int32))
+            scaled = np.multiply(wide.reshape(wide.shape[0], -1, GROUP), factors[..., None])
+            codes = rounded(scaled.reshape(wide.shape), _CODE)
             packed[rows] = codes[:, ::2] | codes[:, 1::2] << 4
         return packed
 
