@@ -19,7 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
 from support.object_stores import files_in
+from support.orbax_items import LITTLE, write_item, zarr3
 from support.places import FIXTURES, ORBAX
+from support.pruned_runs import HANDLER
 
 import ckpttools
 from ckpttools.array.tree import dotted
@@ -362,3 +364,75 @@ def test_a_host_that_cannot_be_read_is_named(job):
     listing = ckpttools.list_saves(job)
     assert [Path(name).parent.name for name in listing.unusable] == ["host1"]
     assert listing.newest is not None and len(listing.newest.hosts) == 3
+
+
+class TestOtherRuns:
+    """Hosts of two runs that were at the same step at the same time."""
+
+    def test_jobs_with_other_names_are_apart(self, job):
+        for number in range(4):
+            (job / f"host{number}" / "replicator.yaml").write_text(f"job-name: run-{number % 2}\n")
+        found = [(save.step, len(save.hosts), save.is_complete) for save in ckpttools.list_saves(job).saves]
+        assert found == [(3, 2, False), (3, 2, False), (2, 2, False), (2, 2, False)]
+
+    def test_jobs_of_other_devices_are_apart(self, job):
+        place = job / "host1" / "3" / "process_metadata" / "mesh_metadata.json"
+        place.write_text(json.dumps([8192, *json.loads(place.read_text())[1:]]))
+        hosts = [len(save.hosts) for save in ckpttools.list_saves(job).saves if save.step == LAST]
+        assert sorted(hosts) == [1, 3]
+
+    def test_a_host_that_differs_in_most_is_not_mixed_in(self, tmp_path):
+        """What is preferred decides on values that were damaged, not on what another run has alone."""
+        for host, seed in (("a", 1), ("b", 2)):
+            write_half(tmp_path / host, seed)
+        with pytest.raises(FormatError, match="hosts differ in 4 chunks"):
+            ckpttools.assemble([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+        with pytest.raises(FormatError, match="b seems to be of another save: it differs in 4 of 5 values"):
+            ckpttools.assemble([tmp_path / "a", tmp_path / "b"], tmp_path / "out", prefer=tmp_path / "a")
+        assert not (tmp_path / "out").exists()
+
+
+def write_half(host: Path, seed: int) -> None:
+    """A host with two arrays that all have, and half of the chunks of one more."""
+    noise = np.random.default_rng(seed)
+    values = {(name,): noise.standard_normal(16).astype(np.float32) for name in "xyz"}
+    arrays = {path: (zarr3([LITTLE], [8]), each) for path, each in values.items()}
+    write_item(host / "3" / "state", arrays, use_ocdbt=False)
+    (host / "3" / "state" / "x" / "c" / str(seed % 2)).unlink()
+    said = {"item_handlers": {"state": HANDLER}, "commit_timestamp_nsecs": 1}
+    (host / "3" / "_CHECKPOINT_METADATA").write_text(json.dumps(said))
+
+
+def test_arrays_that_no_metadata_names_are_not_left_out(job, tmp_path):
+    for host in hosts_of(job):
+        place = host / "3" / "state" / "_METADATA"
+        said = json.loads(place.read_text())
+        del said["tree_metadata"]["('step',)"]
+        place.write_text(json.dumps(said))
+    with pytest.raises(FormatError, match="that its metadata does not name") as caught:
+        ckpttools.assemble(job, tmp_path / "out")
+    assert "step" in str(caught.value)
+
+
+def test_steps_that_were_renamed_are_told(job, tmp_path):
+    for host in hosts_of(job):
+        (host / "2").rename(host / "9")
+    told = " ".join(ckpt("assemble", job, tmp_path / "out", "--dry-run", COLUMNS="200").output.split())
+    assert "the state has counted 2 steps, where its directories say 9" in told
+
+
+@pytest.mark.parametrize("began", ["true", "-1", "1" + "0" * 400])
+def test_what_no_clock_says_is_no_time(job, began):
+    file = job / "host0" / "3" / "_CHECKPOINT_METADATA"
+    file.write_text(f'{{"init_timestamp_nsecs": {began}, "commit_timestamp_nsecs": 1}}')
+    assert ckpttools.list_saves(job).saves[0].began is not None
+
+
+def test_a_damaged_shape_of_countless_chunks_is_counted_not_listed(tmp_path):
+    write_half(tmp_path / "a", 1)
+    place = tmp_path / "a" / "3" / "state" / "x" / "zarr.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "shape": [1 << 60]}))
+    (save,) = ckpttools.list_saves(tmp_path / "a").saves
+    (lacking,) = save.missing
+    assert (lacking.chunks, lacking.count, lacking.cells) == (1 << 57, (1 << 57) - 1, ())
+    assert save.wanted is None

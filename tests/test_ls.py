@@ -38,7 +38,10 @@ def test_steps_with_their_metrics_and_the_one_that_resumes(run):
         ("default", "parameters"),
         ("metrics", "metrics"),
     ]
-    assert (listing.resumes, listing.resume_item, len(listing.finished)) == (2, "default", 2)
+    assert (listing.latest, listing.resume_item, len(listing.finished)) == (2, "default", 2)
+    # Parameters alone: nothing goes on from them.
+    assert listing.resumes is None
+    assert "resumes" not in (told := succeed("ls", run).output) and "load_parameters_path" in told
     assert listing.steps[0].nbytes == sum(map(len, files_in(run / "1").values()))
 
 
@@ -47,27 +50,27 @@ def test_a_step_or_an_item_stands_for_its_run(run):
 
 
 @pytest.mark.parametrize(
-    ("name", "resumes", "unfinished"),
+    ("name", "latest", "unfinished"),
     [("unfinished_commit_file", 2, {2}), ("unfinished_atomic_rename", 1, {2})],
 )
-def test_what_orbax_would_take_is_told_apart_from_what_is_finished(name, resumes, unfinished):
+def test_what_orbax_would_take_is_told_apart_from_what_is_finished(name, latest, unfinished):
     listing = ckpttools.ls(ORBAX / name)
-    assert listing.resumes == resumes
+    assert listing.latest == latest
     assert {each.step for each in listing.steps if each.unfinished} == unfinished
     shown = succeed("ls", ORBAX / name).output
-    assert ("which Orbax takes for finished and is not" in shown) == (resumes in unfinished)
+    assert ("which Orbax takes for finished and is not" in shown) == (latest in unfinished)
 
 
 def test_in_a_bucket_the_commit_file_decides(gcs, run):
     files = files_in(run)
-    for lost, resumes in (("12", None), ("2", 1), ("", 2)):
+    for lost, latest in (("12", None), ("2", 1), ("", 2)):
         without = {
             name: each
             for name, each in files.items()
             if name not in {f"{n}/commit_success.txt" for n in lost}
         }
         listing = ckpttools.ls(gcs.filled(without))
-        assert listing.resumes == resumes
+        assert listing.latest == latest
         assert len(listing.finished) == 2  # by what is in them
         assert all(step.own_bytes == step.nbytes > 0 for step in listing.steps)
 
@@ -122,10 +125,25 @@ def test_an_item_that_is_being_deleted_is_named(run):
 def test_the_json_is_the_report(run):
     said = json.loads(succeed("ls", run, "--json").output)
     assert [each["step"] for each in said["steps"]] == [1, 2]
-    assert said["resumes"] == 2
+    assert (said["latest"], said["resumes"]) == (2, None)
+
+
+def test_a_training_state_resumes_and_a_part_of_a_host_does_not():
+    assert ckpttools.ls(TRAINED).resumes == ckpttools.ls(TRAINED).latest is not None
+    assert "resumes" in succeed("ls", TRAINED).output
+    part = ckpttools.ls(ORBAX / "emergency" / "local_host2")
+    assert part.resumes is None and "ckpt assemble" in part.hindered
+
+
+def test_metrics_that_were_saved_as_text_are_numbers(run):
+    (run / "1" / "metrics" / "metrics").write_text('{"loss": "0.5", "note": "restarted"}')
+    assert ckpttools.ls(run).steps[0].metrics == {"loss": 0.5}
 
 
 def test_what_is_no_run(tmp_path):
+    with pytest.raises(FormatError, match="what 4 hosts of a job kept") as caught:
+        ckpttools.ls(FIXTURES / "hosts" / "replicator-data=2,fsdp=4")
+    assert "ckpt assemble" in str(caught.value)
     with pytest.raises(FormatError, match="not a run with steps"):
         ckpttools.ls(HF)
     with pytest.raises(StorageError, match="is not there"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from xml.etree import ElementTree
@@ -175,5 +177,76 @@ def test_settings_of_the_user_are_checked_with_those_of_the_plan(places):
     refused = ckpt(*words[:-1], "multi_tier_checkpointing_backup_interval_minutes=5")
     assert refused.exit_code == 1 and "not both" in refused.output
     assert "int" in ckpt(*words[:-1], "checkpoint_period=often").output
-    again = ckpt(*words[:-1], "--mtbf", "6h", "--plot", "hf/x.png")
-    assert again.exit_code == 2 and "ends in .svg" in again.output
+    again = ckpt(*words[:-1], "--mtbf", "6h", "--plot", "hf/x.jpg")
+    assert again.exit_code == 2 and "ends in .svg or .png" in again.output
+    # One that the name of a program could be.
+    said = "base_config: base.yml\nmodel_name: llama3.1-8b\nload_parameters_path: gs://b/0/items\n"
+    Path("maxtext.yml").write_text(said)
+    both = ckpt("plan-training", "maxtext.yml", "--hosts", 2, "load_full_state_path=gs://b/5/items")
+    assert both.exit_code == 1 and "exclude each" in both.output
+
+
+class TestThePlot:
+    @pytest.fixture
+    def words(self, places):
+        return ["plan-training", "hf/llama/config.json", "--hosts", 2, "--slices", 2, "--mtbf", "6h"]
+
+    def test_a_png_is_the_svg(self, words):
+        pytest.importorskip("resvg_py")
+        succeed(*words, "--plot", "lost.png")
+        content = Path("lost.png").read_bytes()
+        assert content[:8] == b"\x89PNG\r\n\x1a\n"
+        assert struct.unpack(">II", content[16:24]) == (1440, 800)
+        assert ckpt(*words, "--plot", "lost.png").exit_code == 2
+
+    def test_the_extra_that_is_missing_is_named(self, words, monkeypatch):
+        monkeypatch.setattr("ckpttools.inspect.png.find_spec", lambda name: None)
+        refused = ckpt(*words, "--plot", "lost.png")
+        assert refused.exit_code == 2 and "pip install 'ckpttools[plot]'" in refused.output
+        assert not Path("lost.png").exists()
+
+    def test_without_a_font_words_are_not_left_out(self, words, monkeypatch):
+        resvg_py = pytest.importorskip("resvg_py")
+        draw = partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
+        monkeypatch.setattr(resvg_py, "svg_to_bytes", draw)
+        refused = ckpt(*words, "--plot", "lost.png")
+        assert refused.exit_code == 5 and "no font" in refused.output and not Path("lost.png").exists()
+
+
+class TestWhatCannotBeMeant:
+    @pytest.mark.parametrize(
+        "wrong", [{"hosts": 0}, {"slices": -1}, {"keep": 0}, {"total_steps": -5}, {"hosts": True}]
+    )
+    def test_counts(self, places, wrong):
+        with pytest.raises(UsageError, match="means nothing"):
+            ckpttools.plan_training("hf/llama/config.json", **{"hosts": 1, **wrong})
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ({"mtbf_all": "6h"}, "some of the failures"),
+            ({"mtbf": "6h", "mtbf_all": "1h"}, "no more frequent"),
+            ({"local_bandwidth": 0}, "more than nothing"),
+            ({"settings": ["base.yml"]}, "no setting"),
+            ({"mode": "other"}, "no way to save"),
+            ({"mtbf": "6h", "plot": "hf/llama/config.json"}, "no name of an image"),
+        ],
+    )
+    def test_others(self, places, wrong, said):
+        with pytest.raises(UsageError, match=said):
+            ckpttools.plan_training("hf/llama/config.json", **{"hosts": 1, **wrong})
+
+
+def test_what_the_user_sets_decides_on_the_room(places):
+    how = {"hosts": 2, "total_steps": 1000, "keep": 9}
+    unknown = ckpttools.plan_training("hf/llama/config.json", **how)
+    assert unknown.run_bytes is None and "not known without its interval" in unknown.remarks[-1]
+    set_by_hand = ["checkpoint_period=100", "max_num_checkpoints_to_keep=4"]
+    made = ckpttools.plan_training("hf/llama/config.json", **how, settings=set_by_hand)
+    assert made.run_checkpoints == 4 and made.run_bytes == 4 * made.state_bytes
+
+
+def test_saves_that_take_longer_than_failures_leave_are_said(places):
+    how = {"hosts": 1, "mtbf": "1min", "local_save": "2min", "mode": "emergency"}
+    made = ckpttools.plan_training("hf/llama/config.json", **how)
+    assert "no interval is of use" in made.remarks[-1]

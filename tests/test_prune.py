@@ -20,9 +20,11 @@ import ckpttools
 from ckpttools.api.prune import PruneReport
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.runs import links
+from ckpttools.runs.journal import alone
 from ckpttools.runs.metrics import metrics_of
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.stores.objects import store as objects
+from ckpttools.stores.publishing import LockedError
 from ckpttools.stores.registry import parse
 
 RULES = {"keep_last": 2, "keep_every": 3, "keep_best": "reward:1"}
@@ -251,6 +253,50 @@ def test_what_shares_files_by_hard_links_keeps_them(run, tmp_path):
     assert ckpttools.hash(tmp_path / "shared").digest == before
 
 
+class TestOthersAtWork:
+    """Other prunes of the run, and a training that goes on."""
+
+    @pytest.mark.parametrize("how", [{"keep_last": 1}, {"finish": True}])
+    def test_one_prunes_and_others_are_told(self, run, how):
+        plan = ckpttools.prune.plan(run, keep_last=2)
+        if "finish" in how:
+            (run / ".ckpttools-prune").mkdir()
+        with alone(parse(run)), pytest.raises(LockedError, match="another process prunes this run"):
+            ckpttools.prune(run, **how)
+        assert steps(run) >= {"1", "6"}
+        if "finish" not in how:
+            assert plan.run().is_done and steps(run) == {"5", "6"}
+
+    def test_in_a_bucket_too(self, gcs, made):
+        place = gcs.filled({name: b for name, b in files_in(made).items() if name[0] in "56"})
+        with alone(parse(place)), pytest.raises(LockedError, match="another process prunes this run"):
+            ckpttools.prune(place, keep_last=1)
+        assert ckpttools.prune(place, keep_last=1).is_done
+        assert [each.step for each in ckpttools.ls(place).steps] == [6]
+        assert not ckpttools.ls(place).beside
+
+    def test_a_plan_that_another_prune_has_overtaken_begins_nothing(self, run):
+        plan = ckpttools.prune.plan(run, keep_last=2)
+        ckpttools.prune(run, keep_last=1)
+        with pytest.raises(FormatError, match="not whole any more"):
+            plan.run()
+        assert steps(run) == {"6"}
+
+    def test_what_is_saved_between_plan_and_deed_stays(self, run):
+        plan = ckpttools.prune.plan(run, keep_last=2)
+        shutil.copytree(run / "6", run / "7.orbax-checkpoint-tmp")
+        shutil.rmtree(run / "1")
+        shutil.copytree(run / "2", run / "1")
+        (run / "1" / "metrics" / "metrics").write_text('{"loss": 0}')
+        report = plan.run()
+        assert report.left == ("1: it was written again meanwhile",)
+        assert steps(run) == {"1", "5", "6", "7.orbax-checkpoint-tmp"}
+        (run / "7.orbax-checkpoint-tmp").rename(run / "7")
+        assert fates(ckpttools.prune(run, keep_last=1)) == {
+            1: "deleted", 5: "deleted", 6: "deleted", 7: "kept"
+        }  # fmt: skip
+
+
 class TestStripping:
     @pytest.mark.parametrize("copy", [False, True])
     def test_older_steps_lose_their_optimizer_and_nothing_else(self, run, copy):
@@ -305,7 +351,7 @@ class TestInterrupted:
     @pytest.mark.parametrize("after", range(1, 9))
     def test_it_is_finished(self, run, monkeypatch, after):
         self.begin(run, monkeypatch, after)
-        with pytest.raises(UsageError, match="was interrupted, or is at work"):
+        with pytest.raises(UsageError, match="was interrupted"):
             ckpttools.prune(run, keep_last=1)
         report = ckpttools.prune(run, finish=True)
         assert report.is_done and not report.left

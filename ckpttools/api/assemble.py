@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,17 @@ from ckpttools.formats.orbax.naming import ITEM as TREE_ITEM
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.orbax.saves import MissingCells, Save, newest_complete, saves_of
 from ckpttools.formats.orbax.shares import Share, shares_of
-from ckpttools.formats.orbax.twins import TwinComparison, compared, unlike
+from ckpttools.formats.orbax.twins import (
+    TwinComparison,
+    compared,
+    keys_alone,
+    losers,
+    refuse_mixed,
+    unlike,
+)
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for, writer_options
-from ckpttools.maxtext.layout import SCAN_LAYERS
+from ckpttools.maxtext.layout import SCAN_LAYERS, STEPS
 from ckpttools.maxtext.view import view_of
 from ckpttools.run.apart import check_apart
 from ckpttools.stores.at_once import at_once
@@ -151,6 +158,7 @@ def assemble(
     read, places, preferred = read_options(opening), _places(hosts), _places(prefer)
     with requesting(writing.get("requests")):
         save = _chosen(_shares(places, read.max_index_bytes), read.step).preferring(preferred)
+        _refuse_unnamed(save)
         for share in save.shares:
             check_apart(share.host, parse(destination))
         twins = _checked(save, preferred, comparing)
@@ -210,8 +218,18 @@ def _chosen(shares: Sequence[Share], step: int | None) -> Save:
     return save
 
 
+def _refuse_unnamed(save: Save) -> None:
+    if save.unnamed:
+        raise FormatError(
+            f"hosts have arrays of step {save.step} that its metadata does not name{listing(save.unnamed)}",
+            place=save.shares[0].item,
+            wanted="the metadata of the tree that was saved",
+            hint="leave out the directory of a host whose metadata is damaged, or name another step",
+        )
+
+
 def _lacking(save: Save) -> str:
-    missing = sum(len(each.cells) for each in save.missing)
+    missing = sum(each.count for each in save.missing)
     wanted = wanted_hosts(save)
     more = ""
     if wanted:
@@ -238,6 +256,7 @@ def _checked(save: Save, preferred: Sequence[Place], observe: Callable[[int], No
     open_ones = [each for each in found.disagreements if not names & {n for g in each.groups for n in g}]
     if open_ones:
         raise unlike(save, open_ones)
+    refuse_mixed(save, found.disagreements)
     return found
 
 
@@ -250,15 +269,36 @@ def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
     remarks += [
         f"{each}; {save.shares[save.owners[each.key]].host} was preferred" for each in twins.disagreements
     ]
+    remarks += _of_losers(save, twins)
     if not has_iterators:
         remarks.append("where the data iterator was is not known: these hosts kept no state of it")
     return Notes(remarks=tuple(remarks))
 
 
+def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:
+    """What is taken of hosts that are wrong elsewhere, since nobody else has it."""
+    for number in sorted({number for each in twins.disagreements for number in losers(save, each)}):
+        if alone := keys_alone(save, number):
+            host = save.shares[number].host
+            yield f"{plural(len(alone), 'chunk')} that no other has are those of {host} all the same"
+
+
 def _tree(save: Save, place: Place, notes: Notes) -> Tree:
     """The tree, with what MaxText wants to be told of layers: such managers store nothing of it."""
-    tree = joined_tree(save, place).with_metadata(notes=notes)
+    tree = joined_tree(save, place)
+    tree = tree.with_metadata(notes=notes + Notes(remarks=tuple(_of_counter(save, tree))))
     view = view_of(tree)
     if not view.is_maxtext or SCAN_LAYERS in tree.metadata.custom:
         return tree
     return tree.with_metadata(custom={**tree.metadata.custom, SCAN_LAYERS: view.is_stacked})
+
+
+def _of_counter(save: Save, tree: Tree) -> Iterator[str]:
+    """What to say where the state counts other steps than its directory: it was renamed, or made of another.
+
+    MaxText names a step by the last one that is done, and its state counts the next.
+    """
+    for path in (path for path in STEPS if path in tree.arrays and not tree.arrays[path].shape):
+        counted = int(tree.arrays[path].read())
+        if counted not in (save.step, save.step + 1):
+            yield f"the state has counted {plural(counted, 'step')}, where its directories say {save.step}"

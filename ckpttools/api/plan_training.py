@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttools.api.arguments import Size
-from ckpttools.api.beside import check_beside
-from ckpttools.api.sources import Opening, Source, opened, place_of, read_options
+from ckpttools.api.sources import Opening, Source, opened, read_options
+from ckpttools.api.training_plot import check_plot, draw
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.budget import parse_size
@@ -16,21 +16,18 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
-from ckpttools.inspect.lost_time import lost_time_svg
 from ckpttools.maxtext.config.back import config_of_settings
-from ckpttools.maxtext.config.given import given
-from ckpttools.maxtext.config.known import mistakes
 from ckpttools.maxtext.model import CONFIG
-from ckpttools.maxtext.planning.commands import MODES, UNKNOWN, Mode, commands_for, settings_for
+from ckpttools.maxtext.planning.commands import MODES, Mode, commands_for, settings_for
 from ckpttools.maxtext.planning.intervals import SaveInterval, Tier, kept_checkpoints
 from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
 from ckpttools.maxtext.planning.report import TrainingPlan
-from ckpttools.maxtext.planning.rules import refusals
+from ckpttools.maxtext.planning.said import all_refusals, run_of, words_of
 from ckpttools.maxtext.synthetic import synthetic
-from ckpttools.maxtext.versions import NEWEST
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.predict import process_loading
+from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
 if TYPE_CHECKING:
@@ -94,15 +91,17 @@ def plan_training(
         local_save, persistent_save: for how long a save holds training up; None for as long as it writes.
         total_steps: of the run.
         keep: how many persistent checkpoints are kept; None for all.
-        plot: SVG file that gets lost time against the interval.
+        plot: file that gets an image, SVG or PNG by its name, of lost time against the interval.
         reading: how a path is opened, see `ckpttools.api.sources.Opening`.
 
     Raises:
         UsageError: numbers that cannot be meant.
         CheckpointError: the source cannot be read, or does not say how large the model is.
     """
-    if hosts < 1 or slices < 1:
-        raise UsageError("a training has hosts", got=f"{option('hosts', hosts)}, {option('slices', slices)}")
+    _check_counts(hosts=hosts, slices=slices, total_steps=total_steps, keep=keep)
+    words = words_of(settings)
+    if plot is not None:
+        check_plot(parse(plot, is_written=True), source, has_tiers=mtbf is not None)
     state = _state(source, settings, reading)
     share = _share(state, hosts, slices, None if mesh is None else parse_mesh(mesh))
     chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
@@ -120,8 +119,8 @@ def plan_training(
     intervals = _intervals(tiers, chosen, _seconds("step_time", step_time))
     steps = {each.tier: each.steps for each in intervals}
     told = settings_for(chosen, steps.get("local"), steps.get("persistent"), keep)
-    words = {**told, **dict(word.partition("=")[::2] for word in settings)}
-    period = steps.get("persistent")
+    settled = {**told, **words}
+    period, keep = run_of(chosen, steps.get("persistent"), keep, words)
     count = kept_checkpoints(total_steps, period, keep) if total_steps and period else None
     made = TrainingPlan(
         path=str(source.metadata.place if isinstance(source, Tree) else source),
@@ -139,14 +138,14 @@ def plan_training(
         intervals=intervals,
         run_bytes=None if count is None else count * state.nbytes,
         run_checkpoints=count,
-        settings=words,
-        refusals=tuple(_refusals(words, settings)),
-        commands=commands_for(chosen, slices, size.setting, words),
+        settings=settled,
+        refusals=tuple(all_refusals(_configuration(source), settled, settings)),
+        commands=commands_for(chosen, slices, size.setting, settled),
         tiers=tiers,
-        remarks=share.remarks,
+        remarks=(*share.remarks, *_remarks(tiers, total_steps, count)),
     )
     if plot is not None:
-        _plot(made, plot, source)
+        draw(made.tiers, parse(plot, is_written=True))
     return made
 
 
@@ -159,18 +158,30 @@ def _intervals(tiers: Sequence[Tier], mode: Mode, step_seconds: float | None) ->
     return tuple(made)
 
 
-def _refusals(words: Mapping[str, str], settings: Sequence[str]) -> Iterator[str]:
-    """Why MaxText would refuse settings: those of the user one by one, then all together.
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and (isinstance(count, bool) or count < 1):
+            raise UsageError(f"{option(name, count)} means nothing", wanted="1 or more")
 
-    Args:
-        words: all of them.
-        settings: the user's.
-    """
-    wrong = list(mistakes(given(list(settings)).said, NEWEST)) if settings else []
-    yield from (f"{each.name}={each.said}: {each.reason}" for each in wrong)
-    if not wrong:
-        # Steps that are not known yet will be some.
-        yield from refusals({name: "1" if said == UNKNOWN else said for name, said in words.items()})
+
+def _configuration(source: Source) -> Place | None:
+    """The configuration file of MaxText's that the model is told by, if it is."""
+    place = None if isinstance(source, Tree) else parse(source)
+    return place if place is not None and place.name.endswith(_YAML) else None
+
+
+def _remarks(tiers: Sequence[Tier], total_steps: int | None, count: int | None) -> Iterator[str]:
+    for tier in tiers:
+        if tier.lost(max(tier.best_seconds, tier.save_seconds)) >= 1:
+            yield (
+                f"{tier.name} saves of {tier.save_seconds:.0f} s and {tier.restore_seconds:.0f} s to restore "
+                f"leave nothing of the {tier.failure_seconds:.0f} s between failures: no interval is of use"
+            )
+    if total_steps is not None and count is None:
+        yield (
+            "the room of a run is not known without its interval: "
+            f"say {option('mtbf', '6h')} and {option('step_time', '8s')}, or the setting"
+        )
 
 
 def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object]) -> _State:
@@ -255,7 +266,16 @@ def _tiers(
     """
     often, seldom = failures
     if often is None:
+        if seldom is not None:
+            raise UsageError(
+                f"{option('mtbf_all')} is of some of the failures", hint=f"say {option('mtbf', '6h')} as well"
+            )
         return ()
+    if seldom is not None and seldom < often:
+        raise UsageError(
+            "failures that no ramdisk survives are some of all, and no more frequent",
+            got=f"one in {seldom:.0f} s, and one of any kind in {often:.0f} s",
+        )
     holds = [save or write for save, write in zip(saves, writes, strict=True)]
     if mode == "persistent":
         return (Tier("persistent", holds[1], often, writes[1]),)
@@ -263,16 +283,3 @@ def _tiers(
         Tier("local", holds[0], often, writes[0]),
         Tier("persistent", holds[1], seldom or 10 * often, writes[1]),
     )
-
-
-def _plot(made: TrainingPlan, plot: Where, source: Source) -> None:
-    place = parse(plot, is_written=True)
-    if not place.name.endswith(".svg"):
-        raise UsageError(f"{place} is no name of an SVG file", wanted="a name that ends in .svg")
-    if not made.tiers:
-        raise UsageError("there is nothing to plot", hint=f"say {option('mtbf', '6h')}")
-    if place.lexists():
-        raise UsageError(f"{place} is there already", hint="choose another name, or remove it")
-    read = place_of(source)
-    check_beside(place, "" if read is None else read)
-    place.write_bytes(lost_time_svg(made.tiers).encode())

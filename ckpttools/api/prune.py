@@ -16,7 +16,16 @@ from ckpttools.formats.orbax.write import OrbaxWriter, OtherItem
 from ckpttools.formats.registry import open_tree, writer_for
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
-from ckpttools.runs.journal import DIRECTORY, PruneJournal, at_work, begun, fingerprint, interrupted, removing
+from ckpttools.runs.journal import (
+    DIRECTORY,
+    PruneJournal,
+    alone,
+    at_work,
+    begun,
+    fingerprint,
+    interrupted,
+    removing,
+)
 from ckpttools.runs.listing import run_at
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
@@ -85,9 +94,11 @@ class PreparedPrune:
         Raises:
             CheckpointError: reading or writing fails; the same run can be finished, or undone.
         """
-        with requesting(self.requests):
+        with requesting(self.requests), alone(self.place):
             if self.decision is None:
                 return self._gone_on()
+            if begun(self.place) is not None:
+                raise interrupted(self.place)
             return self._pruned(self.decision)
 
     def _gone_on(self) -> PruneReport:
@@ -108,16 +119,19 @@ class PreparedPrune:
         delete = decision.named("deleted")
         if not (made or delete):
             return replace(report, is_done=True)
+        prints = decision.fingerprints
         journal = PruneJournal(
-            {name: fingerprint(run.path / name) for name in delete},
-            {name: fingerprint(run.path / name) for name in made},
+            {name: prints[name] for name in delete},
+            {name: prints[name] for name in made},
             {name: fingerprint(place) for name, place in made.items()},
             decision.named("kept"),
             commit_texts(run.path, delete),
         )
         frees = report.frees + sum(_freed(run.path / name, place) for name, place in made.items())
+        removal = Removal(run.path, journal)
+        removal.check_kept()
         journal.begin(run.path)
-        left = Removal(run.path, journal).carry_out()
+        left = removal.carry_out()
         return replace(report, is_done=True, left=left, frees=frees)
 
     def _stripped(self, path: Place) -> Place:
@@ -204,7 +218,8 @@ def prune(
         requests: requests under way at once to stores behind a network; None for as many as suit them.
 
     Raises:
-        UsageError: no rule is given, a prune was interrupted, or nothing can be deleted there.
+        UsageError: no rule is given, another prune is at work or was interrupted, or nothing can be deleted
+            there.
         FormatError: no step is finished.
         CheckpointError: it is no run, or it cannot be read or written.
     """
@@ -227,7 +242,8 @@ def prune(
             )
         removing(found.path)
         if begun(found.path) is not None:
-            raise interrupted(found.path)
+            with alone(found.path):
+                raise interrupted(found.path)
         if strip_older and not isinstance(found.path.store, Renames):
             raise UsageError(
                 "in a bucket no step is replaced by another: nothing there can be renamed",

@@ -37,7 +37,7 @@ def lines_of(listing: HostsListing) -> Iterator[str]:
 
 
 def _cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[str]:
-    missing = sum(len(each.cells) for each in save.missing)
+    missing = sum(each.count for each in save.missing)
     verdict = "complete" if save.is_complete else "not complete"
     return [
         str(save.step),

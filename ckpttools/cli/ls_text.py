@@ -24,6 +24,7 @@ _COLUMNS = (
     Column(""),
 )
 _LABEL = 14
+_NO_ITEM = "in which MaxText finds no tree: it looks for items"
 
 
 def lines_of(listing: RunListing) -> Iterator[str]:
@@ -40,10 +41,13 @@ def lines_of(listing: RunListing) -> Iterator[str]:
 
 
 def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
-    if listing.resumes is None:
+    if listing.latest is None:
         yield "resumes", "no step: Orbax lists none here"
+    elif listing.resumes is None:
+        yield "latest", f"step {listing.latest}, {listing.hindered}"
     else:
-        yield "resumes", f"step {listing.resumes}, {_resumed(listing)}"
+        where = f"from {listing.resume_item}" if listing.resume_item else _NO_ITEM
+        yield "resumes", f"step {listing.resumes}, {where}"
     for name, why in listing.passed_over.items():
         yield "passed over", f"{name}: {why}"
     for step in listing.steps:
@@ -53,15 +57,6 @@ def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
             yield "deleting", f"item {step.deleting} of {step.name}: Orbax was interrupted; retry it there"
     if listing.beside:
         yield "beside", some(listing.beside, 5)
-
-
-def _resumed(listing: RunListing) -> str:
-    step = next((each for each in listing.steps if each.step == listing.resumes), None)
-    if step is not None and step.unfinished is not None:
-        return "which Orbax takes for finished and is not: loading it fails"
-    if listing.resume_item is None:
-        return "in which MaxText finds no tree: it looks for items"
-    return f"from {listing.resume_item}"
 
 
 def _cells(step: StepListing, listing: RunListing, now: float) -> list[str]:

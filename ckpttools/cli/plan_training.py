@@ -84,7 +84,7 @@ _numbers = together(
 @click.argument("source", metavar="SRC", type=MODEL)
 @click.argument("settings", metavar="[NAME=VALUE]...", nargs=-1)
 @_numbers
-@click.option("--plot", type=ANY_PATH, metavar="FILE.svg", help="Draw lost time against the interval.")
+@click.option("--plot", type=ANY_PATH, metavar="FILE.svg|png", help="Draw lost time against the interval.")
 @read_options
 @json_option
 def plan_training(as_json: bool, **options: Any) -> None:

@@ -7,8 +7,9 @@ from math import log10
 
 from ckpttools.maxtext.planning.intervals import Tier
 
-_WIDTH, _HEIGHT, _LEFT, _TOP = 720, 400, 70, 30
+_WIDTH, _HEIGHT, _LEFT, _TOP = 720, 400, 70, 50
 _RIGHT, _BOTTOM = _WIDTH - 20, _HEIGHT - 60
+FONTS = "DejaVu Sans, Liberation Sans, Noto Sans, Arial, Helvetica, sans-serif"
 _COLOURS = ("#1f77b4", "#d62728")
 # So many times shorter and longer than the best interval.
 _REACH = 30.0
@@ -43,7 +44,7 @@ def lost_time_svg(tiers: Sequence[Tier]) -> str:
         *_frame(top),
         *(_tick(at(seconds, 0)[0], text) for seconds, text in _TICKS if least < seconds < most),
     ]
-    for tier, colour in zip(tiers, _COLOURS, strict=False):
+    for number, (tier, colour) in enumerate(zip(tiers, _COLOURS, strict=False)):
         times = [least * (most / least) ** (k / _POINTS) for k in range(_POINTS + 1)]
         shown = [time for time in times if tier.lost(time) <= top]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(time, tier.lost(time)) for time in shown))
@@ -51,9 +52,11 @@ def lost_time_svg(tiers: Sequence[Tier]) -> str:
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
         said = f"{tier.name}: {tier.best_seconds:.0f} s, {100 * tier.lost(tier.best_seconds):.2g} % lost"
-        parts.append(f'<text x="{x:.1f}" y="{y - 10:.1f}" text-anchor="middle" fill="{colour}">{said}</text>')
+        # Above the frame, where no curve is.
+        line = _TOP - 12 - 16 * (len(tiers) - 1 - number)
+        parts.append(f'<text x="{_RIGHT}" y="{line}" text-anchor="end" fill="{colour}">{said}</text>')
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="{FONTS}" '
         'font-size="12">'
     )
     return (

@@ -33,6 +33,7 @@ from ckpttools.maxtext.layers import (
 from ckpttools.maxtext.layout import RANDOM, SCAN_AXES, SCAN_LAYERS, Kind
 from ckpttools.maxtext.optimizer import Optimizer, optimizer_of
 from ckpttools.maxtext.parameters import homes_of, on_the_scan_axis
+from ckpttools.roles.names import container
 from ckpttools.roles.of_tree import Role, Roles, roles
 
 
@@ -68,6 +69,15 @@ class MaxTextView:
         if self.is_stacked:
             return "stacked-training" if self.optimizer else "stacked-inference"
         return "unstacked-training" if self.optimizer else "unstacked-inference"
+
+    @cached_property
+    def is_training(self) -> bool:
+        """Whether there is state of an optimizer, or the place of one that keeps no numbers.
+
+        Plain gradient descent has such a place; where parameters alone were saved it is empty.
+        """
+        has_place = any(any(map(container, path[:-1])) for path in self.leaves)
+        return has_place or bool(self.of_role("optimizer"))
 
     @property
     def is_maxtext(self) -> bool:

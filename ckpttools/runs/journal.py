@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 
 from ckpttools.core.errors import FormatError, UsageError
@@ -20,6 +21,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.stores.abilities import Forgets, Removes
 from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import LockedError
 
 DIRECTORY = ".ckpttools-prune"
 _VERSION = 1
@@ -50,7 +52,7 @@ class PruneJournal:
         """Writes it down.
 
         Raises:
-            UsageError: another one is at work, or was interrupted.
+            UsageError: another one was interrupted.
             StorageError, NoSpaceError: it cannot be written.
         """
         if not removing(run).claim(plan_of(run).key, json.dumps(asdict(self)).encode()):
@@ -70,6 +72,24 @@ def removing(run: Place) -> Removes:
         place=run,
         wanted="a run on a disk or in a bucket",
     )
+
+
+@contextmanager
+def alone(run: Place) -> Iterator[None]:
+    """Has a run to itself, among all that prune it.
+
+    Raises:
+        LockedError: another process prunes it.
+        UsageError: nothing can be deleted there.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(removing(run).locked(run.key))
+        except LockedError as error:
+            raise LockedError(
+                "another process prunes this run", place=run, got=error.got, hint="wait until it is done"
+            ) from error
+        yield
 
 
 def at_work(run: Place, *names: str) -> Place:
@@ -112,9 +132,9 @@ def begun(run: Place) -> PruneJournal | None:
 
 
 def interrupted(run: Place) -> UsageError:
-    """The error of a run in which another prune has begun."""
+    """The error of a run in which a prune was begun, and nobody is at it."""
     return UsageError(
-        "a prune of this run was interrupted, or is at work",
+        "a prune of this run was interrupted",
         place=at_work(run),
         hint=f"finish it with {option('finish', True)}, or put back what is still whole with "
         f"{option('undo', True)}",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
 
 from ckpttools.array.gaps import incomplete
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
+from ckpttools.core.text import plural
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.orbax.finished import why_no_save
+from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described, directories
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, seen_in
@@ -34,6 +36,7 @@ class ItemListing:
         arrays: of a tree.
         nbytes: of all its arrays.
         missing_chunks: of them that are not there: of emergency checkpoints each host keeps a part.
+        is_state: whether a training goes on from it: it has an optimizer's state, also one without numbers.
     """
 
     name: str
@@ -41,6 +44,7 @@ class ItemListing:
     arrays: int = 0
     nbytes: int = 0
     missing_chunks: int = 0
+    is_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +97,20 @@ class RunListing:
     Attributes:
         path: the directory above the steps.
         steps: in order.
-        resumes: the step with which a run that is started again goes on: the latest that Orbax lists here.
-        resume_item: the tree in it that MaxText loads; None where there is none of that name.
+        latest: the step that Orbax lists here as the latest; None where it lists none.
+        resumes: the same, where a run that is started again goes on with it; None where none does.
+        resume_item: the tree in `latest` that MaxText loads; None where there is none of that name.
+        hindered: why no run goes on with `latest`; "" where it does, or where there is none.
         passed_over: name of what looks like a later step -> why Orbax does not list it.
         beside: names of what else is there.
     """
 
     path: str
     steps: tuple[StepListing, ...]
+    latest: int | None
     resumes: int | None
     resume_item: str | None
+    hindered: str = ""
     passed_over: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
 
@@ -133,6 +141,11 @@ def run_at(path: Place) -> OrbaxRun:
             return OrbaxRun(found.path.parent)
         case OrbaxRun() if found.steps:
             return found
+        case OrbaxRun() if hosts := hosts_at(path):
+            raise FormatError(
+                f"{path} holds what {plural(len(hosts), 'host')} of a job kept, each a part of its steps",
+                hint=f"`ckpt assemble {quote(str(path))} --list` says which steps are there",
+            )
     raise FormatError(
         f"{path} is not a run with steps",
         wanted="a directory with steps of Orbax in it, or in its directory checkpoints",
@@ -150,11 +163,15 @@ def listed(run: OrbaxRun) -> RunListing:
     latest = None if seen.latest is None else Step(seen.steps[seen.latest])
     steps = at_once(run.path.store, listed_step, run.steps.values())
     names = {step.path.name for step in run.steps.values()}
+    item = None if latest is None else _resumed_item(latest)
+    hindered = "" if latest is None else _hindered(latest, item, steps)
     return RunListing(
         str(run.path),
         tuple(steps),
         seen.latest,
-        None if latest is None else _resumed_item(latest),
+        None if hindered else seen.latest,
+        item,
+        hindered,
         {name: why for name, why in seen.passed_over.items() if name in names},
         tuple(entry.name for entry in run.path.entries() if entry.name not in names),
     )
@@ -164,6 +181,20 @@ def _resumed_item(step: Step) -> str | None:
     """The item that MaxText restores: `items`, and of emergency checkpoints the other names."""
     names = {item.directory.name for item in step.items}
     return next((name for name in (ITEM, *EMERGENCY_ITEMS) if name in names), None)
+
+
+def _hindered(latest: Step, item: str | None, steps: Sequence[StepListing]) -> str:
+    """Why a run does not go on with a step; "" where it does."""
+    listed = next((each for each in steps if each.name == latest.path.name), None)
+    if listed is None or listed.unfinished is not None:
+        return "which Orbax takes for finished and is not: loading it fails"
+    if listed.missing_chunks:
+        is_part = any(is_part_of_a_host(each.directory) for each in latest.items)
+        others = ": this is one host's part, and `ckpt assemble` puts those of all together"
+        return f"of which {plural(listed.missing_chunks, 'chunk')} are not here{others if is_part else ''}"
+    if not any(each.is_state for each in listed.items if item in (None, each.name)):
+        return "which holds no state of an optimizer: MaxText loads it with load_parameters_path"
+    return ""
 
 
 def listed_step(step: Step) -> StepListing:
@@ -223,4 +254,5 @@ def listed_item(item: OrbaxItem, name: str) -> ItemListing:
     arrays = tree.arrays.values()
     lacking = incomplete(arrays)
     missing = 0 if lacking is None else lacking.missing
-    return ItemListing(name, kind, len(arrays), sum(each.nbytes for each in arrays), missing)
+    nbytes = sum(each.nbytes for each in arrays)
+    return ItemListing(name, kind, len(arrays), nbytes, missing, view.is_training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from ckpttools.formats.json_file import read_json
 from ckpttools.stores.place import Place
@@ -25,6 +26,8 @@ def _numbers(document: Mapping[str, object], above: str) -> Iterator[tuple[str, 
     for name, value in document.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{above}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            # Whole numbers beyond float64 are as large as it has any.
-            yield f"{above}{name}", float(str(value))
+        elif isinstance(value, int | float | str) and not isinstance(value, bool):
+            # Whole numbers beyond float64 are as large as it has any. What JSON does not know, such as an
+            # array of one number, is often saved as its text.
+            with suppress(ValueError):
+                yield f"{above}{name}", float(str(value))

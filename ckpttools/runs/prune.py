@@ -18,6 +18,7 @@ from ckpttools.formats.orbax.own import strangers_in_item
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step
 from ckpttools.formats.registry import open_tree
 from ckpttools.runs.deletion_records import RECORD
+from ckpttools.runs.journal import fingerprint
 from ckpttools.runs.links import links_into
 from ckpttools.runs.listing import RunListing, StepListing, listed
 from ckpttools.runs.policy import Keep
@@ -58,11 +59,14 @@ class PruneDecision:
         run: it.
         listing: what is there.
         fates: of all steps, in order.
+        fingerprints: name of each step -> what tells it from another that gets its name, as of when it was
+            looked at.
     """
 
     run: OrbaxRun
     listing: RunListing
     fates: tuple[StepFate, ...]
+    fingerprints: Mapping[str, str]
 
     def named(self, fate: Fate) -> list[str]:
         """Names of the steps with a fate."""
@@ -83,6 +87,9 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
         UsageError: no step has the metric that decides.
         StorageError: the store cannot answer.
     """
+    # Before all else: what is written again from now on is another step.
+    names = [step.path.name for step in run.steps.values()]
+    prints = at_once(run.path.store, lambda name: fingerprint(run.path / name), names)
     listing = listed(run)
     whole = {each.step: each for each in listing.steps if _why_not_whole(each) is None}
     if not whole:
@@ -94,8 +101,8 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     reasons = keep.reasons({number: each.metrics for number, each in whole.items()})
     latest = sorted(whole)[-keep.last :] if keep.last else [max(whole)]
     last = {max(whole): "the last finished step"}
-    if listing.resumes is not None:
-        last.setdefault(listing.resumes, "the step that Orbax takes for the latest")
+    if listing.latest is not None:
+        last.setdefault(listing.latest, "the step that Orbax takes for the latest")
     links = links_into(run.path)
 
     def fate(each: StepListing) -> StepFate:
@@ -116,7 +123,8 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
             return _made(each, "kept", f"{', '.join(kept)}; {unfit}")
         return _made(each, "stripped", ", ".join(kept))
 
-    return PruneDecision(run, listing, tuple(at_once(run.path.store, fate, listing.steps)))
+    fates = tuple(at_once(run.path.store, fate, listing.steps))
+    return PruneDecision(run, listing, fates, dict(zip(names, prints, strict=True)))
 
 
 def _made(each: StepListing, fate: Fate, why: str, frees: int = 0) -> StepFate:

@@ -44,7 +44,7 @@ class Removal:
             FormatError: what was to be kept is not there any more; nothing more is deleted.
             StorageError: the store reports an error; the same call goes on.
         """
-        self._check_kept()
+        self.check_kept()
         left = tuple(self._renamed() if self._renames else self._hidden())
         self._check_stripped()
         for name in (*self._names(_DELETING), *self._condemned()):
@@ -106,7 +106,8 @@ class Removal:
             if (self.run / name).is_dir() and fingerprint(self.run / name) == journal[name]
         ]
 
-    def _check_kept(self) -> None:
+    def check_kept(self) -> None:
+        """Raises FormatError where what was to be kept is not there any more, or not whole."""
         lost = []
         for name in self.journal.keep:
             place = self.run / name
@@ -117,7 +118,8 @@ class Removal:
             raise FormatError(
                 "steps that were to be kept are not whole any more, so no others are deleted" + listing(lost),
                 place=self.run,
-                hint=f"put back what is whole with {option('undo', True)}",
+                hint="look at the run again; of a prune that was interrupted, put back what is whole with "
+                f"{option('undo', True)}",
             )
 
     def _check_stripped(self) -> None:

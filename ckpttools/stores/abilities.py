@@ -8,6 +8,7 @@ There are more beside what they are about: `ckpttools.stores.contents.ListsConte
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ckpttools.stores.base import File, Status
@@ -108,6 +109,16 @@ class Removes(Protocol):
 
         Returns:
             Whether that was done; False where something has the key.
+        """
+
+    def locked(self, key: str) -> AbstractContextManager[object]:
+        """Has the directory at a key to itself, against others that ask for the same, while it is entered.
+
+        On file systems without locks nothing is locked.
+
+        Raises:
+            LockedError: another process has it.
+            StorageError: it cannot be looked at.
         """
 
     def remove(self, key: str) -> None:

@@ -21,8 +21,6 @@ from ckpttools.formats.orbax.saves import Save
 from ckpttools.formats.orbax.sharding import shardings_in
 from ckpttools.formats.orbax.shares import Share
 
-_OF_PROCESSES = ("process_metadata/global_process_metadata.json", "process_metadata/mesh_metadata.json")
-
 
 @dataclass(frozen=True, slots=True)
 class WantedHost:
@@ -42,12 +40,14 @@ def wanted_hosts(save: Save) -> tuple[WantedHost, ...] | None:
 
     Chosen one by one, each for what it has most of: where arrays are cut along different axes, fewer may do.
     """
+    if not all(each.cells for each in save.missing):
+        return None
     try:
         mesh = _mesh_of(save.shares)
         if mesh is None:
             return None
         holders = dict(_holders(save, mesh))
-    except (CheckpointError, KeyError, TypeError, ValueError):
+    except (CheckpointError, AttributeError, KeyError, TypeError, ValueError):
         return None  # the mesh is a help to people, not what completeness depends on
     if holders.keys() != {(each.path, cell) for each in save.missing for cell in each.cells}:
         return None
@@ -64,9 +64,8 @@ class _Mesh:
 
 def _mesh_of(shares: Sequence[Share]) -> _Mesh | None:
     for share in shares:
-        files = [share.step.path / name for name in _OF_PROCESSES]
-        if all(file.is_file() for file in files) and (share.item / SHARDING_FILE).is_file():
-            by_process, devices = (parse_json(file.read_bytes().decode()) for file in files)
+        if share.mesh and (share.item / SHARDING_FILE).is_file():
+            by_process, devices = map(parse_json, share.mesh)
             owner = {device: number for number, ids in enumerate(by_process) for device in ids}
             return _Mesh(tuple(owner[device] for device in devices), shardings_in(share.item))
     return None

@@ -78,7 +78,7 @@ def joined_at(path: Place, options: ReadOptions) -> Save | None:
 
 
 def _lacking(save: Save) -> str:
-    chunks = sum(len(each.cells) for each in save.missing)
+    chunks = sum(each.count for each in save.missing)
     names = ", ".join(share.host.name for share in save.shares)
     if save.is_complete:
         return f"step {save.step} of {names}: complete, and not the one that was asked for"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
+from typing import TypeVar
 
 from ckpttools.array.tree import Path, dotted, spelled
 from ckpttools.core.region import Shape, grid_indices
@@ -21,10 +23,13 @@ from ckpttools.formats.zarr.array import ZarrArray
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.stores.place import Place
 
+T = TypeVar("T")
 DOCUMENTS = (zarr3.DOCUMENT, zarr2.DOCUMENT)
 # Hosts begin a save together; clocks differ, and slow disks are waited for. A job that was started again
 # needs longer than that to come back to the same step.
 _TOGETHER_SECONDS = 600.0
+# Cells of an array that are named one by one; of a damaged shape more may be missing than there are bytes.
+_MOST_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +38,21 @@ class MissingCells:
 
     Attributes:
         path: of the array.
-        cells: grid indices of the chunks; empty where not even its metadata is there.
+        cells: grid indices of the chunks; empty where not even its metadata is there, or where they are more
+            than anybody would read.
         chunks: how many its grid has; 0 where that is not known.
+        count: how many of them are missing.
     """
 
     path: Path
     cells: tuple[Shape, ...]
     chunks: int
+    count: int
 
     def __str__(self) -> str:
         if not self.chunks:
             return f"{spelled(self.path)}: its metadata"
-        return f"{spelled(self.path)}: {len(self.cells):,} of {self.chunks:,} chunks"
+        return f"{spelled(self.path)}: {self.count:,} of {self.chunks:,} chunks"
 
 
 @dataclass(frozen=True)
@@ -122,14 +130,23 @@ class Save:
         there = self.owners
         for path, (prefix, document) in self.arrays.items():
             if document is None:
-                yield MissingCells(path, (), 0)
+                yield MissingCells(path, (), 0, 0)
                 continue
-            keys, cells, chunks = document.keys, [], 0
-            for cell in grid_indices(document.shape, document.chunk):
-                chunks += 1
-                if prefix + keys.key(cell) not in there:
-                    cells.append(cell)
-            yield MissingCells(path, tuple(cells), chunks) if cells else None
+            keys, chunks = document.keys, prod(document.grid)
+            if chunks > len(there) + _MOST_CELLS:
+                present = sum(key.startswith(prefix) for key in there) - 1
+                yield MissingCells(path, (), chunks, chunks - present)
+                continue
+            indices = grid_indices(document.shape, document.chunk)
+            cells = tuple(cell for cell in indices if prefix + keys.key(cell) not in there)
+            yield MissingCells(path, cells, chunks, len(cells)) if cells else None
+
+    @cached_property
+    def unnamed(self) -> tuple[str, ...]:
+        """Arrays that are there and of which the metadata of the tree says nothing: it is another tree's."""
+        named = {_prefix(leaf.path) for leaf in self.leaves}
+        ends = ((key, name) for key in self.owners for name in DOCUMENTS if key.endswith(name))
+        return tuple(key.removesuffix(name) for key, name in ends if key.removesuffix(name) not in named)
 
     @property
     def is_complete(self) -> bool:
@@ -167,12 +184,23 @@ def saves_of(shares: Sequence[Share]) -> list[Save]:
 
 def _belongs(share: Share, group: Sequence[Share]) -> bool:
     """Whether a share is of the save that others are of."""
-    if share.number != group[0].number or not _are_together(share.began, [each.began for each in group]):
+    first = group[0]
+    if share.number != first.number or not _are_together(share.began, [each.began for each in group]):
         return False
-    ours, theirs = share.document, group[0].document
+    if not (
+        _may_be(share.job, [each.job for each in group]) and _may_be(share.mesh, [s.mesh for s in group])
+    ):
+        return False
+    ours, theirs = share.document, first.document
     if ours is not theirs and ours.get("tree_metadata") != theirs.get("tree_metadata"):
         return False
-    return all(_documents_agree(share, each) for each in (group[0], group[-1]))
+    return all(_documents_agree(share, each) for each in (first, group[-1]))
+
+
+def _may_be(said: T, others: Sequence[T]) -> bool:
+    """Whether what a share says is what others say, as far as each says something."""
+    known = next(filter(None, others), None)
+    return not said or known is None or said == known
 
 
 def _are_together(began: float | None, others: Sequence[float | None]) -> bool:

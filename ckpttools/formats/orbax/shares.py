@@ -18,7 +18,7 @@ from typing import Any
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.formats.interrupted import absent
-from ckpttools.formats.json_file import json_object
+from ckpttools.formats.json_file import json_object, parse_json
 from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.index import PROCESSES
 from ckpttools.formats.orbax.metadata import TREE_FILE
@@ -27,7 +27,12 @@ from ckpttools.formats.orbax.steps import OrbaxItem, Step, directories
 from ckpttools.stores.place import Place
 
 FETCHED = "p2p_restore"
-_RESTORE = re.compile(r".+-s(?P<step>[0-9]+)-n[0-9]+-w[0-9]+\.restore")
+_RESTORE = re.compile(r"(?P<job>.+)-s(?P<step>[0-9]+)-n[0-9]+-w[0-9]+\.restore")
+# What the agent of multi-tier checkpointing is told, in the directory of a host.
+_AGENT, _JOB = "replicator.yaml", re.compile(rb"^\s*job-name\s*:\s*(\S+)", re.MULTILINE)
+_LARGEST_AGENT = 1 << 20
+OF_PROCESSES = ("process_metadata/global_process_metadata.json", "process_metadata/mesh_metadata.json")
+"""Which devices each process of the job has, and the order of these in the mesh; alike on all hosts."""
 # What managers call the tree; whatever a step's only tree is called is it as well.
 _ITEMS = ("state", "default", "items")
 # On GPUs a host has a directory for each process; a parent of hosts is one more level.
@@ -49,6 +54,7 @@ class Share:
         step: its directory.
         item: that of the tree in it.
         max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
+        job: name of the job, as the agent of multi-tier checkpointing notes it; "" where none is noted.
     """
 
     host: Place
@@ -56,6 +62,7 @@ class Share:
     step: Step
     item: Place
     max_index_bytes: int = MAX_INDEX_BYTES
+    job: str = ""
 
     @property
     def name(self) -> str:
@@ -66,7 +73,18 @@ class Share:
     def began(self) -> float | None:
         """When the save began, in seconds since 1970; None where nothing tells."""
         said = self.step.said.fields.get("init_timestamp_nsecs")
-        return said / 1e9 if isinstance(said, int) else None
+        return said / 1e9 if isinstance(said, int) and 0 <= said < 1 << 63 else None
+
+    @cached_property
+    def mesh(self) -> tuple[bytes, ...]:
+        """What is noted of the job's processes and their devices, in JSON; () where no lists are."""
+        files = [self.step.path / name for name in OF_PROCESSES]
+        found = tuple(file.read_bytes() for file in files if file.is_file())
+        try:
+            is_known = len(found) == len(files) and all(isinstance(parse_json(each), list) for each in found)
+        except ValueError:
+            return ()
+        return found if is_known else ()
 
     @cached_property
     def fault(self) -> str | None:
@@ -75,7 +93,7 @@ class Share:
         if reasons:
             return reasons
         try:
-            self.document, self.entries  # noqa: B018
+            self.document, self.entries, self.mesh  # noqa: B018
         except StorageError:
             raise
         except CheckpointError as error:
@@ -133,7 +151,8 @@ def shares_of(place: Place, max_index_bytes: int = MAX_INDEX_BYTES) -> list[Shar
         raise absent(place)
     step = Step(place.absolute())
     if step.number is not None and step.is_one:
-        return list(_share(place.absolute().parent, step.number, step, max_index_bytes))
+        host = place.absolute().parent
+        return list(_share(host, step.number, step, max_index_bytes, _job_of(host)))
     return list(_below(place, _DEEPEST, max_index_bytes))
 
 
@@ -147,18 +166,26 @@ def _below(place: Place, deepest: int, most: int) -> Iterator[Share]:
 
 def _of_host(host: Place, directory: Place, most: int) -> Iterator[Share]:
     """The shares directly below a directory, and those that were fetched from peers."""
+    told = _job_of(directory)
     for place in directories(directory):
         match = _RESTORE.fullmatch(place.name)
         step = Step(place)
         number = int(match["step"]) if match else step.number
         if number is not None and not step.is_in_progress:
-            yield from _share(host, number, step, most)
+            yield from _share(host, number, step, most, match["job"] if match else told)
         elif place.name == FETCHED:
             yield from _of_host(host / FETCHED, place, most)
 
 
-def _share(host: Place, number: int, step: Step, most: int) -> Iterator[Share]:
+def _job_of(host: Place) -> str:
+    """The job that a host worked for, as its agent was told; "" where nothing says."""
+    file = host / _AGENT
+    found = _JOB.search(file.read_bytes(_LARGEST_AGENT)) if file.is_file() else None
+    return found[1].decode(errors="replace").strip("\"'") if found else ""
+
+
+def _share(host: Place, number: int, step: Step, most: int, job: str) -> Iterator[Share]:
     items = {item.directory.name: item.directory for item in step.items if item.directory != step.path}
     name = next((name for name in _ITEMS if name in items), next(iter(items), None))
     if name is not None and (name in _ITEMS or len(items) == 1):
-        yield Share(host, number, step, items[name], most)
+        yield Share(host, number, step, items[name], most, job)

@@ -7,18 +7,22 @@ memory, or by an accelerator that computed something else; nothing else in a job
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.wording import option
 from ckpttools.formats.orbax.ocdbt import Entry, length_of
-from ckpttools.formats.orbax.saves import Save
+from ckpttools.formats.orbax.saves import DOCUMENTS, Save
 from ckpttools.stores.at_once import in_threads
 
 _AT_ONCE = 4 << 20
 _ENDS = 64 << 10
 _THREADS = 4
+# Bytes of a value that may be a single number, alike in all runs.
+_COUNTER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,47 @@ def unlike(save: Save, found: Sequence[Disagreement]) -> FormatError:
         + listing(list(map(str, found))),
         wanted="the same bytes: one of them is damaged, or they are of different runs",
         hint="find out which host is right: an older step, the loss after resuming, or a third copy tells; "
-        "then say it, or leave out the other one's directory",
+        f"then say {option('prefer', 'HOST_DIR')}, or leave out the other one's directory",
     )
+
+
+def losers(save: Save, each: Disagreement) -> set[int]:
+    """Numbers of the shares that have other bytes than those that are taken."""
+    taken = save.shares[save.owners[each.key]].name
+    right = next(group for group in each.groups if taken in group)
+    return {number for number in save.twins[each.key] if save.shares[number].name not in right}
+
+
+def keys_alone(save: Save, number: int) -> list[str]:
+    """What one share has and no other."""
+    return [key for key, owner in save.owners.items() if owner == number and key not in save.twins]
+
+
+def refuse_mixed(save: Save, found: Sequence[Disagreement]) -> None:
+    """Refuses to take some chunks of a host, and others against it, where it seems to be of another save.
+
+    Flipped bits are in few values; of another run nearly all are others.
+
+    Raises:
+        FormatError: a host differs in most of what it has in common with others, and is alone in having more.
+    """
+    wrong = Counter(number for each in found for number in losers(save, each))
+    for number, count in wrong.items():
+        common = [key for key, shares in save.twins.items() if number in shares and _has_many(save, key)]
+        alone = keys_alone(save, number)
+        if count > 1 and 2 * count > len(common) and alone:
+            raise FormatError(
+                f"{save.shares[number].host} seems to be of another save: it differs in {count:,} of "
+                f"{len(common):,} values that others have, too",
+                got=f"{len(alone):,} chunks that it alone has, such as {alone[0]}",
+                wanted="hosts of one run, one of which has some damaged values",
+                hint="leave out its directory",
+            )
+
+
+def _has_many(save: Save, key: str) -> bool:
+    """Whether a value is one of numbers that differ between runs: no metadata, no counter."""
+    return not key.endswith(DOCUMENTS) and length_of(save.shares[save.owners[key]].entries[key]) > _COUNTER
 
 
 def _lengths(save: Save, key: str) -> Iterator[int]:

@@ -71,7 +71,8 @@ def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _is_program(word: str) -> bool:
-    return bool(_PROGRAM.fullmatch(word.rpartition("/")[2]))
+    # A configuration may be called maxtext.yml.
+    return bool(_PROGRAM.fullmatch(word.rpartition("/")[2])) and not word.endswith(_SUFFIX)
 
 
 def _is_python(word: str) -> bool:

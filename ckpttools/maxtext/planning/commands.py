@@ -10,6 +10,7 @@ MODES: tuple[Mode, ...] = ("persistent", "emergency", "multi-tier")
 RAMDISK = "/local"
 UNKNOWN = "N"
 """Stands for steps that are not known."""
+KEEP = "max_num_checkpoints_to_keep"
 _LINE = " \\\n  "
 
 
@@ -30,11 +31,15 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
     if mode != "persistent":
         near = UNKNOWN if local is None else str(local)
         made |= {"local_checkpoint_directory": RAMDISK, "local_checkpoint_period": near}
-    name = "multi_tier_checkpointing_backup_interval_steps" if mode == "multi-tier" else "checkpoint_period"
-    made |= {name: every}
+    made |= {period_setting(mode): every}
     if keep is not None and mode != "multi-tier":
-        made |= {"max_num_checkpoints_to_keep": str(keep)}
+        made |= {KEEP: str(keep)}
     return made
+
+
+def period_setting(mode: Mode) -> str:
+    """The setting that says how many steps lie between persistent checkpoints."""
+    return "multi_tier_checkpointing_backup_interval_steps" if mode == "multi-tier" else "checkpoint_period"
 
 
 def commands_for(mode: Mode, slices: int, ramdisk: str, settings: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import errno
 import os
 import stat as modes
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,7 +14,7 @@ from ckpttools.core.errors import StorageError
 from ckpttools.stores.abilities import LinkTrials
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
-from ckpttools.stores.publishing import Purpose, Unfinished
+from ckpttools.stores.publishing import LockedError, Purpose, Unfinished
 
 if TYPE_CHECKING:
     from ckpttools.stores.local.shared_staging import SharedLocalStaging
@@ -95,6 +95,23 @@ class LocalStore(Store):
 
         with _writing(key):
             return claim(Path(key), content)
+
+    @contextmanager
+    def locked(self, key: str) -> Iterator[None]:
+        """See `Removes`; the directory itself is locked, so that nothing is left of it."""
+        import fcntl
+
+        with _writing(key):
+            descriptor = os.open(key or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):  # file systems without locks
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise LockedError("another process has it", place=key) from None
+            yield
+        finally:
+            os.close(descriptor)
 
     def remove(self, key: str) -> None:
         """See `Removes`."""

@@ -29,7 +29,7 @@ from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, ObjectJournal
 from ckpttools.stores.objects.known import KnownObjects
 from ckpttools.stores.objects.links import CopyTrials
-from ckpttools.stores.objects.lock import PROBE, writer_of
+from ckpttools.stores.objects.lock import PROBE, Lock, writer_of
 from ckpttools.stores.objects.parts import at_work
 from ckpttools.stores.objects.writing import (
     PART_BYTES,
@@ -151,6 +151,11 @@ class ObjectStore(Store):
         finally:
             self.forget(key)
         return True
+
+    def locked(self, key: str) -> Lock:
+        """See `Removes`; an object in it says who has it."""
+        bucket, rest = self._at(key)
+        return Lock(bucket, f"{rest}/.ckpttools-{LOCK}", self.spelled(key))
 
     def remove(self, key: str) -> None:
         """See `Removes`; a listing made just now says what there is."""

@@ -1,0 +1,47 @@
+"""An SVG image as PNG, by resvg (`pip install 'ckpttools[plot]'`)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from ckpttools.core.errors import StorageError, UsageError
+
+# Twice as fine as the SVG's own units, in which text of 12 is hard to read.
+_ZOOM = 2
+_WORD = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20" font-family="{}">'
+    '<text y="15">{}</text></svg>'
+)
+
+
+def require_png() -> None:
+    """Raises UsageError where the package that draws PNG images is not installed."""
+    if find_spec("resvg_py") is None:
+        raise UsageError(
+            "PNG images are drawn by the package resvg-py, which is not installed",
+            wanted="this package with its extra `plot`, or a name that ends in .svg",
+            hint="pip install 'ckpttools[plot]'",
+        )
+
+
+def png_of(svg: str, fonts: str) -> bytes:
+    """The image as PNG.
+
+    Args:
+        svg: with a viewBox.
+        fonts: families in which its words are written, as the SVG names them.
+
+    Raises:
+        UsageError: the package is not installed.
+        StorageError: there is no font, without which words would be left out in silence.
+    """
+    require_png()
+    import resvg_py
+
+    if resvg_py.svg_to_bytes(_WORD.format(fonts, "x")) == resvg_py.svg_to_bytes(_WORD.format(fonts, "")):
+        raise StorageError(
+            "there is no font for the words of the image",
+            wanted=f"one of {fonts}",
+            hint="install one, such as fonts-dejavu-core; or choose a name that ends in .svg",
+        )
+    return bytes(resvg_py.svg_to_bytes(svg, zoom=_ZOOM))
