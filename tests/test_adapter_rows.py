@@ -13,7 +13,7 @@ from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5
 from support.trees import lazy, model
 
 from ckpttools.adapters.bases import base_of
-from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.adapters.fitting import fitted
 from ckpttools.adapters.from_maxtext import adapter_of_maxtext
 from ckpttools.adapters.merge import merged
@@ -64,14 +64,14 @@ RANK = 2
 def linear(name, shape, random, scale=0.5):
     """Noise as factors of a linear layer, whose product is as large as weights are."""
     a, b = (random.normal(0, 0.3, each).astype("f4") for each in ((RANK, shape[1]), (shape[0], RANK)))
-    return Factor(name, lazy(a), lazy(b), scale, RANK)
+    return FactorPair(name, lazy(a), lazy(b), scale, RANK)
 
 
 def experts(name, shape, random):
     count, first, second = shape
     a = lazy(random.normal(0, 0.3, (RANK * count, first)).astype("f4"))
     b = lazy(random.normal(0, 0.3, (second, RANK * count)).astype("f4"))
-    return Factor(name, a, b, 0.5, RANK, "experts", True)
+    return FactorPair(name, a, b, 0.5, RANK, "experts", True)
 
 
 def is_matrix(name, array):
@@ -176,13 +176,15 @@ def test_factors_of_fused_experts_are_those_of_single_ones(bases, family, module
         outs, ins = base.weights[single[0][0]].shape
         a = random.normal(size=(4 * RANK, ins)).astype("f4")
         b = random.normal(size=(len(names) * outs, RANK * 4)).astype("f4")
-        factor = Factor(f"model.layers.0.mlp.experts.{fused}", lazy(a), lazy(b), 0.5, RANK, "experts", None)
+        factor = FactorPair(
+            f"model.layers.0.mlp.experts.{fused}", lazy(a), lazy(b), 0.5, RANK, "experts", None
+        )
         found = {each.name: each for each in fitted(base, Adapter("adapter", (factor,))).factors}
         delta = 0.5 * np.einsum("ore,eri->eoi", b.reshape(-1, RANK, 4), a.reshape(4, RANK, ins))
         for expert, own in enumerate(single):
             made = [found[name].delta(base.weights[name].shape).read() for name in own]
             assert np.allclose(np.concatenate(made), delta[expert], atol=1e-5)
-    few = Factor(factor.name, lazy(a[RANK:]), lazy(b[:, RANK:]), 0.5, RANK, "experts", None)
+    few = FactorPair(factor.name, lazy(a[RANK:]), lazy(b[:, RANK:]), 0.5, RANK, "experts", None)
     with pytest.raises(CheckpointError, match="another number of experts"):
         fitted(base, Adapter("adapter", (few,)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ckpttools.adapters.factors import Factor
+from ckpttools.adapters.factors import FactorPair
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import relayout, take, window
 from ckpttools.core.errors import FormatError
@@ -18,7 +18,7 @@ _PARTS = {
 }
 
 
-def single_experts(factor: Factor, names: Collection[str]) -> list[Factor] | None:
+def single_experts(factor: FactorPair, names: Collection[str]) -> list[FactorPair] | None:
     """The factors of single experts that those of fused ones are; None where the names have no such.
 
     Args:
@@ -38,7 +38,9 @@ def single_experts(factor: Factor, names: Collection[str]) -> list[Factor] | Non
     return None
 
 
-def _single(factor: Factor, module: str, parts: tuple[str, ...], names: Collection[str]) -> Iterator[Factor]:
+def _single(
+    factor: FactorPair, module: str, parts: tuple[str, ...], names: Collection[str]
+) -> Iterator[FactorPair]:
     count, outputs = factor.a.shape[0] // factor.rank, factor.b.shape[0]
     if (
         f"{module}.{count - 1}.{parts[0]}.weight" not in names
@@ -57,7 +59,7 @@ def _single(factor: Factor, module: str, parts: tuple[str, ...], names: Collecti
         a = window(factor.a, (expert * factor.rank, 0), (factor.rank, factor.a.shape[1]))
         for number, part in enumerate(parts):
             own = _rows(take(b, 2, expert), number * length, length)
-            yield Factor(f"{module}.{expert}.{part}.weight", a, own, factor.scale, factor.rank)
+            yield FactorPair(f"{module}.{expert}.{part}.weight", a, own, factor.scale, factor.rank)
 
 
 def _rows(array: LazyArray, start: int, count: int) -> LazyArray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.adapters.bases import Base, not_of_base
-from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.adapters.spectrum import Spectrum, ranked_spectrum, spectrum, squares_of
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
@@ -88,7 +88,7 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
         MemoryBudgetError: the factors take more.
     """
     _require_same(tuned, base)
-    factors: list[Factor] = []
+    factors: list[FactorPair] = []
     errors: dict[str, float] = {}
     others: list[str] = []
     nbytes = 0
@@ -116,9 +116,9 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
     )
 
 
-def _factor(name: str, found: Spectrum, dtype: DType) -> Factor:
+def _factor(name: str, found: Spectrum, dtype: DType) -> FactorPair:
     a, b = _held(f"{name} A", found.right, dtype), _held(f"{name} B", found.left, dtype)
-    return Factor(name, a, b, 1.0, len(found.values))
+    return FactorPair(name, a, b, 1.0, len(found.values))
 
 
 def _held(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
@@ -153,7 +153,7 @@ def _require_room(nbytes: int, memory: int) -> None:
         )
 
 
-def _notes(factors: list[Factor], errors: Mapping[str, float], others: list[str]) -> Notes:
+def _notes(factors: list[FactorPair], errors: Mapping[str, float], others: list[str]) -> Notes:
     ranks = Counter(factor.rank for factor in factors)
     said = ", ".join(f"{rank} ({array_count(range(times))})" for rank, times in sorted(ranks.items()))
     worst = max(errors, key=lambda name: errors[name])

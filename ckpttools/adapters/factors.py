@@ -18,7 +18,7 @@ Kind = Literal["linear", "embedding", "experts"]
 
 
 @dataclass(frozen=True)
-class Factor:
+class FactorPair:
     """The change of one weight of a Hugging Face model, as PEFT has it.
 
     Attributes:
@@ -139,7 +139,7 @@ class Adapter:
     """
 
     place: str
-    factors: tuple[Factor, ...]
+    factors: tuple[FactorPair, ...]
     replaced: Mapping[str, LazyArray] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ckpttools.adapters.bases import Base, not_of_base
 from ckpttools.adapters.config import replaced_modules
 from ckpttools.adapters.experts import single_experts
-from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.core.errors import FormatError, listing
 
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
@@ -62,7 +62,7 @@ def _refuse_head(base: Base, adapter: Adapter, lacking: Collection[str]) -> None
         )
 
 
-def _apart(base: Base, factor: Factor) -> list[Factor]:
+def _apart(base: Base, factor: FactorPair) -> list[FactorPair]:
     """Factors of fused experts as the base has these: apart, or as they are."""
     if factor.kind != "experts" or base.named(factor.name) is not None:
         return [factor]
@@ -90,7 +90,7 @@ def _said_to_be_replaced(base: Base, adapter: Adapter) -> Iterator[str]:
             yield name
 
 
-def _oriented(base: Base, factor: Factor) -> Factor:
+def _oriented(base: Base, factor: FactorPair) -> FactorPair:
     """With the order of axes that the base's modules have, which PEFT takes for them whatever a file says."""
     if factor.kind == "linear" and base.config is not None:
         is_conv1d = base.config.get("model_type") in _CONV1D_MODELS and factor.name.endswith(_CONV1D)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ckpttools.adapters.bases import Base, not_of_base
 from ckpttools.adapters.config import PeftConfig, is_number
-from ckpttools.adapters.factors import Adapter, Factor, finite
+from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.adapters.rows import (
     PARTS,
     STYLES,
@@ -49,7 +49,7 @@ _ENDS = {"a": ("_lora_a", "lora_a.kernel"), "b": ("_lora_b", "lora_b.kernel")}
 
 
 @dataclass(frozen=True)
-class Pair:
+class KernelFactors:
     """Both factors of a kernel, as they are stored."""
 
     a: LazyArray
@@ -61,7 +61,7 @@ class Pair:
         return self.a.shape[-1] if self.a.shape else 0
 
 
-def pairs_of(tree: Tree) -> dict[str, Pair]:
+def pairs_of(tree: Tree) -> dict[str, KernelFactors]:
     """The factors in a tree, by dotted names of kernels; empty where there are none.
 
     Raises:
@@ -81,7 +81,7 @@ def pairs_of(tree: Tree) -> dict[str, Pair]:
             wanted="both lora_a and lora_b",
             hint="check that the checkpoint is whole: `ckpt doctor`",
         )
-    return {name: Pair(both["a"], both["b"]) for name, both in halves.items()}
+    return {name: KernelFactors(both["a"], both["b"]) for name, both in halves.items()}
 
 
 def half_of(path: Path) -> tuple[str, str] | None:
@@ -150,7 +150,7 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
         raise not_of_base(place, base.tree.metadata.place, lacking, by_kernel)
     touched = dict.fromkeys(by_kernel[name] for name in pairs)
     said = said_of(tree)
-    made: list[Factor] = []
+    made: list[FactorPair] = []
     for number, row in enumerate(touched):
         own = {name: pairs[name] for name in _kernels(row, known.sizes) if name in pairs}
         fitting = _fitting(known, row, number, own, place)
@@ -159,7 +159,7 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
     return Adapter(place, tuple(made), config={})
 
 
-def _rows(base: Base, pairs: Mapping[str, Pair]) -> ModelFactorRows:
+def _rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRows:
     """The rows in the layout that has most of the names; on the base's scan axis, where it has one."""
     family = required_family(base)
     own = base.rows.scan_axis if base.rows is not None else None
@@ -180,7 +180,7 @@ def _kernels(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def _fitting(
-    known: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, Pair], place: str
+    known: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, KernelFactors], place: str
 ) -> FactorRow:
     """The rows of the style that all these factors have.
 
@@ -216,7 +216,7 @@ def _fitting(
     )
 
 
-def _fits(row: FactorRow, sizes: Mapping[str, int], pair: Pair) -> bool:
+def _fits(row: FactorRow, sizes: Mapping[str, int], pair: KernelFactors) -> bool:
     own = {**sizes, row.rank: pair.rank}
     return pair.rank > 0 and row.a.left.shape(own) == pair.a.shape and row.b.left.shape(own) == pair.b.shape
 
@@ -225,10 +225,10 @@ def _factors(
     row: FactorRow,
     known: ModelFactorRows,
     rank: int,
-    pairs: Mapping[str, Pair],
+    pairs: Mapping[str, KernelFactors],
     scale: float,
     base: Base,
-) -> Iterator[Factor]:
+) -> Iterator[FactorPair]:
     """The factors of a row's weights; none of layers that have none."""
     sizes = {**known.sizes, row.rank: rank}
     arrays: dict[str, LazyArray] = {}
@@ -244,10 +244,10 @@ def _factors(
     for weight in row.row.right.keys(known.sizes):
         a, b = (made[weight.removesuffix(".weight") + end] for end in PARTS)
         if not all(isinstance(each, Constant) for each in distinct([b]) if not inner(each)):
-            yield Factor(weight, a, b, scale, rank)
+            yield FactorPair(weight, a, b, scale, rank)
 
 
-def _nothing(shape: tuple[int, ...], pairs: Mapping[str, Pair], which: str) -> Constant:
+def _nothing(shape: tuple[int, ...], pairs: Mapping[str, KernelFactors], which: str) -> Constant:
     dtype = getattr(next(iter(pairs.values())), which).dtype
     return Constant(shape, dtype, bytes(dtype.itemsize))
 

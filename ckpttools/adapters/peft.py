@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpttools.adapters.config import WITH_PEFT, PeftConfig
-from ckpttools.adapters.factors import Adapter, Factor
+from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, listing
@@ -151,7 +151,7 @@ class _Reader:
     parts: Mapping[str, Mapping[str, LazyArray]]
     place: str
 
-    def factors(self, module: str) -> Iterator[Factor]:
+    def factors(self, module: str) -> Iterator[FactorPair]:
         """The factor of a module; raises as `open_peft`."""
         parts, name = self.parts[module], self._weight(module)
         embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
@@ -169,7 +169,7 @@ class _Reader:
         a, b = (parts[word] for word in words)
         yield self._factor(module, name, a, b, embedding)
 
-    def _factor(self, module: str, name: str, a: LazyArray, b: LazyArray, embedding: bool) -> Factor:
+    def _factor(self, module: str, name: str, a: LazyArray, b: LazyArray, embedding: bool) -> FactorPair:
         plain = module.replace(_BASE_LAYER, "")
         is_linear = name == f"{plain}.weight"
         key = plain if is_linear else name
@@ -183,11 +183,11 @@ class _Reader:
                 hint="check that the configuration belongs to these weights",
             )
         if not is_linear:
-            return Factor(name, a, b, scale, rank, "experts", None)
+            return FactorPair(name, a, b, scale, rank, "experts", None)
         magnitude = self.parts[module].get("lora_magnitude_vector")
         if embedding:
-            return Factor(name, a, b, scale, rank, "embedding", False, magnitude)
-        return Factor(name, a, b, scale, rank, "linear", self.config.is_in_first, magnitude)
+            return FactorPair(name, a, b, scale, rank, "embedding", False, magnitude)
+        return FactorPair(name, a, b, scale, rank, "linear", self.config.is_in_first, magnitude)
 
     def _weight(self, module: str) -> str:
         """The name of what a module's factors change: its weight, or a parameter that the configuration says.

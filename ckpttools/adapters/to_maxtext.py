@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckpttools.adapters.bases import Base
-from ckpttools.adapters.factors import Adapter, Factor, finite
+from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.adapters.fitting import fitted
 from ckpttools.adapters.rows import PARTS, FactorRow, required_family, rows_of_factors, weights_of, why_not
 from ckpttools.array.lazy import LazyArray
@@ -102,7 +102,7 @@ def _refuse_what_maxtext_lacks(adapter: Adapter, by_weight: Mapping[str, Row]) -
         )
 
 
-def _scales(factors: Sequence[Factor]) -> tuple[float, dict[str, float]]:
+def _scales(factors: Sequence[FactorPair]) -> tuple[float, dict[str, float]]:
     """The scale that most factors have, and what B of the others is multiplied by for that."""
     (scale, _), *_ = Counter(factor.scale for factor in factors).most_common(1)
     scale = scale or 1.0
@@ -110,7 +110,7 @@ def _scales(factors: Sequence[Factor]) -> tuple[float, dict[str, float]]:
 
 
 def _arrays(
-    factors: Sequence[Factor],
+    factors: Sequence[FactorPair],
     rows: Sequence[FactorRow],
     sizes: Mapping[str, int],
     ratios: Mapping[str, float],
@@ -185,7 +185,7 @@ def _below_layers(keys: list[str]) -> list[str]:
 
 def _notes(
     mapped: Mapped,
-    factors: Sequence[Factor],
+    factors: Sequence[FactorPair],
     ratios: Mapping[str, float],
     said: Mapping[str, object],
 ) -> Notes:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttools.adapters.bases import Base
-from ckpttools.adapters.factors import Adapter, Factor, finite
+from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.text import in_natural_order
 from ckpttools.formats.adapters import PREFIX
@@ -68,7 +68,7 @@ def _module(base: Base, name: str) -> str:
 
 
 def _config(
-    factors: Sequence[Factor], names: Mapping[str, str], others: Iterable[str], scale: float
+    factors: Sequence[FactorPair], names: Mapping[str, str], others: Iterable[str], scale: float
 ) -> dict[str, object]:
     (rank, _), *_ = Counter(factor.rank for factor in factors).most_common(1)
     alphas = {factor.name: factor.scale * factor.rank * finite("scale", scale) for factor in factors}

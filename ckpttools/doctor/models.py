@@ -21,7 +21,7 @@ _DECODERS = ("model.language_model.", "language_model.model.", "thinker.model.",
 
 
 @dataclass(frozen=True)
-class Model:
+class StoredModel:
     """A directory with weights that can be read and a configuration.
 
     Attributes:
@@ -74,13 +74,13 @@ class Model:
         return next((each.shape[0] for each in found if each.shape), None)
 
 
-def models_in(inventory: Inventory) -> Iterator[Model]:
+def models_in(inventory: Inventory) -> Iterator[StoredModel]:
     """The models at a path of which all headers and the configuration can be read."""
     for weights in inventory.weights:
         arrays = described(weights) if weights.is_whole else None
         config = json_or_error(weights.folder / CONFIG) if arrays else None
         if arrays is not None and config is not None and not isinstance(config, CheckpointError):
-            yield Model(weights.folder, config, arrays, weights.files, weights.indexes)
+            yield StoredModel(weights.folder, config, arrays, weights.files, weights.indexes)
 
 
 def described(weights: Weights) -> dict[str, Described] | None:

@@ -10,7 +10,7 @@ from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, Check, Finding
 from ckpttools.doctor.inventory import Inventory
-from ckpttools.doctor.models import CONFIG, Model, models_in
+from ckpttools.doctor.models import CONFIG, StoredModel, models_in
 from ckpttools.quantized.config import says_quantized
 from ckpttools.quantized.weights import quantized
 
@@ -38,7 +38,7 @@ def _name(said: str) -> str:
         return said
 
 
-def _main(model: Model) -> str | None:
+def _main(model: StoredModel) -> str | None:
     """The dtype of most numbers; None of a quantised model, which computes in another."""
     if says_quantized(model.config) or quantized(dict(model.arrays), model.config):
         return None

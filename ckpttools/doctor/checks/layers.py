@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ckpttools.core.text import ranges
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory
-from ckpttools.doctor.models import CONFIG, Model, models_in
+from ckpttools.doctor.models import CONFIG, StoredModel, models_in
 
 _COUNT = "num_hidden_layers"
 # Layers after the last one, which predict further tokens.
@@ -21,13 +21,13 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             yield from _compared(model, said, there)
 
 
-def _numbers(model: Model) -> set[int]:
+def _numbers(model: StoredModel) -> set[int]:
     names = filter(None, map(model.of_decoder, model.arrays))
     words = (name.split(".")[1] for name in names if name.startswith("layers."))
     return {int(word) for word in words if word.isdecimal()}
 
 
-def _compared(model: Model, said: int, there: set[int]) -> Iterator[Finding]:
+def _compared(model: StoredModel, said: int, there: set[int]) -> Iterator[Finding]:
     predicting = (model.text.get(name) for name in _PREDICTION)
     more = sum(number for number in predicting if isinstance(number, int))
     place = str(model.folder)

@@ -25,7 +25,7 @@ from ckpttools.formats.json_file import DEEPEST
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
-from ckpttools.formats.torch.entry import Part, SavedTensor, saved_value
+from ckpttools.formats.torch.entry import FilePart, SavedTensor, saved_value
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.state import state_of
@@ -246,7 +246,7 @@ def _objects(
             others[at] = f"an object of {entry.nbytes:,} bytes"
             continue
         file = files[entry.file]
-        value, storages = saved_value(Part(file, entry.offset, entry.nbytes), file, entry.offset)
+        value, storages = saved_value(FilePart(file, entry.offset, entry.nbytes), file, entry.offset)
         state = state_of(value, entry.nbytes, partial(_tensor, storages=storages), f"{path}: {name}")
         leaves |= {(*at, *inner): leaf for inner, leaf in state.leaves.items()}
         scalars |= {(*at, *inner) for inner in state.scalars}

@@ -37,7 +37,7 @@ _MOST_PICKLE = 1 << 20
 _SMALL = 32 << 10
 
 
-class Part(File):
+class FilePart(File):
     """Some bytes of a file as a file of their own."""
 
     __slots__ = ("_held", "_offset", "_whole", "path", "size", "version")
@@ -111,7 +111,7 @@ class SavedTensor:
         return found
 
     def _found(self) -> LazyArray:
-        part = Part(self.source, self.offset, self.nbytes)
+        part = FilePart(self.source, self.offset, self.nbytes)
         if part.read(0, min(4, part.size)) != archive.MAGIC:
             return self._in_safetensors(part)
         value, storages = saved_value(part, self.source, self.offset)
@@ -123,7 +123,7 @@ class SavedTensor:
             why = str(error)
         raise FormatError(f"a tensor cannot be read: {why}", place=self._place)
 
-    def _in_safetensors(self, part: Part) -> LazyArray:
+    def _in_safetensors(self, part: FilePart) -> LazyArray:
         """What torch writes where it is told to (`SerializationFormat.SAFETENSORS`): one tensor."""
         header = parse_header(part)
         if len(header.entries) != 1:
@@ -133,7 +133,7 @@ class SavedTensor:
         return Stored(entry.shape, entry.dtype, self.source, start)
 
 
-def saved_value(part: Part, whole: ByteSource, offset: int) -> tuple[object, dict[str, StorageRange]]:
+def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object, dict[str, StorageRange]]:
     """What a file of torch.save within another holds, and where its storages lie.
 
     Args:
