@@ -1,12 +1,12 @@
-"""Saves sharded arrays in a process that does not get to the end of its script; run by test_sharded_save.py.
+"""Saves sharded arrays in processes that do not get to the end of what they do; run by test_eight_devices.py.
 
-interrupted_save_script killed DIRECTORY     is killed when four arrays are written
-interrupted_save_script left DIRECTORY       ends while two saves are under way, of which one fails
-interrupted_save_script logged DIRECTORY     the same, with a log of its own
+interrupted_save_script DIRECTORY: forks one for each of WAYS, which works in a directory of that name, with
+its messages in `said`. Writes to DIRECTORY/ended.json how each ended. Only JAX's import is shared.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -23,17 +23,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpttools
 
-MESH = Mesh(np.array(jax.devices()), ("x",))
-TREE = {
-    f"w{number}": jax.device_put(
-        np.full((512, 1024), number, np.float32), NamedSharding(MESH, PartitionSpec("x"))
-    )
-    for number in range(8)
-}
+# Killed when four arrays are written; at its end while two saves are under way, of which one fails; the same
+# with a log of its own.
+WAYS = ("killed", "left", "logged")
 
 
-def main() -> None:
-    how, directory = sys.argv[1], Path(sys.argv[2])
+def interrupted(how: str, directory: Path) -> None:
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
+    tree = {f"w{k}": jax.device_put(np.full((512, 1024), k, np.float32), sharding) for k in range(8)}
     done = 0
 
     def observe(event: object) -> None:
@@ -45,13 +43,29 @@ def main() -> None:
         time.sleep(0.05)
 
     if how == "killed":
-        ckpttools.save(TREE, directory / "killed", jobs=1, observe=observe)
+        ckpttools.save(tree, directory / "out", jobs=1, observe=observe)
     if how == "logged":
         logging.basicConfig(filename=directory / "log")
-    ckpttools.save_async(TREE, directory / "whole", observe=observe, compression="zstd")
-    ckpttools.save_async(TREE, directory / "taken")
+    ckpttools.save_async(tree, directory / "whole", observe=observe, compression="zstd")
+    ckpttools.save_async(tree, directory / "taken")
     (directory / "taken").write_text("somebody else's")
 
 
+def forked(how: str, directory: Path) -> int:
+    directory.mkdir()
+    number = os.fork()
+    if number == 0:
+        os.dup2(os.open(directory / "said", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
+        interrupted(how, directory)
+        sys.exit()
+    return number
+
+
+def main(directory: Path) -> None:
+    numbers = {how: forked(how, directory / how) for how in WAYS}
+    ended = {how: os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for how, each in numbers.items()}
+    (directory / "ended.json").write_text(json.dumps(ended))
+
+
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What `tests/test_sharding_load.py` asks of `ckpttools.load` on eight devices, in a process of its own.
+"""What `tests/test_eight_devices.py` asks of `ckpttools.load` on eight devices, in a process of its own.
 
 Each function of `CHECKS` is a test; all run in one process, since starting JAX takes seconds.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import shutil
-import sys
 import tempfile
-import traceback
 import warnings
 from dataclasses import replace
 from math import prod
@@ -40,7 +37,8 @@ from ckpttools.core.errors import (
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.run.memory import current_bytes, peak_bytes
 from ckpttools.testing.strategies import stored
-from support.eight_devices import CHECKS, MESHES, bits, by_path, check, counted, fitting, mesh_of, nest, same
+from support.eight_devices import CHECKS as CHECKS
+from support.eight_devices import MESHES, bits, by_path, check, counted, fitting, mesh_of, nest, same
 from support.orbax_items import EXPECTED
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.stored_trees import EVERYTHING, values
@@ -608,21 +606,3 @@ def code_blocks(page: Path, language: str) -> list[str]:
 
 def entry(axes: Any) -> tuple[str, ...]:
     return (axes,) if isinstance(axes, str) else tuple(axes or ())
-
-
-def main(asked: str, said: str) -> None:
-    wanted = json.loads(Path(asked).read_text())
-    results: dict[str, str] = {}
-    for name in wanted:
-        try:
-            CHECKS[name]()
-            results[name] = ""
-        except BaseException:
-            results[name] = traceback.format_exc()
-    Path(said).write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    main(*sys.argv[1:])
