@@ -4,40 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import CoverageError, MappingError, listing, near_names
 from ckpttools.core.region import Shape
-from ckpttools.core.text import folded
-from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
+from ckpttools.mapping.coverage_hints import CHECK, MOST_KEYS, Wrong, left_over, reasons, remedies_for
+from ckpttools.mapping.coverage_hints import Expected as Expected
 from ckpttools.mapping.sizes import Size, lengths_of
-from ckpttools.quantized.weights import is_scale, quantized
 
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 200
-# Words in the names of what a model works out anew, and stores all the same.
-_BUFFERS = ("rotary", "inv_freq", "mask")
-# Of one row; the largest models have some 130,000, layers times experts.
-_MOST_KEYS = 1 << 20
-_CHECK = "check that config.json belongs to these weights"
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A side whose arrays must be there, or must not be.
-
-    Attributes:
-        side: of a row.
-        why: who says so; empty where nobody has to.
-        remedy: what a user can do where only such arrays are wrong.
-    """
-
-    side: Side
-    why: str
-    remedy: str = ""
+# Of these many missing arrays those that are there and called nearly so are looked for.
+_MOST_NEAR = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,38 +112,14 @@ def check_coverage(
     ]
     if not (missing or extra or misshapen):
         return
-    parts = [
-        _section("missing", [_with_near(key, extra) for key in missing[:20]] + missing[20:]),
-        _section("not expected", extra),
-        _section("of another shape", list(map(str, misshapen))),
-    ]
-    lost = [key for key in missing if key in dropped]
-    alternatives = {key for each in unwanted for key in _keys(each, lengths)}
-    hints = [
-        *_remedies(extra, remedies or {}),
-        *(f"{key} is missing because it was dropped" for key in folded(lost)),
-        *_flag_hints([key for key in missing if key not in alternatives], wanted, lengths, "wanted"),
-        *_flag_hints(extra, unwanted, lengths, "not expected"),
-        *_beyond_hints(extra, wanted, sizes),
-        *_short_hints(arrays, wanted, sizes),
-    ]
-    wrong = {*missing, *extra, *(each.key for each in misshapen)}
-    hints += _choices(wrong, (*wanted, *unwanted), lengths)
-    wanted_shapes = {key: sides[key].shape(lengths) for key in missing}
-    coverage = Coverage(wanted_shapes, tuple(extra), tuple(misshapen), tuple(hints))
-    packed = quantized(arrays)
-    needed = {side for each in packed.values() for side in each.sides}
-    scaled = next((key for key in extra if is_scale(key) or key in packed or key in needed), None)
-    if scaled:
-        hints.append(f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales")
-    elif extra and not hints:
-        part = next((key for key in extra if _is_part(key, arrays[key], sides)), None)
-        hints.append(_not_to_drop(part) if part else _to_drop(leave_out))
+    wrong = Wrong(tuple(missing), tuple(extra), tuple(each.key for each in misshapen))
+    why = [*remedies_for(extra, remedies or {}), *reasons(wrong, arrays, wanted, unwanted, sizes, dropped)]
+    shapes = {key: sides[key].shape(lengths) for key in missing}
     raise NotCoveredError(
-        "the arrays do not match the model" + "".join(parts),
-        coverage,
+        "the arrays do not match the model" + _listed(missing, extra, misshapen),
+        Coverage(shapes, wrong.extra, tuple(misshapen), tuple(why)),
         place=place,
-        hint="; ".join(hints) or _CHECK,
+        hint="; ".join((*why, *left_over(arrays, sides, extra, leave_out, is_told=bool(why)))) or CHECK,
     )
 
 
@@ -175,48 +131,24 @@ def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], place: s
     """
     for side in sides:
         axes = side.key.axes
-        if prod(sizes[axis].length for axis in axes) > _MOST_KEYS:
+        if prod(sizes[axis].length for axis in axes) > MOST_KEYS:
             size = max((sizes[axis] for axis in axes), key=lambda size: size.length)
             raise MappingError(
                 "no model has so many arrays",
                 place=place,
                 got=f"{size.length} by {size.source}",
-                wanted=f"at most {_MOST_KEYS} arrays of one kind",
+                wanted=f"at most {MOST_KEYS} arrays of one kind",
                 hint=f"check {size.source}",
             )
 
 
-def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
-    """Whether an array that no row has lies among those that rows have, and is not a constant buffer."""
-    if not array.dtype.is_float or any(word in key for word in _BUFFERS):
-        return False
-    module = key.rpartition(".")[0]
-    around = {module, module.rpartition(".")[0]} - {""}
-    return any(each.startswith(f"{head}.") for head in around for each in sides)
+def _listed(missing: Sequence[str], extra: Sequence[str], misshapen: Sequence[Misfit]) -> str:
+    lines = [_with_near(key, extra) for key in missing[:_MOST_NEAR]] + list(missing[_MOST_NEAR:])
+    parts = {"missing": lines, "not expected": extra, "of another shape": list(map(str, misshapen))}
+    return "".join(_section(what, lines) for what, lines in parts.items())
 
 
-def _not_to_drop(key: str) -> str:
-    file = option("family", "FILE.toml")
-    return (
-        f"{key} is a part of the model that no row of this family has, and without it the model computes "
-        f"otherwise: {_CHECK}, or describe such a model in a file: {file}"
-    )
-
-
-def _to_drop(leave_out: str) -> str:
-    way = leave_out or f"name them with {option('drop', 'PATTERN')}"
-    return f"if they are to be left out, {way}"
-
-
-def _remedies(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[str]:
-    """What to do about keys that no row takes, once for each remedy."""
-    for pattern, text in remedies.items():
-        hit = next((key for key in extra if fnmatchcase(key, pattern)), None)
-        if hit:
-            yield f"{text} (there is {hit})"
-
-
-def _section(what: str, lines: list[str]) -> str:
+def _section(what: str, lines: Sequence[str]) -> str:
     if not lines:
         return ""
     return f"\n  {_are(len(lines))} {what}:{listing(lines, _MOST_LINES)}"
@@ -226,7 +158,7 @@ def _are(count: int) -> str:
     return "1 array is" if count == 1 else f"{count} arrays are"
 
 
-def _with_near(key: str, extra: list[str]) -> str:
+def _with_near(key: str, extra: Sequence[str]) -> str:
     near = near_names(key, extra, 1)
     return f"{key}  (there is {near[0]})" if near else key
 
@@ -247,73 +179,3 @@ def _doubtful(shape: Shape, wanted: Shape, side: Side, sizes: Mapping[str, Size]
             others = side.parts if side.join is not None and side.join.at == at else ()
             axes = dict.fromkeys((*group, *(axis for part in others for axis in part)))
             yield from (f"{axis} {sizes[axis].length} from {sizes[axis].source}" for axis in axes)
-
-
-def _flag_hints(
-    keys: Sequence[str], expected: Sequence[Expected], lengths: Mapping[str, int], verdict: str
-) -> Iterator[str]:
-    """Says which flag decides about a key of the list."""
-    for each in expected:
-        if each.why:
-            there = set(keys)
-            hit = next((key for key in _keys(each, lengths) if key in there), None)
-            if hit:
-                yield f"{hit} is {verdict} because of {each.why}"
-
-
-def _choices(
-    wrong: Collection[str], expected: Sequence[Expected], lengths: Mapping[str, int]
-) -> Iterator[str]:
-    """What a user can choose, where that would mend all; where more is wrong it would only hide that."""
-    open_to_choice = [each for each in expected if each.remedy]
-    keys = {key: each.remedy for each in open_to_choice for key in _keys(each, lengths)}
-    hits = [key for key in wrong if key in keys]
-    if len(hits) == len(wrong):
-        yield from dict.fromkeys(keys[key] for key in hits)
-    elif hits:
-        yield _CHECK
-
-
-def _keys(expected: Expected, lengths: Mapping[str, int]) -> Iterator[str]:
-    """The keys of a side, none where the length of an axis in its key is not known, or too many to list."""
-    axes = expected.side.key.axes
-    if set(axes) <= set(lengths) and prod(lengths[axis] for axis in axes) <= _MOST_KEYS:
-        yield from expected.side.keys(lengths)
-
-
-def _beyond_hints(
-    extra: Sequence[str], wanted: Sequence[Expected], sizes: Mapping[str, Size]
-) -> Iterator[str]:
-    """Says which size is too small for the keys that are there."""
-    keys = [each.side.key for each in wanted]
-    for axis in dict.fromkeys(axis for key in keys for axis in key.axes):
-        others = {each: length for each, length in lengths_of(sizes).items() if each != axis}
-        telling = (key for key in keys if key.is_open_on(axis))
-        found = ((key.match(name, others), name) for key in telling for name in extra)
-        hits = [(index[axis], name) for index, name in found if index]
-        if hits:
-            yield f"{min(hits)[1]} is beyond the {sizes[axis].length} that {sizes[axis].source} says"
-
-
-def _short_hints(
-    arrays: Collection[str], wanted: Sequence[Expected], sizes: Mapping[str, Size]
-) -> Iterator[str]:
-    """Says which size is too large for the keys that are there, or which nobody states."""
-    lengths = lengths_of(sizes)
-    told: set[str] = set()
-    for side in (each.side for each in wanted):
-        lacking = next((key for key in side.keys(lengths) if key not in arrays), None)
-        for axis in side.axes if lacking else ():
-            short = sizes[axis].is_assumed or _lacks_the_last(side, axis, lengths, arrays)
-            if short and axis not in told:
-                told.add(axis)
-                yield f"{lacking} is wanted with {axis} {lengths[axis]} from {sizes[axis].source}"
-
-
-def _lacks_the_last(side: Side, axis: str, lengths: Mapping[str, int], arrays: Collection[str]) -> bool:
-    """Whether the first of the arrays along an axis in a side's key is there, and the last is not."""
-    if axis not in side.key.axes:
-        return False
-    first = dict.fromkeys(side.key.axes, 0)
-    last = {**first, axis: lengths[axis] - 1}
-    return side.key.format(first, lengths) in arrays and side.key.format(last, lengths) not in arrays
