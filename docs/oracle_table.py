@@ -33,7 +33,8 @@ CPU.
   what came back.
 - *resumes*: the training run, unstacked and stacked again (or the other way round), goes on for two
   more steps to the same bits as the run that was left alone: weights, moments, counters. gemma4-e2b, whose
-  layers are never stacked, is cut into other chunks and back.
+  layers are never stacked, is cut into other chunks and back; single layers of qwen3-next and qwen3.5 are
+  alike and stacked in different ways, so `ckpt stack` is told their `--family`.
 
 Tied embeddings are multiplied in float32 here, where MaxText casts them to bfloat16 whatever its
 `dtype` says: what is compared is where numbers end up, not how they are rounded. What was not run is

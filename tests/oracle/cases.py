@@ -124,6 +124,8 @@ BLIND = {
 NEVER_SCANNED = frozenset({"gemma4-e2b"})
 
 
+# Models of which single layers do not show how they are stacked: `ckpt stack` is told the family.
+STACKED_AS = {"qwen3-next": "qwen3-next", **dict.fromkeys(("qwen3.5", "qwen3.5-fp8"), "qwen3.5-moe")}
 # Families that are published in few bits -> how `ckpt quantize` calls that.
 QUANTIZED = {
     **dict.fromkeys(("deepseek3", "deepseek3.2", "kimi-k2", "llama3.1"), "fp8-block128"),

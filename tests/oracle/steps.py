@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from oracle import images, settings
-from oracle.cases import DEVIATIONS, LIMIT, NEVER_SCANNED, NONE, QUANTIZED, TEXT_WHERE_SCANNED, Deviation
+from oracle.cases import (
+    DEVIATIONS,
+    LIMIT,
+    NEVER_SCANNED,
+    NONE,
+    QUANTIZED,
+    STACKED_AS,
+    TEXT_WHERE_SCANNED,
+    Deviation,
+)
 from oracle.commands import ckpt
 from oracle.worker import StepError, Worker
 
@@ -212,7 +221,10 @@ def _ways(bench: Bench) -> tuple[Sequence[str], Sequence[str]]:
     """What rearranges a run, and what puts it back."""
     if bench.family in NEVER_SCANNED:
         return ("reshard", "--mesh", "fsdp=4", "--no-ocdbt"), ("reshard", "--mesh", "fsdp=1")
-    return (("unstack",), ("stack",)) if bench.scanned else (("stack",), ("unstack",))
+    if bench.scanned:
+        return ("unstack",), ("stack",)
+    family = STACKED_AS.get(bench.family)
+    return ("stack", *(("--family", family) if family else ())), ("unstack",)
 
 
 def gone_on(bench: Bench, name: str, **more: Any) -> str:
