@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, ended, run, succeed
 from support.gcs_server import Fault
+from support.kills import killed_several_times
 from support.object_stores import files_in
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.web_server import web_server
@@ -490,18 +491,7 @@ class TestInterrupted:
 
     def test_killed_at_any_moment(self, gcs, target, run_of_steps):
         words = ["copy", str(run_of_steps), target, "--jobs", "2"]
-        gcs.server.latency = 0.01
-        environment = {**os.environ, "STORAGE_EMULATOR_HOST": gcs.server.url}
-        rng = random.Random(1)
-        for _ in range(3):
-            process = subprocess.Popen([sys.executable, "-m", "ckpttools", *words], env=environment)
-            started = len(gcs.server.log)
-            while len(gcs.server.log) == started and process.poll() is None:
-                time.sleep(0.01)
-            time.sleep(rng.uniform(0, 0.5))
-            process.kill()
-            process.wait()
-        gcs.server.latency = 0
+        killed_several_times(words, gcs.server)
         run(*words)
         assert without_commits(contents(target)) == without_commits(files_in(run_of_steps))
         assert not any(".partial" in key for key in gcs.server.buckets[gcs.bucket])

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
+from support.kills import killed_several_times
 from support.object_stores import files_in
 from support.places import GOLDEN, HF, TRAINED
 
@@ -234,18 +235,7 @@ class TestInterrupted:
 
     def test_killed_at_any_moment(self, gcs, target, tmp_path):
         words = ["convert", "hf-to-maxtext", str(HF), target, "--jobs", "2"]
-        gcs.server.latency = 0.01
-        environment = {**os.environ, "STORAGE_EMULATOR_HOST": gcs.server.url}
-        rng = random.Random(1)
-        for _ in range(3):
-            process = subprocess.Popen([sys.executable, "-m", "ckpttools", *words], env=environment)
-            started = len(gcs.server.log)
-            while len(gcs.server.log) == started and process.poll() is None:
-                time.sleep(0.01)
-            time.sleep(rng.uniform(0, 0.5))
-            process.kill()
-            process.wait()
-        gcs.server.latency = 0
+        killed_several_times(words, gcs.server)
         # Uploads in parts that nobody has ended stay: the cloud deletes them, or `doctor` names them.
         done = ckpt(*words)
         assert done.exit_code == 0 or "exists" in done.output, "it was complete before"
