@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.command_line import run, succeed
+from support.command_line import ckpt, run, succeed
+from support.hf_models import write_llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
 
@@ -47,3 +48,31 @@ def test_several_kinds_of_which_one_is_read(tmp_path):
     assert said in " ".join(succeed("inspect", "tree", model).output.split())
     assert said in " ".join(run("convert", "to-zarr3", model, tmp_path / "out", "--dry-run").split())
     assert "several kinds" not in succeed("inspect", "tree", FIXTURES / "dcp").output
+
+
+def test_other_files_of_one_kind(tmp_path):
+    """vLLM reads what the index names, transformers `model.safetensors`: who has both should know."""
+    model = tmp_path / "model"
+    write_llama(model, shards=3)
+    for name in ("consolidated.safetensors", "adapter_model.safetensors", "._model.safetensors"):
+        shutil.copy(FIXTURES / "pytorch_model.safetensors", model / name)
+    out = tmp_path / "out"
+    told = " ".join(run("convert", "hf-to-maxtext", model, out, "--dry-run").split())
+    assert "what model.safetensors.index.json names is read, not consolidated.safetensors Dry run" in told
+    write_llama(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", model)
+    told = " ".join(run("convert", "hf-to-maxtext", model, out, "--dry-run").split())
+    assert "here model.safetensors is read, not consolidated.safetensors and 3 more" in told
+    assert "files of weights" not in run("convert", "hf-to-maxtext", tmp_path / "other", out, "--dry-run")
+    shutil.copy(FIXTURES / "pytorch_model.bin", tmp_path / "other")
+    told = " ".join(run("convert", "hf-to-maxtext", tmp_path / "other", out, "--dry-run").split())
+    assert "those of safetensors are read, not torch" in told
+
+
+def test_settings_are_refused_where_arrays_of_any_kind_contradict_them(tmp_path):
+    write_llama(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    succeed("maxtext-config", tmp_path)
+    shutil.copy(FIXTURES / "pytorch_model.bin", tmp_path)
+    told = ckpt("maxtext-config", tmp_path)
+    assert told.exit_code == 3 and "the arrays are not those of the model" in told.output

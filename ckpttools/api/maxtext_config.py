@@ -12,6 +12,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
+from ckpttools.formats.several import has_weights
 from ckpttools.maxtext.config.checking import contradictions
 from ckpttools.maxtext.config.given import Given, given
 from ckpttools.maxtext.config.known import mistakes
@@ -27,7 +28,6 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
 _JSON = ".json"
-_WEIGHTS = ".safetensors"
 _TIED = "logits_via_embedding"
 
 
@@ -101,9 +101,7 @@ def _config_alone(place: Place) -> Place | None:
     if place.name.endswith(_JSON):
         return place
     config = place / CONFIG
-    if not config.is_file() or any(entry.name.endswith(_WEIGHTS) for entry in place.entries()):
-        return None
-    return config
+    return None if not config.is_file() or has_weights(place) else config
 
 
 def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:

@@ -40,5 +40,10 @@ def kinds_beside(path: Place, format: str) -> Notes:
     return Notes(remarks=(f"several kinds of weights lie here: those of {format} are read, not {found}",))
 
 
+def has_weights(path: Place) -> bool:
+    """Whether weights of any kind that is read lie in a directory."""
+    return any(_is(each.name, patterns) for patterns in _NAMES.values() for each in path.entries())
+
+
 def _is(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)

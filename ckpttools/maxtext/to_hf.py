@@ -180,7 +180,12 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         config = TrueConfig(said, (*config.changes, *changes))
     # Only of a model that is at hand it is known what it could give.
     lacking = bool(files.weights) and not left_out
-    notes = native.notes + _notes(mapped, as_before, options, missing) + notes_of(grids.values)
+    notes = (
+        tree.metadata.notes
+        + native.notes
+        + _notes(mapped, as_before, options, missing)
+        + notes_of(grids.values)
+    )
     notes += Notes(remarks=tuple(_remarks(config, made, lacking)))
     has_text_model = any(each.name == TEXT for each in bound.family.spellings)
     surplus = dict(_surplus(bound.table, wanted, mapped))

@@ -134,7 +134,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     """
     plain = unwrapped(tree, options.drop)
     try:
-        return _to_maxtext(plain.tree, options, plain.notes)
+        return _to_maxtext(plain.tree, options, tree.metadata.notes + plain.notes)
     except CoverageError as error:
         others = beside_the_weights(plain.tree)
         if not others:

@@ -34,6 +34,8 @@ from ckpttools.stores.base import occurrences
 from ckpttools.stores.place import Place
 
 _NAMES = WeightNames(".safetensors", "model.safetensors")
+# What lies beside weights of a model and is none of them.
+_BESIDE = ("adapter_model.safetensors", "carried.safetensors")
 HELP = """Write any checkpoint as safetensors: the same arrays under the same names, no model known.
 
 SRC may be a file, an item, a step or a run directory. DST is a directory; it gets model.safetensors, or
@@ -75,7 +77,8 @@ class SafetensorsFormat:
         if is_sharded(file.header for file in files):
             return _stitched(path, found.folder, files)
         found.check([(entry.name, file.name) for file in files for entry in file.header.entries])
-        return _tree(path, found.folder, files)
+        tree = _tree(path, found.folder, files)
+        return tree.with_metadata(notes=_of_others(path, found)) if path.is_dir() else tree
 
     def owns(self, name: str) -> bool:
         from ckpttools.formats.safetensors.own import owns
@@ -140,6 +143,18 @@ def _tree(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
     if described is None or _NAMES.is_one_of_several(path):
         return tree
     return flat.restored(tree, described)
+
+
+def _of_others(directory: Place, found: WeightsLocation) -> Notes:
+    """What is said of files of weights in a directory that are not read; other loaders may read them."""
+    visible = (each.name for each in directory.entries() if not each.is_dir and each.name[0] != ".")
+    files = (name for name in visible if name.endswith(_NAMES.suffix) and name not in found.names)
+    others = sorted(name for name in files if name not in _BESIDE)
+    if not others:
+        return Notes()
+    read = f"what {found.index} names" if found.index is not None else found.files[0]
+    more = f" and {len(others) - 1} more" if others[1:] else ""
+    return Notes(remarks=(f"of the files of weights here {read} is read, not {others[0]}{more}",))
 
 
 def _stitched(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
