@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -97,6 +98,18 @@ def test_rows_get_the_lengths_that_they_should_have(data):
     # Read through a transpose, too, as bases that are MaxText's do.
     swapped = relayout(array, ((rows,), (columns,)), (1, 0), (1, 1))
     assert np.array_equal(swapped.read().T, array.read())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_sums_that_become_infinite_are_counted(dtype):
+    """What was no number before is not."""
+    numpy = DTYPES[dtype].numpy
+    array = np.array([[np.inf, np.nan, ml_dtypes.finfo(numpy).max, 1]] * 3, np.float64).astype(numpy)
+    summed = plus(lazy(array), low_rank(lazy(np.full((3, 1), 2e19, "f4")), lazy(np.full((1, 4), 1e19, "f4"))))
+    scratch, out = Scratch(summed.scratch_bytes), np.empty(array.shape, summed.dtype.carrier)
+    summed.read_into(Region.whole(array.shape), out, scratch)
+    assert scratch.counts == {"overflowed": 6 if dtype == "float16" else 3}
+    assert out.view(numpy).astype("f4")[0, 2] == np.inf
 
 
 def test_what_does_not_fit_together_is_refused():

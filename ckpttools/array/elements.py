@@ -27,7 +27,7 @@ def widen(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
         bits = out.view(np.uint32)
         bits[...] = values
         np.left_shift(bits, 16, out=bits)
-    elif dtype.name in _NARROW and _is_finite(values, dtype):
+    elif dtype.name in _NARROW and all_finite(values, dtype):
         _widen_narrow(values, dtype, out)
     elif dtype.itemsize == 1:
         # Every carrier is an index of the table; "clip" only spares a look at each.
@@ -47,8 +47,13 @@ _NARROW = {
 }
 
 
-def _is_finite(values: np.ndarray, dtype: DType) -> bool:
-    """Whether all elements are numbers, judged by the largest patterns of both signs."""
+def all_finite(values: np.ndarray, dtype: DType) -> bool:
+    """Whether all elements are numbers, judged by the largest patterns of both signs.
+
+    Args:
+        values: carriers.
+        dtype: of the elements, whose patterns are in order and some of which are no numbers.
+    """
     sign, infinity = 1 << (dtype.bits - 1), dtype.not_finite_from
     assert infinity is not None
     signed = values.view(np.dtype(f"<i{dtype.itemsize}"))

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 FLOAT32 = DTYPES["float32"]
 _WIDE = 8
 # OpenBLAS stays in the calling thread where a product has at most 2**18 multiplications; with threads of its
-# own beside the workers' it was ten times slower. Tiles of 32 rows gave 0.6 G elements/s at rank 16.
-_TILE_ROWS, _TILE_PRODUCTS = 32, 1 << 18
+# own beside the workers' it was ten times slower. Tiles stay in a core's L2 cache.
+_TILE_ROWS, _TILE_PRODUCTS, _TILE = 32, 1 << 18, 1 << 16
+# Elements that are added up and rounded at once, in that cache, too.
+_BLOCK = 1 << 15
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +57,7 @@ class LowRank(OfParts):
             for part in one.pieces(region.rank - 1, self._columns):
                 with scratch.take((self.rank, part.shape[-1]), DTYPES["float64"].numpy) as second:
                     _read_as(right, part.replaced(part.rank - 2, 0, self.rank), second, scratch)
-                    for piece in part.pieces(region.rank - 2, self._rows(part.shape[-1])):
+                    for piece in part.pieces(region.rank - 2, self._rows):
                         view = subview(out, piece.relative_to(region)).view(FLOAT32.numpy)
                         self._multiply(left, piece, second, view, scratch)
 
@@ -64,30 +66,27 @@ class LowRank(OfParts):
     ) -> None:
         import numpy as np
 
-        wide, rows = DTYPES["float64"].numpy, piece.shape[-2]
-        with scratch.take((rows, self.rank), wide) as first:
+        wide = DTYPES["float64"].numpy
+        with scratch.take((piece.shape[-2], self.rank), wide) as first:
             _read_as(left, piece.replaced(piece.rank - 1, 0, self.rank), first, scratch)
             first *= self.scale
-            with (
-                scratch.take((rows, second.shape[1]), wide) as product,
-                np.errstate(over="ignore", invalid="ignore"),
-            ):
-                _product(first, second, product)
-                np.copyto(out, product.reshape(out.shape), casting="same_kind")
+            with scratch.take((_TILE,), wide) as tile, np.errstate(over="ignore", invalid="ignore"):
+                _product(first, second, out.reshape(out.shape[-2:]), tile)
 
     @property
     def _columns(self) -> int:
         """Columns of the right factor that are in memory at once."""
         return max(1, min(self.shape[-1], slabs.SLAB_BYTES // (_WIDE * max(1, self.rank))))
 
-    def _rows(self, columns: int) -> int:
-        """Rows whose product with so many columns is in memory at once."""
-        return max(1, min(self.shape[-2], slabs.SLAB_BYTES // (_WIDE * max(1, columns, self.rank))))
+    @property
+    def _rows(self) -> int:
+        """Rows of the left factor that are in memory at once."""
+        return max(1, min(self.shape[-2], slabs.SLAB_BYTES // (_WIDE * max(1, self.rank))))
 
     @property
     def scratch_bytes(self) -> int:
-        rows, columns = self._rows(self._columns), self._columns
-        taken = (self.rank * columns, rows * self.rank, rows * columns, max(rows, columns) * self.rank)
+        rows, columns = self._rows, self._columns
+        taken = (self.rank * columns, rows * self.rank, max(_TILE, max(rows, columns) * self.rank))
         return sum(slabs.page(_WIDE * each) for each in taken) + max(
             each.scratch_bytes for each in self.parts
         )
@@ -160,18 +159,40 @@ class Plus(OfAlikeParts):
         import numpy as np
 
         array, addend = self.parts
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            with scratch.take(slab.shape, addend.dtype.carrier) as buffer:
-                addend.read_into(slab, buffer, scratch)
-                total[...] = buffer.view(addend.dtype.numpy)
-            with scratch.take(slab.shape, array.dtype.carrier) as buffer:
-                array.read_into(slab, buffer, scratch)
-                added = buffer.view(array.dtype.numpy)
-                total += added if array.dtype.bits > 32 else as_float32(added)
-            if self.dtype.bits <= 32:
-                round_to(self.dtype, total, out)
-            else:
-                out[...] = total.view(self.dtype.carrier)
+        self._read_addend(addend, slab, total, scratch)
+        with (
+            scratch.take(slab.shape, array.dtype.carrier) as buffer,
+            np.errstate(over="ignore", invalid="ignore", under="ignore"),
+        ):
+            array.read_into(slab, buffer, scratch)
+            sums, values = total.reshape(-1), buffer.reshape(-1)
+            for start in range(0, sums.size, _BLOCK):
+                self._add_block(sums[start : start + _BLOCK], values[start : start + _BLOCK], scratch)
+            out[...] = buffer
+
+    def _read_addend(self, addend: LazyArray, slab: Region, total: np.ndarray, scratch: Scratch) -> None:
+        if addend.dtype == self._sums:
+            addend.read_into(slab, total.view(addend.dtype.carrier), scratch)
+        else:
+            _read_as(addend, slab, total, scratch)
+
+    def _add_block(self, sums: np.ndarray, values: np.ndarray, scratch: Scratch) -> None:
+        """values += sums, rounded once; counts what was a number and is none now."""
+        import numpy as np
+
+        from ckpttools.array.elements import all_finite
+
+        numbers, is_wide = values.view(self.dtype.numpy), self.dtype.bits > 32
+        sums += numbers if is_wide else as_float32(numbers)
+        made = np.empty_like(values)
+        if is_wide:
+            made[...] = sums.view(self.dtype.carrier)
+        else:
+            round_to(self.dtype, sums, made)
+        if self.dtype.not_finite_from is not None and not all_finite(made, self.dtype):
+            lost = np.isfinite(numbers) & ~np.isfinite(made.view(self.dtype.numpy))
+            scratch.tally({"overflowed": int(np.count_nonzero(lost))} if lost.any() else {})
+        values[...] = made
 
     @property
     def _sums(self) -> DType:
@@ -299,14 +320,16 @@ def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch
         out[...] = buffer.view(array.dtype.numpy).reshape(out.shape)
 
 
-def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    """out = left @ right, tile by tile."""
+def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndarray) -> None:
+    """out = left @ right, summed in `tile`, rounded to float32 from there."""
     import numpy as np
 
-    rows = len(left)
-    columns = max(1, _TILE_PRODUCTS // (_TILE_ROWS * max(1, right.shape[0])))
+    (rows, rank), length = left.shape, right.shape[1]
+    columns = max(1, min(_TILE, _TILE_PRODUCTS // max(1, rank)) // _TILE_ROWS)
     for start in range(0, rows, _TILE_ROWS):
-        stop = min(start + _TILE_ROWS, rows)
-        for first in range(0, right.shape[1], columns):
-            last = first + columns
-            np.matmul(left[start:stop], right[:, first:last], out=out[start:stop, first:last])
+        some = left[start : start + _TILE_ROWS]
+        for first in range(0, length, columns):
+            others = right[:, first : first + columns]
+            made = tile[: len(some) * others.shape[1]].reshape(len(some), -1)
+            np.matmul(some, others, out=made)
+            np.copyto(out[start : start + _TILE_ROWS, first : first + columns], made, casting="same_kind")
