@@ -17,16 +17,17 @@ import ckpttools
 PYTHON = os.environ.get(environments.MAXTEXT)
 PEFT = FIXTURES / "peft"
 BASE = PEFT / "bases" / "llama-float32"
+MODULES = "decoder/.*(self_attention/(query|key|value|out)|mlp/(wi_0|wi_1|wo))"
 SCRIPT = TESTS / "support" / "lora_in_maxtext_script.py"
 
 
-def logits(checkpoint, out, restore="", more=()):
+def logits(checkpoint, out, restore="", run="", more=()):
     """Those of the tokens 0 to 7, as MaxText computes them."""
     told = ckpttools.maxtext_config(checkpoint).arguments()
     words = [*told, *(f"{name}={value}" for name, value in COMPUTED.items()), *more]
     words += [f"base_output_directory={out.parent}"]
     ended = subprocess.run(
-        [PYTHON, SCRIPT, restore, out, *words],
+        [PYTHON, SCRIPT, restore, run, out, *words],
         capture_output=True,
         text=True,
         check=False,
@@ -54,5 +55,28 @@ def test_maxtext_computes_with_an_adapter_what_peft_does(tmp_path, case, scan):
         "lora.lora_rank=0",
         "lora.lora_alpha=0.0",
     )
-    restored = logits(tmp_path / "base", tmp_path / "restored.npy", items, more)
+    restored = logits(tmp_path / "base", tmp_path / "restored.npy", items, more=more)
     assert np.max(np.abs(restored - wanted)) < 1e-6 * np.max(np.abs(wanted)) + 1e-6
+
+
+@pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
+@pytest.mark.parametrize("scan", [True, False])
+def test_factors_that_qwix_made_are_read(tmp_path, scan):
+    """What MaxText computes with them, and what with a base that they are merged into."""
+    ckpttools.hf_to_maxtext(BASE, tmp_path / "base", scan=scan)
+    run = str(tmp_path / "run")
+    # As many as there are layers.
+    more = (
+        "lora.enable_lora=true",
+        f"lora.lora_module_path={MODULES}",
+        "lora.lora_rank=2",
+        "lora.lora_alpha=6",
+    )
+    wanted = logits(tmp_path / "base", tmp_path / "own.npy", run=run, more=more)
+    ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=run, alpha=6)
+    ckpttools.adapter_to_peft(run, tmp_path / "peft", base=BASE, alpha=6)
+    ckpttools.adapter_to_maxtext(tmp_path / "peft", tmp_path / "again", base=tmp_path / "base")
+    ckpttools.merge_adapter(tmp_path / "base", tmp_path / "twice", adapter=tmp_path / "again")
+    for name in ("merged", "twice"):
+        made = logits(tmp_path / name, tmp_path / f"{name}.npy")
+        assert np.max(np.abs(made - wanted)) < 1e-5 * np.max(np.abs(wanted))

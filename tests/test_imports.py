@@ -376,3 +376,8 @@ def test_tests_share_helpers_and_not_each_other():
         for path in sorted(tests.rglob("*.py"))
         for module in re.findall(r"^ *(?:from|import) ((?:\w+\.)*test_\w+)", path.read_text(), re.MULTILINE)
     ] == []
+
+
+def test_samples_stay_small():
+    files = (path for path in (ROOT.parent / "fixtures").rglob("*") if path.is_symlink() or path.is_file())
+    assert sum(path.lstat().st_size for path in files) < 20_000_000

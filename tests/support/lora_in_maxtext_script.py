@@ -1,8 +1,9 @@
 """What MaxText computes with a checkpoint and adapters: run by its own Python.
 
-    python lora_in_maxtext_script.py RESTORE LOGITS.npy SETTING...
+    python lora_in_maxtext_script.py RESTORE RUN LOGITS.npy SETTING...
 
-Adapters are restored from RESTORE, "" for none; the logits are of the tokens 0 to 7.
+Adapters are restored from RESTORE, or are noise that is saved in RUN, "" for none; the logits are of the
+tokens 0 to 7.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import orbax.checkpoint as ocp
 from flax import nnx
 
 with contextlib.redirect_stdout(sys.stderr):
@@ -26,7 +29,7 @@ BASE = str(Path(maxtext.__file__).parent / "configs" / "base.yml")
 jax.config.update("jax_default_prng_impl", "unsafe_rbg")
 
 
-def logits(restore: str, settings: list[str]) -> np.ndarray:
+def logits(restore: str, run: str, settings: list[str]) -> np.ndarray:
     config = pyconfig.initialize(["adapters", BASE, *settings])
     mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
     with mesh:
@@ -38,6 +41,9 @@ def logits(restore: str, settings: list[str]) -> np.ndarray:
             model = lora_utils.restore_lora_from_path(model, config)
             same = [path for path, values in factors(model).items() if np.array_equal(values, before[path])]
             assert not same, f"not restored: {same}"
+        if run:
+            model = with_noise(lora_utils.apply_lora_to_model(model, mesh, config))
+            save(model, run)
         tokens = jnp.arange(8, dtype=jnp.int32)[None]
         ones = jnp.ones(tokens.shape, jnp.int32)
         made = model(
@@ -49,11 +55,32 @@ def logits(restore: str, settings: list[str]) -> np.ndarray:
     return np.asarray(made, np.float32)
 
 
+def with_noise(model: nnx.Module) -> nnx.Module:
+    """With numbers for the factors that qwix made, of which all of B are zeros."""
+    state = nnx.state(model, nnx.LoRAParam)
+    for number, (_, each) in enumerate(nnx.to_flat_state(state)):
+        each.set_value(jax.random.normal(jax.random.key(number), each.get_value().shape) / 4)
+    nnx.update(model, state)
+    return model
+
+
+def save(model: nnx.Module, run: str) -> None:
+    """Saves a step of the run as Tunix's trainer does (Tunix 0.1.7, sft/checkpoint_manager.py)."""
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.LoRAParam)
+    kinds = {"model_params": (model, nnx.LoRAParam), "optimizer_state": (optimizer, nnx.optimizer.OptState)}
+    handlers = {name: ocp.PyTreeCheckpointHandler() for name in kinds}
+    with ocp.CheckpointManager(run, item_handlers=handlers) as manager:
+        states = {name: nnx.state(*each) for name, each in kinds.items()}
+        manager.save(
+            3, args=ocp.args.Composite(**{name: ocp.args.PyTreeSave(each) for name, each in states.items()})
+        )
+
+
 def factors(model: nnx.Module) -> dict[tuple[object, ...], np.ndarray]:
     found = nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))
     return {path: np.asarray(each.get_value()) for path, each in found}
 
 
 if __name__ == "__main__":
-    adapters, out, *words = sys.argv[1:]
-    np.save(out, logits(adapters, words))
+    adapters, run, out, *words = sys.argv[1:]
+    np.save(out, logits(adapters, run, words))
