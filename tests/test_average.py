@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from support.command_line import ckpt, run
 from support.hf_models import write_llama
+from support.object_stores import files_in
 from support.pages import run_page
-from support.places import DOCS, HF, TRAINED
+from support.places import DOCS, GOLDEN_0_2_5, HF, TRAINED
 from support.stored_trees import contents
 from support.trees import lazy, tree_with
 
@@ -24,9 +25,11 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, CoverageError, FormatError, MappingError, UsageError
 from ckpttools.maxtext.average import Average
+from ckpttools.stores import parse
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.mean_weights import DECAYS, MeanWeights
 
+VISION = GOLDEN_0_2_5 / "qwen3-vl" / "hf"
 WEIGHTS = st.lists(st.floats(-4, 4, width=16), min_size=1, max_size=6)
 NAMES = ("bfloat16", "float16", "float32", "float64")
 
@@ -260,3 +263,37 @@ def test_errors_are_those_of_the_library():
         ckpttools.average.plan(HF, "out")
     with pytest.raises(CheckpointError):
         ckpttools.average.plan(HF, HF, others=[HF])
+
+
+def test_from_buckets_into_buckets_it_is_what_it_is_on_a_disk(gcs, tmp_path, monkeypatch):
+    """Means, models that are cut and models of two: from a bucket to one, with the same bytes."""
+    monkeypatch.chdir(tmp_path)
+    run("synth", HF / "config.json", "noise", "--seed", 4)
+    run("synth", VISION / "config.json", "eyes", "--seed", 4)
+    places = {"a": HF, "noise": tmp_path / "noise", "vision": VISION, "eyes": tmp_path / "eyes"}
+    top = gcs.filled({f"{name}/{file}": b for name, at in places.items() for file, b in files_in(at).items()})
+    for number, words in enumerate(
+        (
+            ["average", "{a}", "{noise}", "{out}", "--weights", "1,3"],
+            ["shrink", "{a}", "{out}", "--layers", "0,2", "--vocab", "100"],
+            ["stitch", "{vision}", "{eyes}", "{out}"],
+        )
+    ):
+        there = {name: f"{top}/{name}" for name in places} | {"out": f"{top}/out{number}"}
+        run(*[word.format(**there) for word in words])
+        run(*[word.format(**places, out=f"out{number}") for word in words])
+        made = {name: (parse(there["out"]) / name).read_bytes() for name, _ in parse(there["out"]).walk()}
+        assert made == files_in(tmp_path / f"out{number}")
+
+
+def test_a_plan_means_the_same_places_in_every_directory(tmp_path, monkeypatch):
+    for name, seed in (("here/a", 1), ("here/b", 2), ("there/b", 3)):
+        run("synth", HF / "config.json", tmp_path / name, "--seed", seed)
+    monkeypatch.chdir(tmp_path / "here")
+    prepared = ckpttools.average.plan("a", "mean", others=["b"])
+    ckpttools.write_plan(prepared, "plan")
+    monkeypatch.chdir(tmp_path / "there")
+    run("run", "../here/plan", "--part", "0/1")
+    run("run", "../here/plan", "--publish")
+    ckpttools.average(tmp_path / "here/a", tmp_path / "wanted", others=[tmp_path / "here/b"])
+    assert ckpt("diff", tmp_path / "here/mean", tmp_path / "wanted").exit_code == 0

@@ -138,6 +138,9 @@ def test_lists_of_layers_are_cut_and_others_are_not():
     window = {**config, "max_window_layers": 1, "pad_token_id": 8}
     fewer = smaller_config(window, family, Smaller((1, 2), vocab=8)).config
     assert (fewer["max_window_layers"], fewer["pad_token_id"]) == (0, None)
+    ends = {**config, "bos_token_id": 9, "eos_token_id": [1, 8, 9]}
+    told = smaller_config(ends, family, Smaller(vocab=8)).changes
+    assert [each.partition(",")[0] for each in told[-2:]] == ["bos_token_id is 9", "eos_token_id is 8"]
     grouped = {
         "num_hidden_layers": 1,
         "n_routed_experts": 8,

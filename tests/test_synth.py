@@ -19,7 +19,7 @@ from support.trees import tree_of
 
 import ckpttools
 from ckpttools.array.nodes import seeded
-from ckpttools.core.errors import CoverageError, ShapeError, UsageError
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, ShapeError, UsageError
 from ckpttools.maxtext.stitch import stitched
 from ckpttools.maxtext.synthetic import synthetic
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
@@ -59,17 +59,11 @@ def test_noise_is_as_wide_as_it_is_said():
 
 
 MODELS = sorted([*GOLDEN.glob("*/hf"), *GOLDEN_0_2_5.glob("*/hf")])
-# Of these the configurations lack a size that released ones state.
-OPEN = {"gemma4-moe", "gemma4-vision", "gemma4-e2b"}
 
 
 @pytest.mark.parametrize("hf", MODELS, ids=lambda place: place.parent.name)
 def test_every_family_has_the_arrays_that_its_models_have(hf):
     tree = ckpttools.open(hf)
-    if hf.parent.name in OPEN:
-        with pytest.raises(ShapeError, match=r"the size of .*global_head_dim"):
-            synthetic(tree.metadata.config)
-        return
     made = synthetic(tree.metadata.config)
     known = {path: each.shape for path, each in made.arrays.items()}
     if "quantization_config" not in tree.metadata.config:
@@ -98,6 +92,33 @@ def test_the_same_seed_gives_the_same_files(tmp_path):
     run("run", tmp_path / "plan", "--part", "0/1")
     run("run", tmp_path / "plan", "--publish")
     assert ckpt("diff", tmp_path / "a", tmp_path / "d").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "error", "why"),
+    [
+        ("qwen3-moe", {"decoder_sparse_step": 2}, ConfigError, "not the arrays of this configuration"),
+        ("qwen3-moe", {"mlp_only_layers": [0]}, ConfigError, "mlp_only_layers"),
+        ("qwen3", {"attention_bias": True}, ConfigError, "attention_bias"),
+        ("llama3.1", {"num_hidden_layers": 10**30}, ShapeError, "more arrays than any model has"),
+        ("llama3.1", {"num_hidden_layers": 0}, CheckpointError, "."),
+        ("llama3.1", {"initializer_range": float("nan")}, ConfigError, "initializer_range"),
+        ("llama3.1", {"initializer_range": "0.02"}, ConfigError, "initializer_range"),
+        ("llama3.1", {"initializer_range": -1}, ConfigError, "initializer_range"),
+    ],
+)
+def test_configurations_that_no_model_of_noise_would_fit(model, said, error, why):
+    config = {**json.loads((GOLDEN / model / "hf/config.json").read_text()), **said}
+    with pytest.raises(error, match=why):
+        synthetic(config)
+
+
+def test_a_configuration_may_lie_beside_its_model(tmp_path):
+    (tmp_path / "mine.json").write_bytes((HF / "config.json").read_bytes())
+    for words in ([], ["--as", "maxtext"]):
+        run("synth", tmp_path / "mine.json", tmp_path / f"noise{len(words)}", *words)
+    assert ckpt("synth", tmp_path / "mine.json", tmp_path).exit_code == 2
+    assert ckpt("synth", tmp_path / "noise0", tmp_path / "noise0/x").exit_code == 2
 
 
 def test_a_quantised_configuration_gives_plain_numbers(tmp_path):

@@ -14,8 +14,10 @@ from ckpttools.stores.registry import parse
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
 
-# What these get is a place, even where it is text.
-_PLACES = ("source", "destination", "like", "model", "adapter", "base")
+# What these get is a place, or several, even where it is text.
+_PLACES = frozenset(
+    ("source", "destination", "like", "model", "adapter", "base", "others", "decoder", "hosts", "prefer")
+)
 # What matters to the process alone that makes the call.
 _OWN = ("observe", "command", "resume", "jobs")
 
@@ -45,10 +47,10 @@ class Call:
             if each in _OWN:
                 continue
             try:
-                said[each] = _said(parse(value) if each in _PLACES and isinstance(value, str) else value)
+                said[each] = _said(_placed(value) if each in _PLACES else value)
             except TypeError:
                 return cls(name, {}, unsaid=f"{each}, of type {type(value).__name__}")
-            is_relative |= (each in _PLACES or _is_path(value)) and said[each] != str(value)
+            is_relative |= (each in _PLACES or _is_path(value)) and said[each] != _as_typed(value)
         return cls(name, said, is_relative)
 
     def made_again(self, jobs: int, there: Callable[[str], str] = str) -> Prepared:
@@ -82,6 +84,17 @@ def absolute(place: Place) -> Place:
     # What is above a link is not what `..` leads to; and the directory that is left may not be there later.
     last = place.name
     return place.resolve() if last == ".." else place.parent.resolve() / last
+
+
+def _placed(value: object) -> object:
+    """Places of texts, one or several."""
+    if isinstance(value, list | tuple):
+        return [_placed(each) for each in value]
+    return parse(value) if isinstance(value, str) else value
+
+
+def _as_typed(value: object) -> object:
+    return [str(each) for each in value] if isinstance(value, list | tuple) else str(value)
 
 
 def _said(value: object) -> object:

@@ -56,8 +56,9 @@ def synth(
         CheckpointError: as `ckpttools.convert`.
     """
     place = parse(source)
+    check_apart(place, parse(destination))
     file = place / CONFIG if place.is_dir() else place
-    tree = synthetic(read_json(file), seed, dtype_of(dtype), str(file.parent))
+    tree = synthetic(read_json(file), seed, dtype_of(dtype), str(file))
     if names == "maxtext":
         if common.get("format") not in (None, "orbax"):
             raise UsageError(f"{option('format')} is about models with names of Hugging Face's")

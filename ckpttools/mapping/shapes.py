@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Shape
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.sizes import require
 from ckpttools.mapping.table import Table, labelled_sizes
+
+# The largest models have 100,000.
+_MOST_NAMES = 10_000_000
 
 
 def right_shapes(table: Table) -> dict[str, Shape]:
     """Right keys and shapes of a model whose sizes the table knows.
 
     Raises:
-        ShapeError: a size is not known.
+        ShapeError: a size is not known, or of layers or experts there are too many to be meant.
     """
     flags = [name for name, flag in table.flags.items() if flag.value]
     rows = [row for row in table.rows if row.applies(flags)]
@@ -22,4 +28,12 @@ def right_shapes(table: Table) -> dict[str, Shape]:
     sizes = require(
         known, {axis for side in there for axis in (*side.axes, *side.key.needs)}, (), table.place
     )
+    names = sum(prod(sizes[axis] for axis in side.key.axes) for side in there)
+    if names > _MOST_NAMES:
+        raise ShapeError(
+            "these sizes make more arrays than any model has",
+            place=table.place,
+            got=f"{names:,} arrays",
+            wanted=f"{_MOST_NAMES:,} or fewer: as many layers and experts as the model has",
+        )
     return {key: side.shape(sizes) for side in there for key in side.keys(sizes)}

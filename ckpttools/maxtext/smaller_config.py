@@ -22,6 +22,8 @@ _CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_top
 _GROUPS = {"n_group": 1, "topk_group": 1}
 # Layers before this one see all of the text, where no list says of each (Qwen2).
 _FIRST = "max_window_layers"
+# Tokens that generation begins and ends with.
+_ENDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: Smaller) -> S
         field = _field(made, family.sizes.get("vocab", ()), "vocab")
         _check_fewer(how.vocab, nested(made, field), "vocab")
         changes += [*_with_size(made, field, how.vocab), *_without_padding(made, field, how.vocab)]
+        changes += _beyond(made, field, how.vocab)
     return SmallerConfig(made, kept, tuple(changes))
 
 
@@ -151,6 +154,21 @@ def _without_padding(config: dict[str, Any], field: str, vocab: int) -> Iterator
         if field.startswith(prefix) and isinstance(token, int) and token >= vocab:
             part["pad_token_id"] = None
             yield f"{prefix}pad_token_id is null; it was {token}"
+
+
+def _beyond(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
+    """Tokens that are named and gone: with them no text can begin, and none ends."""
+    for prefix, part in _parts(config):
+        for name in _ENDS if field.startswith(prefix) else ():
+            said = part.get(name)
+            gone = [each for each in (said if isinstance(said, list) else [said]) if _is_beyond(each, vocab)]
+            if gone:
+                numbers = ", ".join(map(str, gone))
+                yield f"{prefix}{name} is {numbers}, none of the {vocab} tokens: say another to generate"
+
+
+def _is_beyond(token: object, vocab: int) -> bool:
+    return isinstance(token, int) and token >= vocab
 
 
 def _is_per_layer(name: str, value: object, count: int, prediction: int) -> bool:

@@ -9,18 +9,20 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, elementwise, seeded
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.core.errors import ShapeError
+from ckpttools.core.errors import ConfigError, ShapeError
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import in_natural_order
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_of
+from ckpttools.families.silent import taken
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.shapes import right_shapes
 from ckpttools.mapping.sizes import nested
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Shift
 from ckpttools.mapping.whole_numbers import Whole
+from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.quantized.config import without_quantization
 from ckpttools.transforms.conversion import Convert
@@ -28,6 +30,16 @@ from ckpttools.transforms.conversion import Convert
 # What transformers takes where a configuration does not say it.
 _RANGE = 0.02
 _FIELD = "initializer_range"
+# Ten standard deviations of it are still a number of float16.
+_MOST_SCALE = 6000
+# Fields that say of other arrays than the rows of a family whose rules have them so.
+_OF_ARRAYS = frozenset(
+    (
+        *("config.decoder_sparse_step", "config.mlp_only_layers", "config.moe_layer_freq"),
+        *("config.attention_bias", "config.mlp_bias", "config.enable_moe_block", "config.attention_k_eq_v"),
+        *("config.hidden_size_per_layer_input", "config.num_kv_shared_layers", "config.use_double_wide_mlp"),
+    )
+)
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, Shape]:
@@ -55,20 +67,44 @@ def synthetic(config: Mapping[str, Any], seed: int = 0, dtype: DType | None = No
     Towers of which no configuration says all sizes, as of Gemma 3, are left out, and the notes say so.
 
     Raises:
-        ConfigError, ShapeError: as `shapes_of`.
+        ConfigError, ShapeError: as `shapes_of`; or the configuration is of other arrays than the rows.
     """
     plain = dict(config)
     without_quantization(plain)
-    table, shapes, notes = _known(plain, family_of(plain, CONFIG))
-    scale = next(
-        (v for v in (nested(plain, name) for name in (_FIELD, f"text_config.{_FIELD}")) if v), _RANGE
-    )
+    family = family_of(plain, CONFIG)
+    _refuse_other_arrays(plain, family, place)
+    table, shapes, notes = _known(plain, family)
+    scale = _scale(plain, place)
     dtype = dtype or DTYPES["bfloat16"]
     leaves: dict[Path, Leaf] = {}
     for name, shape in _in_order(shapes).items():
-        leaves[name,] = _array(name, shape, _row(name, table), (seed, float(scale)), dtype)
+        leaves[name,] = _array(name, shape, _row(name, table), (seed, scale), dtype)
     metadata = Metadata("safetensors", config=plain, place=place, notes=notes, is_other_model=True)
     return Tree(leaves, metadata)
+
+
+def _scale(config: Mapping[str, Any], place: str) -> float:
+    """The standard deviation of the noise."""
+    said = (nested(config, name) for name in (_FIELD, f"text_config.{_FIELD}"))
+    found = next((each for each in said if each is not None), _RANGE)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= _MOST_SCALE:
+        raise ConfigError(
+            f"{_FIELD} is no standard deviation of weights", place=place or CONFIG, got=repr(found)
+        )
+    return float(found)
+
+
+def _refuse_other_arrays(config: Mapping[str, Any], family: Family, place: str) -> None:
+    facts = ModelFacts(config, silent=taken(config))
+    limits = (each for each in family.settings.limits if each.wanted.left.name in _OF_ARRAYS)
+    odd = [each for each in limits if not each.conditions and not each.holds(facts)]
+    if odd:
+        raise ConfigError(
+            f"the rows of family {family.name} are not the arrays of this configuration",
+            place=place or CONFIG,
+            got=", ".join(f"{facts.place_of(each.wanted.left.name)}: {each.reason}" for each in odd),
+            wanted=" and ".join(str(each.wanted).replace("config.", "") for each in odd),
+        )
 
 
 def _known(config: Mapping[str, Any], family: Family) -> tuple[Table, dict[str, Shape], Notes]:
