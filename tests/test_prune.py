@@ -451,6 +451,21 @@ class TestBuckets:
             after += 1 if after < 5 else 6
         assert begun > 5
 
+    @pytest.mark.parametrize("undo", [False, True])
+    def test_a_step_that_is_saved_again_while_its_old_one_goes_stays(self, gcs, tmp_path, monkeypatch, undo):
+        whole = files_in(write_run(tmp_path / "run", range(1, 4)))
+        place = gcs.filled(whole)
+        # The journal, two commit files, what says that the first step goes, and one object of it.
+        assert killed(place, monkeypatch, 5)
+        assert ".ckpttools-prune/deleting/1" in objects_at(place)
+        again = {name: b"again" for name in whole if name.startswith("1/")}
+        for name, content in again.items():
+            (place / name).put(content)
+        report = ckpttools.prune(place, finish=not undo, undo=undo)
+        assert any(each.startswith("1: ") for each in report.left)
+        assert {name for name in objects_at(place) if name.startswith("1/")} == again.keys()
+        assert (place / "1/items/_METADATA").read_bytes() == b"again"
+
 
 class Killed(BaseException):
     """The process is gone."""

@@ -47,7 +47,7 @@ class Removal:
         self.check_kept()
         left = tuple(self._renamed() if self._renames else self._hidden())
         self._check_stripped()
-        for name in (*self._names(_DELETING), *self._condemned()):
+        for name in (*self._half_gone(), *self._condemned()):
             self._delete(name)
         self._conclude()
         return left
@@ -71,7 +71,7 @@ class Removal:
             *(f"{name}: all or a part of it was deleted already" for name in gone),
             *(f"{name}: its optimizer was deleted already" for name in self._taken_by_stripped()),
         )
-        for name in deleting:
+        for name in self._half_gone():
             self._delete(name)
         self._conclude()
         return lost
@@ -81,6 +81,17 @@ class Removal:
     @property
     def _renames(self) -> bool:
         return isinstance(self.run.store, Renames)
+
+    def _half_gone(self) -> list[str]:
+        """Names of steps of which some is deleted; not of those that were saved again in their place."""
+        return [name for name in self._names(_DELETING) if not self._is_saved_again(name)]
+
+    def _is_saved_again(self, name: str) -> bool:
+        """Whether a step of a bucket has a commit file, which was the first thing of it that was deleted."""
+        place = self.run / name
+        if isinstance(place.store, Forgets):
+            place.store.forget(place.key)
+        return not self._renames and name in self.journal.commits and (place / COMMIT_FILE).is_file()
 
     def _condemned(self) -> list[str]:
         """Names of steps of which nothing is deleted yet, and may be now."""
@@ -173,7 +184,7 @@ class Removal:
             place = self.run / name
             if self._is_planned(name):
                 removing(self.run).remove((place / COMMIT_FILE).key)
-            elif place.is_dir() and name not in self._names(_DELETING):
+            elif place.is_dir() and (name not in self._names(_DELETING) or self._is_saved_again(name)):
                 yield f"{name}: it was written again meanwhile"
 
     def _show(self) -> None:
