@@ -122,7 +122,7 @@ class _Blockwise(Derived):
             return
         rows, columns = _part_shape(self.source, self.encoder.block)
         last = needed.rank - 1
-        for one in _single(needed, last - 1):
+        for one in needed.each(last - 1):
             for strip in one.pieces(last - 1, rows):
                 yield from strip.pieces(last, columns)
 
@@ -241,15 +241,6 @@ def _part_shape(source: LazyArray, block: tuple[int, int]) -> tuple[int, int]:
     if block[0] == 1:
         high = max(1, most // min(wide, columns))
     return min(high, rows), min(wide, columns)
-
-
-def _single(region: Region, axes: int) -> Iterator[Region]:
-    """The region at each coordinate of its first axes."""
-    if not axes:
-        yield region
-        return
-    for one in _single(region, axes - 1):
-        yield from one.pieces(axes - 1, 1)
 
 
 def _last_two(region: Region) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -53,7 +53,7 @@ class LowRank(OfParts):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         left, right = self.parts
-        for one in _single(region, region.rank - 2):
+        for one in region.each(region.rank - 2):
             for part in one.pieces(region.rank - 1, self._columns):
                 with scratch.take((self.rank, part.shape[-1]), DTYPES["float64"].numpy) as second:
                     _read_as(right, part.replaced(part.rank - 2, 0, self.rank), second, scratch)
@@ -302,15 +302,6 @@ def renormed(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> Renorm
             got=", ".join(f"{each.dtype}{list(each.shape)}" for each in parts),
         )
     return Renormed(matrix.shape, FLOAT32, parts)
-
-
-def _single(region: Region, axes: int) -> Iterator[Region]:
-    """The region at each coordinate of its first axes."""
-    if not axes:
-        yield region
-        return
-    for one in _single(region, axes - 1):
-        yield from one.pieces(axes - 1, 1)
 
 
 def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:

@@ -75,6 +75,14 @@ class Region:
             (*self.stop[:axis], stop, *self.stop[axis:]),
         )
 
+    def each(self, axes: int) -> Iterator[Region]:
+        """This box at each coordinate of its first axes, in order; no axis goes."""
+        if not axes:
+            yield self
+            return
+        for one in self.each(axes - 1):
+            yield from one.pieces(axes - 1, 1)
+
     def pieces(self, axis: int, step: int) -> Iterator[Region]:
         """This box cut along one axis into boxes of at most `step`, in order."""
         for start in range(self.start[axis], self.stop[axis], step):
