@@ -95,12 +95,17 @@ def test_outside_of_a_job_it_is_refused(tmp_path, monkeypatch):
     assert result.exit_code == 2 and "is no process of a job" in result.output, result.output
 
 
-def test_a_job_of_no_processes_is_refused_in_the_words_of_who_numbers_them(tmp_path, monkeypatch):
-    said = {"JOB_ID": "5", "STEP_NODELIST": "localhost", "NTASKS": "0", "PROCID": "0", "LOCALID": "0"}
+@pytest.mark.parametrize(("number", "count"), [("0", "0"), ("5", "2"), ("-1", "2"), ("", "two")])
+def test_numbers_that_cannot_be_are_refused_in_the_words_of_who_gives_them(
+    tmp_path, monkeypatch, number, count
+):
+    """At once: nobody is waited for."""
+    said = {"JOB_ID": "5", "STEP_NODELIST": "localhost", "NTASKS": count, "PROCID": number, "LOCALID": "0"}
     for name, value in said.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     result = ckpt("cast", SHARDED, tmp_path / "out", "--dtype", "float16", "--distributed")
-    assert result.exit_code == 2 and "SLURM_PROCID=0, SLURM_NTASKS=0" in result.output, result.output
+    assert result.exit_code == 2, result.output
+    assert f"SLURM_PROCID={number}, SLURM_NTASKS={count}" in result.output, result.output
 
 
 def test_a_dry_run_needs_no_job(tmp_path):

@@ -118,6 +118,9 @@ def joined_job(coordinator: str | None = None, process: Part | None = None) -> S
     from jax._src import distributed
 
     if client_here() is None:
+        if process is None and (wrong := misnumbered()):
+            # JAX would wait for minutes for processes that there are none of.
+            raise _no_job(wrong)
         try:
             jax.distributed.initialize(
                 coordinator,
@@ -126,15 +129,19 @@ def joined_job(coordinator: str | None = None, process: Part | None = None) -> S
                 shutdown_timeout_seconds=_LEAVE_SECONDS,
             )
         except (ValueError, RuntimeError) as error:
-            raise UsageError(
-                "this is no process of a job of jax.distributed",
-                got=misnumbered() or str(error).partition("\n")[0],
-                wanted="an environment that says so: GKE, TPU, SLURM or MPI, numbering processes from 0",
-                hint=f"say it: {option('coordinator', 'HOST:PORT')}, {option('process', 'I/N')}; or use "
-                f"{step('ckpttools.write_plan', 'ckpt plan')} and {step('ckpttools.run_part', 'ckpt run')}",
-            ) from error
+            raise _no_job(str(error).partition("\n")[0]) from error
     state = distributed.global_state
     return Service(state.process_id, state.num_processes, state.client)
+
+
+def _no_job(got: str) -> UsageError:
+    return UsageError(
+        "this is no process of a job of jax.distributed",
+        got=got,
+        wanted="an environment that says so: GKE, TPU, SLURM or MPI, numbering processes from 0",
+        hint=f"say it: {option('coordinator', 'HOST:PORT')}, {option('process', 'I/N')}; or use "
+        f"{step('ckpttools.write_plan', 'ckpt plan')} and {step('ckpttools.run_part', 'ckpt run')}",
+    )
 
 
 def left_job() -> None:

@@ -51,6 +51,10 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
         *("--like", str(LLAMA / "hf"), "--max-shard-size", "60KB"),
     ),
     "stack": ("stack", f"gs://{BUCKET}/source"),
+    "reshard": (
+        *("reshard", str(LLAMA / "maxtext_scanned")),
+        *("--mesh", "fsdp=4,tensor=2", "--subchunks", "4KiB"),
+    ),
 }
 # What each replaces with `--overwrite`: of the same kind, and other content.
 REPLACED: Mapping[str, Sequence[str]] = {
@@ -58,6 +62,7 @@ REPLACED: Mapping[str, Sequence[str]] = {
     "zstd": SCENARIOS["orbax"],
     "hf": (*SCENARIOS["hf"][:-1], "90KB"),
     "stack": SCENARIOS["orbax"],
+    "reshard": (*SCENARIOS["orbax"], "--no-scan"),
 }
 
 
