@@ -40,7 +40,7 @@ def saved(tmp_path_factory, bucket):
         for number in range(2)
     ]
     try:
-        said = [process.communicate(timeout=120)[0] for process in processes]
+        said = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
