@@ -72,26 +72,38 @@ def test_each_element_keeps_its_scale_or_the_row_is_refused(text, block, data):
 
 
 @pytest.mark.parametrize(
-    ("text", "lengths", "why"),
+    ("text", "lengths", "grid", "why"),
     [
-        (ROWS[0], {"embed": 8, "heads": 4, "head_dim": 6}, "over the edges of axes"),
-        (ROWS[0], {"embed": 8, "heads": 4, "head_dim": 2}, "MaxText has 1 scale on heads 4"),
-        (ROWS[0], {"embed": 8, "heads": 8, "head_dim": 4}, "MaxText has 2 scales on heads 8"),
-        (ROWS[0], {"embed": 10, "heads": 2, "head_dim": 8}, "the last block is smaller"),
-        (ROWS[0], {"embed": 2, "heads": 2, "head_dim": 8}, "MaxText has 2 scales on embed 2"),
-        (ROWS[2], {"embed": 8, "heads": 2, "half": 2, "pair": 4}, "lie apart"),
-        (ROWS[4], {"embed": 8, "part": 2, "mlp": 8}, "arrays would share blocks"),
-        (ROWS[0], {"embed": 8, "heads": 2, "head_dim": 8}, ""),
+        (ROWS[0], {"embed": 8, "heads": 2, "head_dim": 8}, (2, 2, 2), ""),
+        # A block has two heads, and MaxText a scale for each element of such short ones.
+        (ROWS[0], {"embed": 8, "heads": 2, "head_dim": 2}, (2, 2, 2), ""),
+        (ROWS[0], {"embed": 2, "heads": 2, "head_dim": 8}, (2, 2, 2), ""),
+        (ROWS[0], {"embed": 8, "heads": 4, "head_dim": 6}, (2, 4, 3), "MaxText has 1 scale on heads 4"),
+        (ROWS[0], {"embed": 8, "heads": 8, "head_dim": 4}, (2, 8, 1), "MaxText has 2 scales on heads 8"),
+        (ROWS[0], {"embed": 10, "heads": 2, "head_dim": 8}, (5, 2, 2), "MaxText has 2 scales on embed 10"),
+        (ROWS[2], {"embed": 8, "heads": 2, "half": 2, "pair": 4}, (2, 2, 8), "2 scales on pair half 8"),
+        (ROWS[4], {"embed": 8, "part": 2, "mlp": 8}, (2, 8), "MaxText has 2 scales on mlp 8"),
     ],
 )
-def test_why_rows_are_refused(text, lengths, why):
+def test_which_grids_models_take_that_are_fp8_themselves(text, lengths, grid, why):
     made = row(text)
     table = Table((made,), {axis: Size(length, "the test") for axis, length in lengths.items()})
     shape = made.right.shape(lengths)
     array = stored(np.zeros(shape, np.uint8), DTYPES["float8_e4m3fn"])
-    grid = stored(np.ones([-(-n // 4) for n in shape], np.float32), DTYPES["float32"])
-    found = scale_grids(table, {"x": array}, {"x": grid}, (4, 4), fits=fits_maxtext(4))
-    assert (why in found.problems[0]) if why else not found.problems
+    scales = stored(np.ones([-(-n // 4) for n in shape], np.float32), DTYPES["float32"])
+    found = scale_grids(table, {"x": array}, {"x": scales}, (4, 4), fits=fits_maxtext(4))
+    assert {each.shape for each in found.scales.values()} == {grid} and not found.problems
+    assert (why in found.misfits[0]) if why else not found.misfits
+
+
+def test_no_scales_as_large_as_the_weight_are_made():
+    made = row(ROWS[0])
+    sizes = {"embed": 129, "heads": 3, "head_dim": 43}
+    table = Table((made,), {axis: Size(length, "the test") for axis, length in sizes.items()})
+    array = stored(np.zeros((129, 129), np.uint8), DTYPES["float8_e4m3fn"])
+    grid = stored(np.ones((2, 2), np.float32), DTYPES["float32"])
+    found = scale_grids(table, {"x": array}, {"x": grid}, (128, 128))
+    assert "the last block is smaller" in found.problems[0] and not found.scales
 
 
 def quantised(
@@ -204,16 +216,34 @@ def test_scales_that_are_not_multiplied_by_a_power_of_two_are_told_of(tmp_path):
     assert ["query" in each.subject and "its scales are" in each.text for each in inexact] == [True]
 
 
-def test_all_that_blocks_do_not_allow_is_listed(tmp_path):
-    source = quantised(tmp_path / "hf", head_dim=8, intermediate_size=120, skipped="layers.2.mlp.up")
+def test_blocks_over_edges_come_back_and_fp8_models_are_told_that_they_do_not_fit(tmp_path):
+    source = quantised(tmp_path / "hf", head_dim=4, intermediate_size=120)
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=False)
+    grids = {path[-3:]: each.shape for path, each in open_tree(parse(tmp_path / "native")).arrays.items()}
+    # A block of 16 has four heads of 4; of blocks in 120 columns each 8 have a scale.
+    assert grids["self_attention", "out", "kernel_scale"] == (4, 4, 4)
+    assert grids["mlp", "wo", "kernel_scale"] == (15, 4)
+    (told,) = [each for each in ckpttools.maxtext_config(tmp_path / "native").notes if "stay FP8" in each]
+    assert "MaxText has 7 scales on mlp 120" in told and "kinds of weights more" in told
+    ckpttools.hf_to_maxtext(source, tmp_path / "plain", scan=False, dtype="float32")
+    ckpttools.cast(tmp_path / "native", tmp_path / "cast", dtype="float32")
+    assert arrays(tmp_path / "cast") == arrays(tmp_path / "plain")
+    ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back", quantized="keep")
+    assert arrays(tmp_path / "back") == arrays(source)
+    tree = open_tree(parse(tmp_path / "native"))
+    path = next(path for path in tree.arrays if path[-3:] == ("mlp", "wo", "kernel_scale"))
+    scales = tree.arrays[path].read()
+    scales[0, 0] *= 2
+    other = ckpttools.Tree({**tree.leaves, path: stored(scales, DTYPES["float32"])}, tree.metadata)
+    with pytest.raises(FormatError, match="its scales differ within blocks of 16 x 16"):
+        ckpttools.maxtext_to_hf(other, tmp_path / "differ", quantized="keep")
+
+
+def test_all_that_is_not_kept_is_listed(tmp_path):
+    source = quantised(tmp_path / "hf", skipped="layers.2.mlp.up")
     with pytest.raises(FormatError, match="cannot be converted as they are") as caught:
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
-    lines = [line for line in str(caught.value).splitlines() if "decoder.layers" in line]
-    said = {
-        each: next(line for line in lines if f".{each}." in line) for each in ("query", "out", "wo", "wi_1")
-    }
-    assert "MaxText has 4 scales on heads 4" in said["query"] and "the last block is smaller" in said["wo"]
-    assert "only some of its parts are quantised: 3 of 4" in said["wi_1"]
+    assert "only some of its parts are quantised: 3 of 4" in str(caught.value)
     assert "dequantize" in (caught.value.hint or "") and not (tmp_path / "native").exists()
     ckpttools.hf_to_maxtext(source, tmp_path / "plain")
 

@@ -1,4 +1,4 @@
-"""Windows and padding: any region equals the slice of the whole, and what is said of them is so."""
+"""Windows, padding, repeating: any region equals the slice of the whole, and what is said of them is so."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.array.fingerprint import Describer
-from ckpttools.array.nodes import Elementwise, Padded, Window, elementwise, padded, window
+from ckpttools.array.nodes import Elementwise, Padded, Window, elementwise, padded, repeated, window
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError
@@ -57,6 +57,19 @@ def test_a_window_is_the_slice(known, data):
 def test_padding_is_zeros_after_it(known, data):
     shape = longer(data.draw, known.truth.shape)
     assert_reads(padded(known.array, shape), filled(known.truth, shape), data)
+
+
+@given(known=lazy_arrays(depth=1), times=st.integers(1, 4), data=st.data())
+def test_repeating_is_that_of_each_element(known, times, data):
+    shape = known.truth.shape
+    axis = data.draw(st.sampled_from(range(len(shape)))) if shape else None
+    if axis is None or not shape[axis]:
+        return
+    length = data.draw(st.integers((shape[axis] - 1) * times + 1, shape[axis] * times))
+    truth = np.repeat(known.truth, times, axis).take(range(length), axis)
+    assert_reads(repeated(known.array, axis, times, length), truth, data)
+    with pytest.raises(ShapeError, match="cannot be repeated"):
+        repeated(known.array, axis, times, length + times)
 
 
 @given(known=lazy_arrays(depth=1), data=st.data())

@@ -32,6 +32,8 @@ from ckpttools.array.mean import mean as mean
 from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout
 from ckpttools.array.relayout import swapped as swapped
+from ckpttools.array.repeated import Repeated as Repeated
+from ckpttools.array.repeated import repeated as repeated
 from ckpttools.array.seeded import Seeded as Seeded
 from ckpttools.array.seeded import seeded as seeded
 from ckpttools.array.stored import Chunked as Chunked

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import take
+from ckpttools.array.nodes import repeated, take
 from ckpttools.core.errors import MappingError
-from ckpttools.core.region import Shape
+from ckpttools.core.region import Shape, ceil_div
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.blocks import Block, block_counts, grid_of, merged_counts
+from ckpttools.mapping.cells import Fits, cells_of_grid, fitting_cells, of_blocks, times_of
 from ckpttools.mapping.joining import joined, part_of
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion
 from ckpttools.mapping.table import Table, ValueNote
 from ckpttools.mapping.values import Multiply
-
-Fits = Callable[[Row, Mapping[str, int], Shape], str]
-"""Says why a row's left arrays cannot keep a grid of this shape; empty where they can. The sizes are of the
-weight."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +29,17 @@ class ScaleGrids:
         scales: target key of a weight -> its scales.
         values: what happens to scales on the way.
         problems: a line for each kind of weight whose scales the other side cannot have.
+        misfits: a line for each kind of weight of whose grids `fits` has said something.
+        cells: target key -> the scales of cells, and how many of them a block has on the last two axes:
+            within a block all must be equal. Only where these are several.
     """
 
     table: Table
     scales: Mapping[str, LazyArray]
     values: tuple[ValueNote, ...] = ()
     problems: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()
+    cells: Mapping[str, tuple[LazyArray, Block]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class _Scaled:
         row: it.
         source, target: its two sides.
         indices: the coordinates of target keys that are made of quantised weights.
-        counts: blocks of each axis that is cut into blocks; none where a weight has one scale.
+        counts: cells of each axis that is cut into blocks; none where a weight has one scale.
+        times: how many cells a block of a right array has on its last two axes.
+        misfit: what `fits` says of the grid.
     """
 
     row: Row
@@ -56,6 +60,8 @@ class _Scaled:
     target: Side
     indices: tuple[Mapping[str, int], ...]
     counts: Mapping[str, int]
+    times: Block = (1, 1)
+    misfit: str = ""
 
 
 def scale_grids(
@@ -77,20 +83,21 @@ def scale_grids(
         block: elements of a block on the last two axes of right arrays; None where a weight has one scale.
         inverse: left arrays are the source, not right ones.
         cut: axes on which left arrays may be longer than the model says.
-        fits: says what grids left arrays can have.
+        fits: says what grids left arrays should have; one that fits is made, else the coarsest.
     """
     sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
     known = {name for name, value in flags.items() if value}
     problems: dict[str, None] = {}
     found: list[_Scaled] = []
+    way = _Way(sizes, scales, block, fits, inverse=inverse)
     for row in (row for row in table.rows if row.applies(known) and _is_known(row, sizes)):
         try:
-            scaled = _scaled(row, sizes, scales, block, inverse=inverse)
+            scaled = _scaled(row, way)
         except MappingError as error:
             problems[_line(row, error)] = None
         else:
             found += [] if scaled is None else [scaled]
-    made = _Made(found, sizes, scales, fits if block else lambda row, sizes, grid: "")
+    made = _Made(found, way)
     values: list[ValueNote] = []
     for scaled in found:
         try:
@@ -99,7 +106,19 @@ def scale_grids(
             problems[_line(scaled.row, error)] = None
     plain = {id(each.row): replace(each.row, op=None) for each in found}
     without = replace(table, rows=tuple(plain.get(id(row), row) for row in table.rows))
-    return ScaleGrids(without, made.arrays, tuple(values), tuple(problems))
+    misfits = dict.fromkeys(f"{each.row.left.key}: {each.misfit}" for each in found if each.misfit)
+    return ScaleGrids(without, made.arrays, tuple(values), tuple(problems), tuple(misfits), made.cells)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How scales go from one side to the other; attributes as the arguments of `scale_grids`."""
+
+    sizes: Mapping[str, int]
+    scales: Mapping[str, LazyArray]
+    block: Block | None
+    fits: Fits
+    inverse: bool
 
 
 def _is_known(row: Row, sizes: Mapping[str, int]) -> bool:
@@ -108,15 +127,14 @@ def _is_known(row: Row, sizes: Mapping[str, int]) -> bool:
     return needed <= sizes.keys() and all(sizes[axis] for axis in needed)
 
 
-def _scaled(
-    row: Row, sizes: Mapping[str, int], scales: Mapping[str, LazyArray], block: Block | None, *, inverse: bool
-) -> _Scaled | None:
+def _scaled(row: Row, way: _Way) -> _Scaled | None:
     """The row, if its weights are quantised.
 
     Raises:
-        MappingError: only some are of those that become one array; or as `block_counts`.
+        MappingError: only some are of those that become one array; or as `_cut`.
     """
-    source, target = (row.left, row.right) if inverse else (row.right, row.left)
+    sizes, scales = way.sizes, way.scales
+    source, target = (row.left, row.right) if way.inverse else (row.right, row.left)
     keys = RowConversion(source, target, sizes).source_keys
     indices: list[Mapping[str, int]] = []
     count = 0
@@ -130,11 +148,31 @@ def _scaled(
         return None
     if len(indices) < count and row.op is not None:
         raise MappingError("only some are quantised", got=f"{len(indices)} of {count}")
-    if block is not None:
-        return _Scaled(row, source, target, tuple(indices), block_counts(row.right, sizes, block))
+    if way.block is not None:
+        return _cut(_Scaled(row, source, target, tuple(indices), {}), way, way.block)
     if source.join is not None or target.join is not None:
         raise MappingError("its parts would need a scale each, and have one for all")
     return _Scaled(row, _of_one(source, target), _of_one(target, source), tuple(indices), {})
+
+
+def _cut(scaled: _Scaled, way: _Way, block: Block) -> _Scaled:
+    """The row with its axes cut into cells.
+
+    Raises:
+        MappingError: no cells lie within blocks on both sides; or the source's grid does not fit.
+    """
+    row, sizes = scaled.row, way.sizes
+    if row.left.join is not None or row.right.join is not None:
+        counts = block_counts(row.right, sizes, block)
+        grid = grid_of(row.left, sizes, {**sizes, **counts})
+        return replace(scaled, counts=counts, misfit=way.fits(row, sizes, grid))
+    if way.inverse:
+        first = next(RowConversion(row.left, row.right, sizes).source_keys(scaled.indices[0]))
+        counts = cells_of_grid(row.left, sizes, way.scales[first].shape)
+        misfit = way.fits(row, sizes, way.scales[first].shape)
+        return replace(scaled, counts=counts, times=times_of(row.right, sizes, counts, block), misfit=misfit)
+    counts, misfit = fitting_cells(row, sizes, block, way.fits)
+    return replace(scaled, counts=counts, times=times_of(row.right, sizes, counts, block), misfit=misfit)
 
 
 def _of_one(side: Side, other: Side) -> Side:
@@ -146,11 +184,10 @@ def _of_one(side: Side, other: Side) -> Side:
 class _Made:
     """Target scales as rows make them; those of several parts once all are there."""
 
-    def __init__(
-        self, rows: Iterable[_Scaled], sizes: Mapping[str, int], scales: Mapping[str, LazyArray], fits: Fits
-    ) -> None:
+    def __init__(self, rows: Iterable[_Scaled], way: _Way) -> None:
         self.arrays: dict[str, LazyArray] = {}
-        self._sizes, self._scales, self._fits = sizes, scales, fits
+        self.cells: dict[str, tuple[LazyArray, Block]] = {}
+        self._sizes, self._scales, self._inverse = way.sizes, way.scales, way.inverse
         self._parts: defaultdict[str, list[tuple[Side, LazyArray]]] = defaultdict(list)
         self._counts: defaultdict[object, list[Mapping[str, int]]] = defaultdict(list)
         for each in rows:
@@ -165,25 +202,35 @@ class _Made:
         """
         cut = {**self._sizes, **self._blocks(scaled)}
         for side in (scaled.source, scaled.target) if scaled.counts else ():
-            grid = grid_of(side, self._sizes, cut)
-            why = self._fits(scaled.row, self._sizes, grid) if side is scaled.row.left else ""
-            if why:
-                raise MappingError(why)
+            grid_of(side, self._sizes, cut)
         conversion = RowConversion(scaled.source, scaled.target, cut)
-        wanted = scaled.source.shape(cut)
         keys = [key for index in scaled.indices for key in conversion.source_keys(index)]
-        sources = {key: _of_shape(key, self._scales[key], wanted, single=not scaled.counts) for key in keys}
+        sources = {key: self._source(key, scaled, cut) for key in keys}
         dtype = sources[keys[0]].dtype
         op = self._op(scaled)
         sources = {key: part_of(scaled.source, each, cut) for key, each in sources.items()}
         conversion = replace(conversion, op=op)
         for index in scaled.indices:
-            self._add(scaled.target, scaled.target.key.format(index, cut), conversion.at(index, sources), cut)
+            self._add(scaled, scaled.target.key.format(index, cut), conversion.at(index, sources), cut)
         if op is None:
             return []
         exactness = op.exactness(dtype)
         reason = f"its scales are {exactness.reason}"
         return [ValueNote(str(scaled.target.key), exactness.exact, reason, dtype)]
+
+    def _source(self, key: str, scaled: _Scaled, cut: Mapping[str, int]) -> LazyArray:
+        """The scales of a weight, one for each cell.
+
+        Raises:
+            MappingError: they are of another shape.
+        """
+        wanted, times = scaled.source.shape(cut), (1, 1) if self._inverse else scaled.times
+        blocks = (*wanted[:-2], *map(ceil_div, wanted[-2:], times)) if scaled.counts else wanted
+        made = _of_shape(key, self._scales[key], blocks, single=not scaled.counts)
+        for axis, each in zip((-2, -1), times, strict=True):
+            if each > 1:
+                made = repeated(made, len(wanted) + axis, each, wanted[axis])
+        return made
 
     def _blocks(self, scaled: _Scaled) -> Mapping[str, int]:
         """The blocks of a row's axes, and of the other parts of its arrays."""
@@ -202,7 +249,11 @@ class _Made:
             raise MappingError("its values are not only multiplied on the way", got=repr(op))
         return op if scaled.source.key == scaled.row.right.key else op.inverse()
 
-    def _add(self, target: Side, key: str, made: LazyArray, cut: Mapping[str, int]) -> None:
+    def _add(self, scaled: _Scaled, key: str, made: LazyArray, cut: Mapping[str, int]) -> None:
+        target = scaled.target
+        if self._inverse and scaled.times != (1, 1):
+            self.cells[key] = made, scaled.times
+            made = of_blocks(made, scaled.times)
         if target.join is None:
             self.arrays[key] = made
             return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import repeated
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.notes import Note, Notes
@@ -101,18 +102,38 @@ def hugging_face_grids(
 ) -> ScaleGrids:
     """The scales of Hugging Face's weights, and the table without what their values would be changed by.
 
+    Where several scales become that of one block, they are read: they must be equal.
+
     Args:
         table: of the model.
         arrays: what is mapped.
         native: what of it is quantised.
         cut: axes on which arrays may be longer than the model says.
     """
+    found = unread_grids(table, arrays, native, cut)
+    return replace(found, problems=(*found.problems, *_unequal(found, native.block)))
+
+
+def unread_grids(
+    table: Table, arrays: Mapping[str, LazyArray], native: Native, cut: Collection[str] = ()
+) -> ScaleGrids:
+    """As `hugging_face_grids`, before any scale is read."""
     scales = {name: each for name, each in native.scales.items() if name in arrays}
     if not scales:
         return ScaleGrids(table, {})
     size = square(native.block)
     block, fits = (None, 1) if size is None else (native.block, size)
     return scale_grids(table, arrays, scales, block, inverse=True, cut=cut, fits=fits_maxtext(fits))
+
+
+def _unequal(grids: ScaleGrids, block: Block | None) -> Iterator[str]:
+    """A line for each weight with cells of one block that have other scales; they are read."""
+    for name, (cells, times) in grids.cells.items():
+        again = grids.scales[name]
+        for axis, each in zip((cells.ndim - 2, cells.ndim - 1), times, strict=True):
+            again = repeated(again, axis, each, cells.shape[axis])
+        if again.read().tobytes() != cells.read().tobytes():
+            yield f"{name}: its scales differ within blocks of {' x '.join(map(str, block or ()))}"
 
 
 def notes_of(values: Iterable[ValueNote]) -> Notes:

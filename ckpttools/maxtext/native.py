@@ -20,8 +20,9 @@ from ckpttools.core.region import Shape
 from ckpttools.core.text import array_count, plural
 from ckpttools.core.wording import option
 from ckpttools.mapping.blocks import Block
+from ckpttools.mapping.cells import Fits
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.scale_grids import Fits, ScaleGrids, scale_grids
+from ckpttools.mapping.scale_grids import ScaleGrids, scale_grids
 from ckpttools.mapping.table import Table
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.readable import not_readable, weights_in
@@ -35,6 +36,8 @@ QUANTIZED: tuple[Quantized, ...] = ("dequantize", "keep")
 SCALE = "_scale"
 # The dtypes that MaxText knows as quantised.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
+# Modules of latent attention, which 0.2.5 makes without a size of blocks.
+_WITHOUT_BLOCKS = frozenset(("wq_a", "wq_b", "wkv_a", "wkv_b"))
 # In which MaxText multiplies by scales; others become float32, which has all of their values.
 _SCALES = frozenset(("float32", "bfloat16"))
 # What its own configurations of FP8 models leave as it is.
@@ -186,13 +189,17 @@ def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
 
 
 def fits_maxtext(block: int) -> Fits:
-    """Says why MaxText has no place for a grid of scales.
+    """Says why a model of MaxText's that is FP8 itself has no place for a grid of scales.
+
+    One that is not takes any grid, and multiplies kernels by their scales when it loads them.
 
     Args:
         block: MaxText's `weight_block_size`.
     """
 
     def why(row: Row, sizes: Mapping[str, int], grid: Shape) -> str:
+        if not _WITHOUT_BLOCKS.isdisjoint(str(row.left.key).split(".")):
+            return "MaxText has one scale for it, as its latent attention takes no weight_block_size"
         cut = {axis for group in row.right.groups[-2:] for axis in group}
         lengths = row.left.shape(sizes)
         for group, length, there in zip(row.left.groups, lengths, grid, strict=True):
@@ -213,11 +220,29 @@ def square(block: Block | None) -> int | None:
     return block[0] if block and block[0] == block[1] else None
 
 
-def told_of_kept(count: Collection[str], block: Block | None) -> str:
-    """What to say of weights that stay quantised."""
+def told_of_kept(count: Collection[str], block: Block | None, misfits: Sequence[str] = ()) -> str:
+    """What to say of weights that stay quantised.
+
+    Args:
+        count: they.
+        block: elements of a block; None for one scale each.
+        misfits: why a model that is FP8 itself takes some of them not, a line for each.
+    """
     size = f"{block[0]}" if block else "null"
-    return (
-        f"{array_count(count)} stay FP8, their scales beside them: MaxText dequantises them when it loads "
-        f"them, or keeps them with weight_dtype=float8_e4m3fn weight_block_size={size} "
-        f"unquantized_modules=[{','.join(UNQUANTIZED)}]"
+    said = (
+        f"{array_count(count)} stay FP8, their scales beside them: MaxText dequantises them as it loads them"
     )
+    return (
+        f"{said}; {told_of_misfits(misfits)}"
+        if misfits
+        else (
+            f"{said}, or keeps them with weight_dtype=float8_e4m3fn weight_block_size={size} "
+            f"unquantized_modules=[{','.join(UNQUANTIZED)}]"
+        )
+    )
+
+
+def told_of_misfits(misfits: Sequence[str]) -> str:
+    """Why a model of MaxText's that is FP8 itself cannot keep weights."""
+    more = f", and {plural(len(misfits) - 1, 'kind')} of weights more" if len(misfits) > 1 else ""
+    return f"a model with weight_dtype=float8_e4m3fn cannot keep them: {misfits[0]}{more}"

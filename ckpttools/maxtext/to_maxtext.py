@@ -31,6 +31,7 @@ from ckpttools.maxtext.native import (
     kept_weights,
     native_grids,
     refusing,
+    told_of_misfits,
 )
 from ckpttools.maxtext.odd_dtypes import odd_dtypes, of_one_dtype
 from ckpttools.maxtext.parts import refuse_lost
@@ -195,7 +196,8 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     way = _way_back(family, options)
     lost = () if carried else [key for key in homeless if key not in towers]
     stale = () if kept.scales else _stale(says_quantized(config))
-    remarks = (*widened, *stale, *_lost(lost), *_without_towers(towers, way))
+    misfits = (told_of_misfits(grids.misfits),) if grids.misfits else ()
+    remarks = (*widened, *stale, *misfits, *_lost(lost), *_without_towers(towers, way))
     values = replace(
         mapped,
         arrays=_without(mapped.arrays, grids.scales),

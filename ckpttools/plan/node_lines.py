@@ -28,6 +28,7 @@ from ckpttools.array.nodes import (
     Plus,
     Relayout,
     Renormed,
+    Repeated,
     Seeded,
     Stack,
     Stored,
@@ -117,6 +118,8 @@ class NodeLines:
                 return ["window", *kind, self.number(array.source), array.start]
             case Padded():
                 return ["padded", *kind, self.number(array.source)]
+            case Repeated():
+                return ["repeated", *kind, self.number(array.source), array.axis, array.times]
             case Elementwise():
                 return ["elementwise", *kind, self.number(array.source), said_of(array.op, _OPS)]
             case BlockCodes() | BlockScales():
@@ -217,6 +220,8 @@ class Nodes:
                 return Window(shape, dtype, self.array(source), tuple(start))
             case "padded", [source]:
                 return Padded(shape, dtype, self.array(source))
+            case "repeated", [source, axis, times]:
+                return Repeated(shape, dtype, self.array(source), axis, times)
             case "elementwise", [source, op]:
                 return Elementwise(shape, dtype, self.array(source), made_of(op, _OPS))
             case "BlockCodes" | "BlockScales", [source, encoder, name]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost
-from ckpttools.array.nodes import Concat, Elementwise, Padded, Relayout, Stack, Take, Window
+from ckpttools.array.nodes import Concat, Elementwise, Padded, Relayout, Repeated, Stack, Take, Window
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
 from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.region import Region
@@ -125,7 +125,7 @@ def value_of(array: LazyArray) -> Any:
         case Relayout():
             atoms = [length for group in array.split for length in group]
             return value_of(array.source).reshape(atoms).transpose(array.order).reshape(array.shape)
-        case Elementwise() | Padded():
+        case Elementwise() | Padded() | Repeated():
             return _made_on_host(array)
         case _:
             return array.read()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.fitting import require_hugging_face, require_maxtext
 from ckpttools.maxtext.config.report import ModelSetting
-from ckpttools.maxtext.from_native import block_of
+from ckpttools.maxtext.from_native import block_of, native_of, unread_grids
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.model_config import absent_towers
@@ -107,7 +107,9 @@ def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | 
     towers = {each: each in there for each in found.towers}
     facts = replace(_facts(config), lengths={**lengths, **rows}, flags={**seen, **towers}, has_arrays=True)
     model = SeenModel(found, facts, CONFIG, tuple(_stored(tree, view)))
-    return replace(model, notes=tuple(_notes(view, config, arrays, found)))
+    native = native_of(arrays, config, tree.metadata.place)
+    misfits = unread_grids(table, native.arrays, native, (_VOCAB,)).misfits
+    return replace(model, notes=tuple(_notes(view, config, arrays, found, misfits)))
 
 
 def _stored(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
@@ -122,7 +124,11 @@ def _stored(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
 
 
 def _notes(
-    view: MaxTextView, config: Mapping[str, Any], names: Collection[str], family: Family
+    view: MaxTextView,
+    config: Mapping[str, Any],
+    names: Collection[str],
+    family: Family,
+    misfits: Sequence[str],
 ) -> Iterator[str]:
     if view.optimizer is not None:
         yield (
@@ -135,7 +141,7 @@ def _notes(
         yield "no output head is stored, though config.json promises one: the embedding is taken in its place"
     pairs = {name: view.named[scale] for name, scale in scale_pairs(view.named).items()}
     if pairs:
-        yield told_of_kept(pairs, block_of(view.named, pairs, config))
+        yield told_of_kept(pairs, block_of(view.named, pairs, config), misfits)
     towers = absent_towers(config, names)
     if towers:
         yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"
