@@ -34,6 +34,11 @@ Quantized = Literal["dequantize", "keep"]
 """What becomes of quantised weights."""
 QUANTIZED: tuple[Quantized, ...] = ("dequantize", "keep")
 SCALE = "_scale"
+HOW_LOADED = (
+    "MaxText's training dequantises them where its model is not FP8, its from_pretrained (SFT, DPO, "
+    "decoding) takes codes for numbers there"
+)
+"""What 0.2.5 does, measured."""
 # The dtypes that MaxText knows as quantised.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
 # Modules of latent attention, which 0.2.5 makes without a size of blocks.
@@ -229,20 +234,16 @@ def told_of_kept(count: Collection[str], block: Block | None, misfits: Sequence[
         misfits: why a model that is FP8 itself takes some of them not, a line for each.
     """
     size = f"{block[0]}" if block else "null"
-    said = (
-        f"{array_count(count)} stay FP8, their scales beside them: MaxText dequantises them as it loads them"
+    itself = told_of_misfits(misfits) or (
+        f"one with weight_dtype=float8_e4m3fn weight_block_size={size} "
+        f"unquantized_modules=[{','.join(UNQUANTIZED)}] keeps them"
     )
-    return (
-        f"{said}; {told_of_misfits(misfits)}"
-        if misfits
-        else (
-            f"{said}, or keeps them with weight_dtype=float8_e4m3fn weight_block_size={size} "
-            f"unquantized_modules=[{','.join(UNQUANTIZED)}]"
-        )
-    )
+    return f"{array_count(count)} stay FP8, their scales beside them: {HOW_LOADED}; {itself}"
 
 
 def told_of_misfits(misfits: Sequence[str]) -> str:
-    """Why a model of MaxText's that is FP8 itself cannot keep weights."""
+    """Why a model of MaxText's that is FP8 itself cannot keep weights; empty where it can."""
+    if not misfits:
+        return ""
     more = f", and {plural(len(misfits) - 1, 'kind')} of weights more" if len(misfits) > 1 else ""
-    return f"a model with weight_dtype=float8_e4m3fn cannot keep them: {misfits[0]}{more}"
+    return f"one with weight_dtype=float8_e4m3fn cannot take them: {misfits[0]}{more}"

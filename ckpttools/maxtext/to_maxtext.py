@@ -24,6 +24,7 @@ from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, check_choice, family_for, required, rope_flags
 from ckpttools.maxtext.native import (
+    HOW_LOADED,
     QUANTIZED,
     SCALE,
     Kept,
@@ -196,7 +197,7 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     way = _way_back(family, options)
     lost = () if carried else [key for key in homeless if key not in towers]
     stale = () if kept.scales else _stale(says_quantized(config))
-    misfits = (told_of_misfits(grids.misfits),) if grids.misfits else ()
+    misfits = filter(None, [told_of_misfits(grids.misfits)])
     remarks = (*widened, *stale, *misfits, *_lost(lost), *_without_towers(towers, way))
     values = replace(
         mapped,
@@ -213,7 +214,7 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[Kept, Notes]:
     if options.quantized == "keep":
         kept = kept_weights(tree)
         count = plural(len(kept.scales), "weight")
-        said = f"{count} of the source are kept in FP8, with their scales, as MaxText from 0.2.5 on has them"
+        said = f"{count} of the source are kept in FP8, with their scales: {HOW_LOADED}"
         return kept, Notes(remarks=(said,))
     plain = dequantized(tree, options.dtype, options.dequantize_like)
     return Kept(plain.tree), plain.notes
