@@ -258,6 +258,12 @@ def test_shapes_and_names_must_agree():
     )
 
 
+def test_arrays_of_one_name_are_refused():
+    tree = tree_with({("a.b",): np.zeros(2, np.float32), ("a", "b"): np.ones(2, np.float32)})
+    with pytest.raises(FormatError, match="several arrays have one name"):
+        Average()([tree, tree])
+
+
 def test_errors_are_those_of_the_library():
     with pytest.raises(UsageError, match="one checkpoint alone"):
         ckpttools.average.plan(HF, "out")

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stack, distinct, padded, stack, take
-from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.array.tree import Path, Tree, by_name, dotted, spelled
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, listing, near_names
 from ckpttools.core.text import array_count
@@ -187,11 +187,11 @@ def base_of(tree: Tree, model: ModelOptions | None = None, like: Where | None = 
         like: directory of the model that a MaxText one came from; None for what was carried along.
 
     Raises:
-        FormatError: weights are quantised.
+        FormatError: weights are quantised, or two have one name.
         CheckpointError: as of `ckpttools.maxtext.to_hf.rows_of`.
     """
     if named_as(tree.arrays) != "maxtext":
-        weights = {dotted(path): array for path, array in tree.arrays.items()}
+        weights = by_name(tree.arrays)
         refuse_quantized(weights, tree.metadata.config, tree.metadata.place)
         return Base(tree, weights, tree.metadata.config, model=model or ModelOptions())
     options = ToHuggingFace(like=like, model=model or ModelOptions())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.array.tree import Tree, by_name, spelled
 from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count, folded
@@ -186,7 +186,7 @@ class _UnnamedSide:
 
     @property
     def arrays(self) -> dict[str, LazyArray]:
-        return {dotted(path): array for path, array in self.tree.arrays.items()}
+        return by_name(self.tree.arrays)
 
     def likely_families(self) -> list[Family]:
         """The families whose rows produce most of the other side's names, whatever the configured sizes."""

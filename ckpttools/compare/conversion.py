@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.array.tree import Tree, by_name, dotted, spelled
 from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.text import array_count
@@ -238,7 +238,7 @@ def _without_towers(
     source: Tree, made: Tree, known: ModelFiles, model: ModelOptions
 ) -> tuple[Tree, tuple[str, ...]]:
     """A MaxText tree without the towers that a Hugging Face one neither has nor promises, and a remark."""
-    arrays = {dotted(path): array for path, array in made.arrays.items()}
+    arrays = by_name(made.arrays)
     config = made.metadata.config
     if config is None or absent_towers(config, arrays):
         return source, ()
@@ -255,7 +255,7 @@ def _without_towers(
 
 
 def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> NamedArrays[LazyArray]:
-    weights = {dotted(path): array for path, array in made.arrays.items()}
+    weights = by_name(made.arrays)
     known = ModelFiles.of(source, None)
     config = made.metadata.config or known.config
     source, towerless = _without_towers(source, made, known, model)
@@ -269,6 +269,6 @@ def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> NamedArray
     # A conversion with --like leaves them out, too.
     absent = known.carried.keys() - carried.keys()
     remark = f"left out, as it is carried along and not in {made.metadata.place}: {array_count(absent)}"
-    arrays = {dotted(path): array for path, array in converted.tree.arrays.items()}
+    arrays = by_name(converted.tree.arrays)
     remarks = (*remarks_about_axis(source), *towerless, *([remark] if absent else []))
     return NamedArrays({**arrays, **carried}, remarks, surplus=converted.surplus)

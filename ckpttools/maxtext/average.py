@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise, mean
-from ckpttools.array.tree import Leaf, Path, Tree, dotted, spelled
+from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted, spelled
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CoverageError, FormatError, MappingError, listing
 from ckpttools.core.notes import Note, Notes
@@ -55,17 +55,15 @@ class Average:
         Raises:
             UsageError: the weights are not what `MeanWeights.of` wants.
             CoverageError: names or shapes of arrays differ; lists all that do.
+            FormatError: two arrays of a checkpoint have one name.
             MappingError: whole numbers differ, or numbers of few bits may have lost their scales.
             CheckpointError: as `StripOptimizer`, `StoredAverage` and `Dequantize`.
         """
         weights = self.weights.of(len(trees))
         plain = [self._parameters(tree) for tree in trees]
-        _check_alike(plain)
-        last = plain[-1]
-        others = [{dotted(path): array for path, array in tree.arrays.items()} for tree in plain[:-1]]
-        parts = {
-            path: [*(each[dotted(path)] for each in others), array] for path, array in last.arrays.items()
-        }
+        last, named = plain[-1], [by_name(tree.arrays) for tree in plain]
+        _check_alike(named, plain)
+        parts = {path: [each[dotted(path)] for each in named] for path in last.arrays}
         averaged = {path for path in parts if _has_mean(last, path)}
         _check_equal({path: each for path, each in parts.items() if path not in averaged}, plain)
         leaves: dict[Path, Leaf] = {
@@ -140,12 +138,10 @@ def _widest(dtypes: Sequence[DType]) -> DType:
     return found.pop() if len(found) == 1 else DTYPES["float32"]
 
 
-def _check_alike(trees: Sequence[Tree]) -> None:
+def _check_alike(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]) -> None:
     """Raises CoverageError where names or shapes are not those of the last tree."""
-    last = trees[-1]
-    wanted = {dotted(path): array for path, array in last.arrays.items()}
-    for tree in trees[:-1]:
-        there = {dotted(path): array for path, array in tree.arrays.items()}
+    *others, wanted = named
+    for there, tree in zip(others, trees, strict=False):
         odd = [f"{name}: missing" for name in wanted if name not in there]
         odd += [f"{name}: left over" for name in there if name not in wanted]
         odd += [
@@ -157,7 +153,7 @@ def _check_alike(trees: Sequence[Tree]) -> None:
             raise CoverageError(
                 f"checkpoints of one layout have a mean; this one differs from the last:{listing(odd)}",
                 place=_place(tree),
-                wanted=f"the names and shapes of {_place(last)}",
+                wanted=f"the names and shapes of {_place(trees[-1])}",
                 hint="make them alike first: ckpt stack and ckpt unstack for layers, ckpt convert for names",
             )
 
