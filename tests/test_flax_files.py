@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
 
@@ -112,6 +112,7 @@ TREES = st.dictionaries(
 
 
 @settings(max_examples=60)
+@example({"/": None, "": {"": None}})
 @given(TREES)
 def test_any_state(tmp_path_factory, value):
     file = tmp_path_factory.mktemp("f") / "m.msgpack"

@@ -44,7 +44,9 @@ class FlaxFormat(ReadOnlyFormat):
         # Trainers' states have names without an ending.
         found = _NAMES.find(path) if _is_named(path) else WeightsLocation(path.parent, (path.name,))
         states = {name: opened_state(found.folder / name) for name in found.names}
-        found.check([(spelled(at), name) for name, state in states.items() for at in state.leaves])
+        # Keys with slashes may spell two paths of one file alike.
+        pairs = {(spelled(at), name): None for name, state in states.items() for at in state.leaves}
+        found.check([*pairs])
         return _tree(path, found.folder, list(states.values()))
 
 
