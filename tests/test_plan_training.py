@@ -22,7 +22,7 @@ from support.places import DOCS, FIXTURES, ORBAX, TRAINED
 import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.core.duration import parse_duration
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.maxtext.planning.intervals import Tier, kept_checkpoints
 from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
@@ -215,7 +215,7 @@ class TestThePlot:
 
 class TestWhatCannotBeMeant:
     @pytest.mark.parametrize(
-        "wrong", [{"hosts": 0}, {"slices": -1}, {"keep": 0}, {"total_steps": -5}, {"hosts": True}]
+        "wrong", [{"hosts": 0}, {"slices": -1}, {"keep": 0}, {"total_steps": -5}, {"hosts": 1.5}]
     )
     def test_counts(self, places, wrong):
         with pytest.raises(UsageError, match="means nothing"):
@@ -235,6 +235,17 @@ class TestWhatCannotBeMeant:
     def test_others(self, places, wrong, said):
         with pytest.raises(UsageError, match=said):
             ckpttools.plan_training("hf/llama/config.json", **{"hosts": 1, **wrong})
+
+
+def test_of_nothing_there_is_no_plan():
+    with pytest.raises(FormatError, match="no learned number"):
+        ckpttools.plan_training(Tree({}), hosts=1, mtbf="6h")
+
+
+def test_numbers_that_only_yaml_takes_for_text_are_refused(places):
+    words = ["--slices", 2, "multi_tier_checkpointing_backup_interval_steps=1e3"]
+    refused = ckpt("plan-training", "hf/llama/config.json", "--hosts", 2, *words)
+    assert refused.exit_code == 1 and "wants a whole number" in " ".join(refused.output.split())
 
 
 def test_what_the_user_sets_decides_on_the_room(places):

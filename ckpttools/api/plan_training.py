@@ -12,7 +12,7 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, spelled
 from ckpttools.core.budget import parse_size
 from ckpttools.core.duration import parse_duration
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
@@ -103,6 +103,10 @@ def plan_training(
     if plot is not None:
         check_plot(parse(plot, is_written=True), source, has_tiers=mtbf is not None)
     state = _state(source, settings, reading)
+    if not state.nbytes:
+        raise FormatError(
+            "there is nothing to save: no learned number", got=f"{len(state.tree.arrays)} arrays"
+        )
     share = _share(state, hosts, slices, None if mesh is None else parse_mesh(mesh))
     chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
     if chosen not in MODES:
@@ -160,8 +164,8 @@ def _intervals(tiers: Sequence[Tier], mode: Mode, step_seconds: float | None) ->
 
 def _check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
-        if count is not None and (isinstance(count, bool) or count < 1):
-            raise UsageError(f"{option(name, count)} means nothing", wanted="1 or more")
+        if count is not None and (type(count) is not int or count < 1):
+            raise UsageError(f"{option(name, count)} means nothing", wanted="a whole number, 1 or more")
 
 
 def _configuration(source: Source) -> Place | None:

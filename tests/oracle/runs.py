@@ -2,7 +2,8 @@
 
 MaxText trains a tiny model. What `ckpt prune` leaves of that run, and what `ckpt assemble` makes of parts
 of its states, which Orbax's managers of four processes have saved, is trained on: with the losses of the run
-left alone, and to the same bits of weights, moments and counters. Exits with 1 where it is not.
+left alone, and to the same bits of weights, moments and counters. Exits with 1 where it is not, and where the
+same check does not notice a single moment that is another.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.places import TESTS
 
+import ckpttools
+from ckpttools.array.tree import Tree, spelled
+from ckpttools.testing.strategies import stored
 from oracle import environments, settings, steps
 from oracle.cases import SCANNED, forms
 from oracle.commands import ckpt
@@ -105,6 +109,17 @@ def assembled(kind: str, bench: steps.Bench, name: str) -> str:
     return f"of hosts {HOSTS[kind]} of 4, each refused alone"
 
 
+def altered(bench: steps.Bench, name: str) -> str:
+    """The last step, where one number of one array of moments is twice what it was and 1 more."""
+    tree = ckpttools.open(bench.run / "checkpoints", step=LAST)
+    path = next(path for path in tree.arrays if "mu" in path and tree.arrays[path].ndim > 1)
+    values = tree.arrays[path].read().copy()
+    values.flat[0] = 2 * values.flat[0] + 1
+    made = Tree({**tree.leaves, path: stored(values, tree.arrays[path].dtype)}, tree.metadata)
+    ckpttools.convert(made, bench.directory / name / CHECKPOINTS, format="orbax", as_step=LAST)
+    return spelled(path)
+
+
 def went_on(bench: steps.Bench, name: str) -> tuple[str, dict[int, float]]:
     """The digest after more steps, and the loss of each of these."""
     file = bench.directory / f"{name}.metrics"
@@ -133,6 +148,10 @@ def findings(bench: steps.Bench) -> Iterator[str]:
     shutil.copytree(bench.run / "checkpoints", bench.directory / "itself" / CHECKPOINTS)
     itself = went_on(bench, "itself")
     yield f"losses {itself[1]}"
+    where = altered(bench, "altered")
+    if went_on(bench, "altered")[0] == itself[0]:
+        raise StepError(f"the check is blind: a number of {where} is another, and the bits are the same")
+    yield f"one number of {where} altered: noticed"
     for name, make in WAYS.items():
         said = make(bench, name)
         if (other := went_on(bench, name)) != itself:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 _LOCAL, _PERIOD = "local_checkpoint_directory", "local_checkpoint_period"
 _BACKUP = "multi_tier_checkpointing_backup_interval_"
 _TIERS = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 _TRUE = ("true", "t", "yes", "y", "on", "1")
 
 
@@ -29,8 +31,11 @@ def refusals(settings: Mapping[str, Any]) -> Iterator[str]:
 
     def number(name: str) -> int | None:
         value = said(name)
-        return None if value is None else int(value)
+        return int(value) if value is not None and _WHOLE.fullmatch(str(value)) else None
 
+    for name in (_PERIOD, f"{_BACKUP}minutes", f"{_BACKUP}steps"):
+        if said(name) is not None and number(name) is None:
+            yield f"{name} wants a whole number, and {said(name)} is none"
     if said("load_parameters_path") and said("load_full_state_path"):
         yield "load_parameters_path and load_full_state_path exclude each other"
     if said("load_full_state_path") and not is_set("enable_checkpointing", default=True):
