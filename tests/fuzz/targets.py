@@ -444,11 +444,54 @@ def _torch_seeds() -> list[bytes]:
     return found
 
 
+# ---- flax
+
+
+def _flax(root: Path) -> object:
+    """The input is a state that Flax wrote with msgpack."""
+    for path in [each for each in root.glob("*") if each.is_file()][:1]:
+        _look(path.rename(root / "flax_model.msgpack"))
+    return None
+
+
+def _flax_seeds() -> list[bytes]:
+    array = np.arange(6, dtype="f4").reshape(2, 3)
+    pieces = {"0": array.reshape(-1)[:4], "1": array.reshape(-1)[4:]}
+    chunked = {"__msgpack_chunked_array__": True, "shape": {"0": 2, "1": 3}, "chunks": pieces}
+    state = {"params": {"kernel": array, "whole": chunked}, "step": 7, "name": "x", "none": None}
+    # EasyLM writes pairs of a path and a state, one after the other.
+    pairs = [_msgpack([["params", name], _msgpack(array)]) for name in ("kernel", "bias")]
+    return [packed({"state": each}) for each in (_msgpack(state), b"".join(pairs))]
+
+
+def _msgpack(value: object) -> bytes:
+    """Small values as `flax.serialization` writes them."""
+    match value:
+        case None | bool():
+            return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[value]
+        case int():
+            return b"\xcd" + value.to_bytes(2, "big")
+        case str():
+            return bytes([0xA0 | len(value)]) + value.encode()
+        case bytes():
+            return bytes([0xC4, len(value)]) + value
+        case dict():
+            pairs = b"".join(_msgpack(key) + _msgpack(each) for key, each in value.items())
+            return bytes([0x80 | len(value)]) + pairs
+        case np.ndarray():
+            said = _msgpack([list(value.shape), value.dtype.name, value.tobytes()])
+            return bytes([0xC7, len(said), 1]) + said
+        case list():
+            return bytes([0x90 | len(value)]) + b"".join(map(_msgpack, value))
+    raise TypeError(value)
+
+
 TARGETS = {
     "chunk": Target(_on_disk(_chunk), _chunk_seeds),
     "config": Target(_config, _config_seeds),
     "database": Target(_on_disk(_database), _database_seeds),
     "family": Target(_family, _family_seeds),
+    "flax": Target(_on_disk(_flax), _flax_seeds),
     "item": Target(_on_disk(_item), _item_seeds),
     "journal": Target(_on_disk(_journal), _journal_seeds),
     "manifest": Target(_on_disk(_manifest), _manifest_seeds),
