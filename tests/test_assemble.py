@@ -189,7 +189,7 @@ def test_flipped_bits_of_a_twin_are_found_and_a_preferred_host_decides(tmp_path_
     content = bytearray(file.read_bytes())
     content[at] ^= 1 << data.draw(st.integers(0, 7))
     file.write_bytes(content)
-    with pytest.raises(FormatError, match="hosts differ in 1 chunks of step 3") as caught:
+    with pytest.raises(FormatError, match="hosts differ in 1 chunk of step 3") as caught:
         ckpttools.assemble(job, top / "out")
     assert key in str(caught.value) and str(bad) in str(caught.value)
     assert not (top / "out").exists()

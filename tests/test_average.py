@@ -216,6 +216,7 @@ REFUSED = [
     (["run", "--steps", "1000/2"], 2, "names no steps"),
     (["run", "--steps", "2000,1000"], 2, "the first first"),
     (["run", "--last", "4"], 2, "not so many finished steps"),
+    (["nowhere", "--last", "2"], 5, "check the spelling of the path"),
     (["seed-1", "run"], 3, "left over"),
     (["seed-1", "--parameters", "ema"], 2, "there is no ema in the state"),
     (["ema-run", "--parameters", "opt_state/0"], 3, "are not the parameters"),

@@ -131,6 +131,8 @@ def test_the_json_is_the_report(run):
 def test_a_training_state_resumes_and_a_part_of_a_host_does_not():
     assert ckpttools.ls(TRAINED).resumes == ckpttools.ls(TRAINED).latest is not None
     assert "resumes" in succeed("ls", TRAINED).output
+    # What conversions write has an empty opt_state, as MaxText's own tool has.
+    assert ckpttools.ls(ORBAX / "maxtext_converted").resumes is None
     part = ckpttools.ls(ORBAX / "emergency" / "local_host2")
     assert part.resumes is None and "ckpt assemble" in part.hindered
 
@@ -138,6 +140,30 @@ def test_a_training_state_resumes_and_a_part_of_a_host_does_not():
 def test_metrics_that_were_saved_as_text_are_numbers(run):
     (run / "1" / "metrics" / "metrics").write_text('{"loss": "0.5", "note": "restarted"}')
     assert ckpttools.ls(run).steps[0].metrics == {"loss": 0.5}
+
+
+def test_what_a_narrow_terminal_has_no_room_for_is_named(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    shown = succeed("ls", run).output
+    assert "loss=2" in shown and "no room for items, saved: --json has all" in shown
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "no room" not in succeed("ls", run).output
+
+
+def test_an_empty_directory_is_called_so(tmp_path):
+    for words in (("ls",), ("doctor",), ("prune", "--keep-last", "1"), ("average", "--last", "2", "DST")):
+        refused = ckpt(words[0], tmp_path, *words[1:])
+        assert refused.exit_code == 3 and "is an empty directory" in refused.output, words
+
+
+def test_the_way_back_needs_no_model_where_its_configuration_goes_along(tmp_path):
+    ckpttools.hf_to_maxtext(HF, tmp_path / "maxtext")
+    for path in (tmp_path / "maxtext", tmp_path / "maxtext" / "0" / "items"):
+        next = ckpttools.summary(path).next
+        assert f"ckpt convert maxtext-to-hf {path} DST" in next and f"ckpt maxtext-config {path}" in next
+    assert f"ckpt maxtext-config {TRAINED} --like HF_DIR" in ckpttools.summary(TRAINED).next
+    torch = FIXTURES / "torch" / "trainers" / "deepspeed"
+    assert f"ckpt convert to-safetensors {torch} DST" in ckpttools.summary(torch).next
 
 
 def test_what_is_no_run(tmp_path):

@@ -508,6 +508,9 @@ def test_a_size_without_its_unit(tmp_path):
         "--memory",
         told.partition("mean --memory ")[2].split()[0],
     )
+    # Its unit is there: no other is meant.
+    told = run("strip-optimizer", source, tmp_path / "other", "--memory", "1MB", code=4)
+    assert "did you mean" not in told
 
 
 def test_what_has_no_place_in_maxtext_is_told_with_the_option_that_keeps_it(tmp_path):

@@ -72,6 +72,11 @@ def test_every_family_has_the_arrays_that_its_models_have(hf):
     to_maxtext(made, ToMaxText(scan=False, leaves_out=True, text_only=left_out))
 
 
+def test_a_model_whose_towers_are_left_out_is_converted_without(tmp_path):
+    ckpttools.synth(GOLDEN / "gemma3/hf", tmp_path / "out", names="maxtext")
+    assert ckpttools.verify(tmp_path / "out", GOLDEN / "gemma3/hf", cast="bfloat16").arrays
+
+
 def test_norms_do_nothing_and_biases_are_zero():
     made = synthetic(ckpttools.open(GOLDEN / "qwen2.5/hf").metadata.config)
     assert set(made["model.norm.weight"].read().tolist()) == {1.0}

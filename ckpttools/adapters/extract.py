@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpttools.adapters.bases import Base, not_of_base
+from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.adapters.spectrum import Spectrum, ranked_spectrum, spectrum, squares_of
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
 from ckpttools.core.budget import size_text
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import MemoryBudgetError, ShapeError, UsageError
+from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError, UsageError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, in_natural_order, some
 from ckpttools.core.wording import option
@@ -129,10 +129,15 @@ def _held(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
 
 
 def _require_same(tuned: Base, base: Base) -> None:
-    lacking = [name for name in tuned.weights if name not in base.weights]
-    lacking += [name for name in base.weights if name not in tuned.weights]
-    if lacking:
-        raise not_of_base(tuned.tree.metadata.place, base.tree.metadata.place, lacking, base.weights)
+    of_tuned = [f"{name}: not in the base" for name in tuned.weights if name not in base.weights]
+    of_base = [f"{name}: in the base alone" for name in base.weights if name not in tuned.weights]
+    if unlike := of_tuned + of_base:
+        raise FormatError(
+            f"the models have other weights: {array_count(unlike)}{listing(unlike)}",
+            place=tuned.tree.metadata.place,
+            wanted=f"those of {base.tree.metadata.place}",
+            hint="name the model from which it was tuned as its base",
+        )
     for name, array in base.weights.items():
         if tuned.weights[name].shape != array.shape:
             raise ShapeError(

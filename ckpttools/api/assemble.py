@@ -190,6 +190,7 @@ def _shares(hosts: Sequence[Place], max_index_bytes: int) -> list[Share]:
             "no step of a host is here",
             place=", ".join(map(str, hosts)),
             wanted="directories of hosts with STEP/state, or one with those of several hosts in it",
+            hint="`ckpt PATH` says what is there",
         )
     at_once(hosts[0].store, lambda share: share.fault, found.values())
     return list(found.values())
@@ -205,7 +206,7 @@ def _chosen(shares: Sequence[Share], step: int | None) -> Save:
     saves = saves_of(shares)
     if step is not None and step not in {save.step for save in saves}:
         there = ", ".join(map(str, sorted({save.step for save in saves})))
-        raise UsageError(f"no host has step {step}", got=f"steps {there}" if there else "no step")
+        raise UsageError(f"no host has step {step}", wanted=f"one of {there}" if there else None)
     save = newest_complete(saves, step)
     if save is None:
         faults = [f"{each.step.path}: {each.fault}" for each in shares if each.fault is not None]

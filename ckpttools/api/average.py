@@ -72,7 +72,10 @@ def average(
     chosen = _numbers(source, others, steps, last)
     how = Average(MeanWeights(weights, ema, decay, normalize), dtype_of(dtype), parameters)
     if len(others) + len(chosen) < 2 and parameters is None:
-        raise UsageError("one checkpoint alone has no mean", hint="name several, or steps of a run")
+        raise UsageError(
+            "one checkpoint alone has no mean",
+            hint=f"name several, or steps of a run, as {option('last', 'N')} does",
+        )
     for each in others:
         place = place_of(each)
         if place is not None:

@@ -18,7 +18,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.maxtext.config.back import config_of_settings
 from ckpttools.maxtext.model import CONFIG
-from ckpttools.maxtext.planning.commands import MODES, Mode, commands_for, settings_for
+from ckpttools.maxtext.planning.commands import MODES, UNKNOWN, Mode, commands_for, settings_for
 from ckpttools.maxtext.planning.intervals import SaveInterval, Tier, kept_checkpoints
 from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
 from ckpttools.maxtext.planning.report import TrainingPlan
@@ -146,7 +146,7 @@ def plan_training(
         refusals=tuple(all_refusals(_configuration(source), settled, settings)),
         commands=commands_for(chosen, slices, size.setting, settled),
         tiers=tiers,
-        remarks=(*share.remarks, *_remarks(tiers, total_steps, count)),
+        remarks=(*share.remarks, *_open(settled), *_remarks(tiers, total_steps, count)),
     )
     if plot is not None:
         draw(made.tiers, parse(plot, is_written=True))
@@ -185,6 +185,16 @@ def _remarks(tiers: Sequence[Tier], total_steps: int | None, count: int | None) 
         yield (
             "the room of a run is not known without its interval: "
             f"say {option('mtbf', '6h')} and {option('step_time', '8s')}, or the setting"
+        )
+
+
+def _open(settings: Mapping[str, str]) -> Iterator[str]:
+    """What is to be said for settings whose values are not known."""
+    names = [name for name, said in settings.items() if said == UNKNOWN]
+    if names:
+        yield (
+            f"{UNKNOWN} in {', '.join(names)} is worked out from "
+            f"{option('mtbf', '6h')} and {option('step_time', '8s')}, or is yours to say"
         )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from ckpttools.core.errors import UsageError
+from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.orbax.steps import OrbaxRun, described
 from ckpttools.stores.registry import Where, parse
 
@@ -30,12 +32,21 @@ def finished_steps(run: Where) -> tuple[int, ...]:
     """The finished steps of a run, in order.
 
     Raises:
+        StorageError: nothing is there.
+        FormatError: it is an empty directory.
         UsageError: it is no run.
     """
     place = parse(run)
+    if not place.exists():
+        raise absent(place)
+    refuse_empty(place)
     found = described(place)
     if not isinstance(found, OrbaxRun) or not found.steps:
-        raise UsageError(f"{place} has no steps", wanted="a run directory, with a directory for each step")
+        raise UsageError(
+            f"{place} has no steps",
+            wanted="a run directory, with a directory for each step",
+            hint=f"`ckpt {quote(str(place))}` says what it is",
+        )
     return tuple(number for number, step in found.steps.items() if step.why_unfinished is None)
 
 

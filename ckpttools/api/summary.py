@@ -10,6 +10,7 @@ from ckpttools.adapters.report import is_maxtext_adapter
 from ckpttools.api.adapter_steps import commands
 from ckpttools.api.conversion import open_checkpoint
 from ckpttools.api.tree_report import inspect
+from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, ChosenItemWarning
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import plural
@@ -18,6 +19,7 @@ from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.formats.orbax.hosts import hosts_at
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described
 from ckpttools.inspect.tree import TreeReport
+from ckpttools.maxtext.model import CONFIG
 from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
@@ -85,27 +87,37 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
     kinds = {each.kind for step in listing.finished[-1:] for each in step.items}
     count = len(listing.steps)
     what = f"a run of {count} steps" if count > 1 else "a run of one step"
-    if listing.finished and _holds_adapter(place):
+    tree = _opened(place) if listing.finished else None
+    if tree is not None and is_maxtext_adapter(tree):
         follows = commands(path, is_peft=False)
         return Summary(str(place), f"{what}, a LoRA adapter of MaxText's", run=listing, next=follows)
-    return Summary(str(place), what, run=listing, next=tuple(_next_of_run(path, kinds, count)))
+    is_described = tree is not None and tree.metadata.config is not None
+    advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
+    return Summary(str(place), what, run=listing, next=advice)
 
 
-def _holds_adapter(place: Place) -> bool:
+def _opened(place: Place) -> Tree | None:
     with unwarned(ChosenItemWarning):
         try:
-            return is_maxtext_adapter(open_checkpoint(place))
+            return open_checkpoint(place)
         except CheckpointError:
             # The listing says what is wrong with it.
-            return False
+            return None
 
 
-def _next_of_run(path: str, kinds: set[str], count: int) -> Iterator[str]:
+def _of_maxtext(path: str, *, is_described: bool) -> Iterator[str]:
+    """Of MaxText's arrays; without the configuration of their model that has to be named."""
+    like = "" if is_described else " --like HF_DIR"
+    yield f"ckpt convert maxtext-to-hf {path} DST{like}"
+    yield f"ckpt maxtext-config {path}{like}"
+
+
+def _next_of_run(path: str, kinds: set[str], count: int, *, is_described: bool) -> Iterator[str]:
     yield f"ckpt inspect tree {path}"
     if any(kind.endswith("training") for kind in kinds):
         yield f"ckpt strip-optimizer {path} DST"
     if any(kind.startswith(("stacked", "unstacked")) for kind in kinds):
-        yield f"ckpt convert maxtext-to-hf {path} DST --like HF_DIR"
+        yield from _of_maxtext(path, is_described=is_described)
     if count > 1:
         yield f"ckpt prune {path} --keep-last N"
     yield f"ckpt doctor {path}"
@@ -138,10 +150,13 @@ def _next(path: str, tree: TreeReport) -> Iterator[str]:
     if tree.kind is not None:
         if tree.optimizer is not None:
             yield f"ckpt strip-optimizer {path} DST"
-        yield f"ckpt convert maxtext-to-hf {path} DST --like HF_DIR"
+        is_described = any(each.rpartition("/")[2] == CONFIG for each in tree.companions)
+        yield from _of_maxtext(path, is_described=is_described)
     elif tree.families and tree.format != "orbax":
         yield f"ckpt convert hf-to-maxtext {path} DST"
         yield f"ckpt maxtext-config {path}"
     else:
         yield f"ckpt inspect stats {path}"
+    if tree.format not in ("orbax", "safetensors", "zarr3"):
+        yield f"ckpt convert to-safetensors {path} DST"
     yield f"ckpt doctor {path}"

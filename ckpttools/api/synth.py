@@ -18,7 +18,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.stitch import stitched
-from ckpttools.maxtext.synthetic import synthetic
+from ckpttools.maxtext.synthetic import lacks_towers, synthetic
 from ckpttools.run.apart import check_apart
 from ckpttools.stores.registry import Where, parse
 
@@ -63,7 +63,7 @@ def synth(
         if common.get("format") not in (None, "orbax"):
             raise UsageError(f"{option('format')} is about models with names of Hugging Face's")
         rest = {**part_of(common, Storing), **part_of(common, Writing)}
-        return hf_to_maxtext.plan(tree, destination, scan=scan, **rest)
+        return hf_to_maxtext.plan(tree, destination, scan=scan, text_only=lacks_towers(tree), **rest)
     if not scan:
         raise UsageError(
             f"{option('scan', False)} is about MaxText", hint=f"say {option('names', 'maxtext')}"

@@ -15,12 +15,12 @@ from ckpttools.runs.listing import ItemListing, RunListing, StepListing
 
 _COLUMNS = (
     Column("step", right=True),
-    Column("items", spare=1),
+    Column("items", spare=3),
     Column("kind"),
     Column("size", right=True),
     Column("own", right=True, spare=2),
     Column("saved", right=True, spare=4),
-    Column("metrics", spare=3),
+    Column("metrics", spare=1),
     Column(""),
 )
 _LABEL = 14
@@ -32,12 +32,22 @@ def lines_of(listing: RunListing) -> Iterator[str]:
     yield click.style(printable(listing.path), bold=True)
     now = time.time()
     rows = [_cells(each, listing, now) for each in listing.steps]
-    yield from draw_table(_COLUMNS, rows, width())
+    table = list(draw_table(_COLUMNS, rows, width()))
+    yield from table
+    if left := _left_out(table, rows):
+        yield f"no room for {', '.join(left)}: --json has all"
     total, own = (sum(getattr(each, name) for each in listing.steps) for name in ("nbytes", "own_bytes"))
     shared = f", {disk(total - own)} of it in files with names outside of their step" if total > own else ""
     yield f"{plural(len(listing.steps), 'step')}, {len(listing.finished)} finished: {disk(total)}{shared}"
     for label, text in _remarks(listing):
         yield from labelled(f"  {label}", printable(text), _LABEL, width())
+
+
+def _left_out(table: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Titles of columns that a narrow terminal has no room for."""
+    shown = click.unstyle(table[0]).split() if table else []
+    filled = [column.head for k, column in enumerate(_COLUMNS) if any(row[k] for row in rows)]
+    return [head for head in filled if head and head not in shown]
 
 
 def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:

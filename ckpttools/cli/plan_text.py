@@ -63,7 +63,8 @@ def gain_lines(gain: MeshGain) -> Iterator[str]:
         )
     elif not gain.is_any:
         yield from _lines(
-            "note", "nothing is gained: SRC suits this mesh as it is; DST only says how arrays lie on it"
+            "note",
+            "nothing is gained: devices fetch as much of SRC; DST only says how arrays lie on the mesh",
         )
 
 

@@ -19,7 +19,7 @@ from ckpttools.cli.options import (
 )
 from ckpttools.cli.output import labelled, print_json, prose_width, say, show
 from ckpttools.cli.units import count, disk, exact
-from ckpttools.core.text import plural
+from ckpttools.core.text import plural, printable
 from ckpttools.maxtext.planning.commands import MODES
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def plan_training(as_json: bool, **options: Any) -> None:
 
     SRC is a checkpoint, a config.json or a configuration file of MaxText's. A stored training state is
     counted as it is; of all else each parameter takes 12 bytes. Settings of MaxText's are checked with those
-    of the plan, as MaxText does. Intervals are worked out where --mtbf is given. A TIME is 90, 4s, 30min, 6h
-    or 7d.
+    of the plan, as MaxText does. Intervals are worked out where --mtbf is given. A TIME is 90 (seconds), 4s,
+    30min, 6h or 7d.
 
     \b
     Example:
@@ -108,8 +108,11 @@ def plan_training(as_json: bool, **options: Any) -> None:
         print_json(made)
     else:
         show(_lines(made))
-        for remark in made.remarks:
-            say(*labelled("note", remark, _LABEL, prose_width()))
+        remarks = [("note", remark) for remark in made.remarks]
+        if options["plot"] is not None:
+            remarks.append(("drawn", str(options["plot"])))
+        for label, text in remarks:
+            say(*_row(label, printable(text)))
     if made.refusals:
         click.get_current_context().exit(_REFUSED)
 

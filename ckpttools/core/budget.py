@@ -117,11 +117,9 @@ def check_resident(place: object) -> None:
 def does_not_fit(message: str, memory: int, needed: int, place: object = None) -> MemoryBudgetError:
     """The refusal of a budget; with `needed` bytes the same command is not refused."""
     least = f"{-(-needed >> 20)}MiB"
-    meant = (
-        f"; did you mean {option('memory', f'{memory}MiB')}"
-        if memory << 20 >= needed and memory < 1 << 20
-        else ""
-    )
+    # A number without its unit; 1000000 is one with it, 1MB.
+    is_bare = memory << 20 >= needed and memory < 1 << 16
+    meant = f"; did you mean {option('memory', f'{memory}MiB')}" if is_bare else ""
     return MemoryBudgetError(
         message,
         place=place,

@@ -16,6 +16,7 @@ from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
 from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.inventory import Inventory, inventory_of
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.interrupted import refuse_empty
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.unanswered import is_unanswered
 
@@ -105,6 +106,7 @@ def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
     if inventory.path in inventory.denied:
         raise inventory.denied[inventory.path]
     if inventory.is_empty:
+        refuse_empty(path)
         raise FormatError(
             f"{path} is not a checkpoint",
             wanted="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",

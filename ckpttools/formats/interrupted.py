@@ -26,6 +26,12 @@ def _fetched(place: Place) -> str:
     return f"; a model on the Hugging Face Hub is named hf://{place}"
 
 
+def refuse_empty(place: Place) -> None:
+    """Raises FormatError if `place` is a directory without anything in it."""
+    if place.is_dir() and not any(place.iterdir()):
+        raise FormatError(f"{place} is an empty directory", hint="name one with a checkpoint in it")
+
+
 def refuse_interrupted(place: Place) -> None:
     """Raises FormatError if `place` is a directory in which a conversion grows, whatever lies in it."""
     left = unfinished_at(place)

@@ -34,7 +34,7 @@ from ckpttools.formats.base import (
     Writer,
 )
 from ckpttools.formats.foreign import foreign_error
-from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
+from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_empty, refuse_interrupted
 from ckpttools.formats.several import kinds_beside
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
@@ -83,8 +83,7 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
                 tree = _with_step(each.open(path, options or ReadOptions()), options)
                 return _with_notes(tree, kinds_beside(path, name))
             reasons[name] = f"{name}: {reason}"
-    if path.is_dir() and not any(path.iterdir()):
-        raise FormatError(f"{path} is an empty directory", hint="name one with a checkpoint in it")
+    refuse_empty(path)
     if left := begun_in(path):
         raise FormatError(f"{path} is not a checkpoint yet", hint=next_step(left))
     raise foreign_error(path) or FormatError(

@@ -40,6 +40,7 @@ _OF_ARRAYS = frozenset(
         *("config.hidden_size_per_layer_input", "config.num_kv_shared_layers", "config.use_double_wide_mlp"),
     )
 )
+_NO_TOWERS = "towers are left out"
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, Shape]:
@@ -107,6 +108,11 @@ def _refuse_other_arrays(config: Mapping[str, Any], family: Family, place: str) 
         )
 
 
+def lacks_towers(tree: Tree) -> bool:
+    """Whether towers of a model of noise were left out."""
+    return any(remark.startswith(_NO_TOWERS) for remark in tree.metadata.notes.remarks)
+
+
 def _known(config: Mapping[str, Any], family: Family) -> tuple[Table, dict[str, Shape], Notes]:
     """The rows and the shapes that the configuration tells, of the text alone where it tells no more."""
     table = _table(config, family)
@@ -116,7 +122,7 @@ def _known(config: Mapping[str, Any], family: Family) -> tuple[Table, dict[str, 
         text = _table(config, family, without=family.towers)
         if not family.towers or not any(table.flags[each].value for each in family.towers):
             raise
-        remark = f"towers are left out: {error.message} from the configuration"
+        remark = f"{_NO_TOWERS}: {error.message} from the configuration"
         return text, right_shapes(text), Notes(remarks=(remark,))
 
 

@@ -77,7 +77,7 @@ class MaxTextView:
         Plain gradient descent has such a place; where parameters alone were saved it is empty.
         """
         has_place = any(any(map(container, path[:-1])) for path in self.leaves)
-        return has_place or bool(self.of_role("optimizer"))
+        return has_place or any(path in self.arrays for path in self.of_role("optimizer"))
 
     @property
     def is_maxtext(self) -> bool:

@@ -10,7 +10,7 @@ from ckpttools.array.gaps import incomplete
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import plural
-from ckpttools.formats.interrupted import absent
+from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described, directories
@@ -146,6 +146,7 @@ def run_at(path: Place) -> OrbaxRun:
                 f"{path} holds what {plural(len(hosts), 'host')} of a job kept, each a part of its steps",
                 hint=f"`ckpt assemble {quote(str(path))} --list` says which steps are there",
             )
+    refuse_empty(path)
     raise FormatError(
         f"{path} is not a run with steps",
         wanted="a directory with steps of Orbax in it, or in its directory checkpoints",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.ocdbt import Entry, length_of
 from ckpttools.formats.orbax.saves import DOCUMENTS, Save
@@ -38,7 +39,7 @@ class Disagreement:
     groups: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
-        return f"{self.key}: {' differs from '.join(' and '.join(group) for group in self.groups)}"
+        return f"{self.key}: {' against '.join(' and '.join(group) for group in self.groups)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
 def unlike(save: Save, found: Sequence[Disagreement]) -> FormatError:
     """The error of hosts that differ."""
     return FormatError(
-        f"hosts differ in {len(found):,} chunks of step {save.step} that they both have"
+        f"hosts differ in {plural(len(found), 'chunk')} of step {save.step} that several have"
         + listing(list(map(str, found))),
         wanted="the same bytes: one of them is damaged, or they are of different runs",
         hint="find out which host is right: an older step, the loss after resuming, or a third copy tells; "

@@ -66,7 +66,10 @@ def led_to(setting: str, text: str, version: Version) -> Led:
     place = parse(text)
     key = _key(text, version)
     if problem := unread(setting, text):
-        return Led(None, key, (problem,))
+        is_relative = place.store.scheme == "file" and not text.startswith(("/", "~"))
+        # What is wrong with the path that it asks for is said at once.
+        further = led_to(setting, str(place.absolute()), version).problems if is_relative else ()
+        return Led(None, key, (problem, *further))
     find = _by_v0 if version.orbax == "v0" else _by_v1
     found = find(place, setting)
     return Led(found, key) if isinstance(found, Place) else Led(None, key, (found,))
@@ -81,7 +84,8 @@ def unread(setting: str, text: str) -> Problem | None:
         return Problem(f"MaxText does not expand ~ in {setting}={text}", "write the whole path")
     if place.store.scheme == "file" and not text.startswith("/"):
         return Problem(
-            f"Orbax refuses relative paths, as {setting}={text} is one", f"set {setting}={place.absolute()}"
+            f"Orbax refuses relative paths, as {setting}={text} is one",
+            f"set {setting}={place.absolute()}",
         )
     return None
 
