@@ -54,6 +54,22 @@ def test_an_id_of_no_token(tmp_path):
     assert "generation_config.json" in ckpt("doctor", model).output
 
 
+def test_a_tokenizer_without_a_list_of_all_tokens(tmp_path):
+    """As of SentencePiece: what was added to it is listed."""
+    model = tmp_path / "m"
+    shutil.copytree(HUB, model)
+    (model / "tokenizer.json").rename(model / "tokenizer.model")
+    added = {"added_tokens_decoder": {"2": {"content": "</s>"}, "x": {}}, "eos_token": "</s>"}
+    (model / "tokenizer_config.json").write_text(json.dumps(added))
+    assert "[generation]" not in ckpt("doctor", model).output
+    (model / "generation_config.json").write_text('{"eos_token_id": 63}')
+    told = " ".join(ckpt("doctor", model).output.split())
+    assert "eos_token_id 63, and the tokenizer's eos_token '</s>' is 2" in told and "no token of" not in told
+    (model / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (model / "vocab.json").write_text('{"</s>": 7}')
+    assert "eos_token '</s>' is 7" in " ".join(ckpt("doctor", model).output.split())
+
+
 TOKENLESS = (
     *("[]", "{}", "nothing", '{"model": 3, "added_tokens": [3]}'),
     '{"model": {"vocab": {"a": [1], "b": {}}}}',

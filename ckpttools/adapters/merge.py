@@ -81,6 +81,9 @@ def _said(adapter: Adapter, scale: float) -> str:
 
 
 def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
+    named = adapter.config.get("base_model_name_or_path")
+    if isinstance(named, str) and named:
+        yield f"the adapter says that it is of {named}: names and shapes are compared, numbers cannot be"
     if adapter.replaced:
         yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"
     names = [*(each.name for each in adapter.factors), *adapter.replaced]

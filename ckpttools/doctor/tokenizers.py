@@ -1,4 +1,4 @@
-"""The tokens that a `tokenizer.json` lists."""
+"""The tokens that the files of a tokenizer list."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ def _vocabulary(vocab: object) -> Iterator[tuple[object, object]]:
     elif isinstance(vocab, list):
         # Unigram lists its tokens in their order, each with its score.
         yield from ((each[0] if isinstance(each, list) and each else "", k) for k, each in enumerate(vocab))
+
+
+def slow_tokens(settings: Mapping[str, Any], *documents: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Text and id of the tokens that files without a `tokenizer.json` list.
+
+    Args:
+        settings: the content of `tokenizer_config.json`, which has those that were added.
+        documents: of files that map texts to ids.
+    """
+    added = settings.get("added_tokens_decoder")
+    for number, each in (added if isinstance(added, Mapping) else {}).items():
+        if number.isdecimal() and len(number) < 19 and isinstance(each, Mapping):
+            yield str(each.get("content")), int(number)
+    for document in documents:
+        yield from ((text, number) for text, number in document.items() if type(number) is int)
 
 
 def token_count(tokenizer: Mapping[str, Any]) -> int | None:

@@ -9,10 +9,12 @@ from typing import Any
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, told
 from ckpttools.doctor.inventory import Directory, Inventory, json_or_error
-from ckpttools.doctor.tokenizers import listed_tokens
+from ckpttools.doctor.tokenizers import listed_tokens, slow_tokens
 
 _GENERATION, _CONFIG = "generation_config.json", "config.json"
 _SETTINGS, _TOKENS = "tokenizer_config.json", "tokenizer.json"
+# What lies beside a tokenizer that has no such file.
+_SLOW = ("vocab.json", "added_tokens.json")
 # The largest that are published have 33 MB; read they take some ten times that.
 _LARGEST = 64 << 20
 _WHY = "transformers, vLLM and others take what ends a text from it"
@@ -20,10 +22,11 @@ _WHY = "transformers, vLLM and others take what ends a text from it"
 
 @dataclass(frozen=True)
 class _Tokens:
-    """What a tokenizer says: the id of each token, and the one that it ends texts with."""
+    """What a tokenizer says: ids of tokens, the one that it ends texts with, and whether these are all."""
 
     ids: Mapping[str, int]
     end: str | None
+    is_whole: bool
 
     @property
     def end_id(self) -> int | None:
@@ -68,7 +71,7 @@ def _beyond(directory: Directory, said: Mapping[str, Any]) -> Iterator[tuple[str
 def _unlike(said: Mapping[str, Any], tokens: _Tokens) -> Iterator[tuple[str, str, str]]:
     """Ends of texts that the tokenizer has under another id, or not at all."""
     ends, known = _ids(said.get("eos_token_id")), {*tokens.ids.values()}
-    strange = [each for each in ends if each not in known]
+    strange = [each for each in ends if each not in known] if tokens.is_whole else []
     if strange:
         do = "correct eos_token_id, or take the tokenizer that the model was trained with"
         yield f"eos_token_id {strange[0]}, and the tokenizer has no token of this id", _WHY, do
@@ -79,18 +82,30 @@ def _unlike(said: Mapping[str, Any], tokens: _Tokens) -> Iterator[tuple[str, str
 
 
 def _tokens(directory: Directory) -> _Tokens | None:
-    """The tokens of a fast tokenizer; None where there is none, or one that is not read."""
-    place = directory.path / _TOKENS
-    if _TOKENS not in directory.files or place.stat().size > _LARGEST:
-        return None
-    said = json_or_error(place)
-    settings = json_or_error(directory.path / _SETTINGS) if _SETTINGS in directory.files else {}
-    if isinstance(said, CheckpointError) or isinstance(settings, CheckpointError):
+    """What the tokenizer says; None where there is none, or one that is not read.
+
+    Of one without `tokenizer.json`, such as of SentencePiece, not all tokens are known.
+    """
+    said = {name: _document(directory, name) for name in (_SETTINGS, _TOKENS, *_SLOW)}
+    settings, fast = said[_SETTINGS], said[_TOKENS]
+    if any(each is None for each in said.values()) or settings is None or fast is None:
         return None  # the check that opens these says it
+    is_whole = _TOKENS in directory.files
+    ids = dict(
+        listed_tokens(fast) if is_whole else slow_tokens(settings, *(said[name] or {} for name in _SLOW))
+    )
     end = settings.get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
-    ids = dict(listed_tokens(said))
-    return _Tokens(ids, end if isinstance(end, str) else None) if ids else None
+    return _Tokens(ids, end if isinstance(end, str) else None, is_whole) if ids else None
+
+
+def _document(directory: Directory, name: str) -> Mapping[str, Any] | None:
+    """What a file says; nothing where it is not there, None where it is damaged or too large."""
+    place = directory.path / name
+    if name not in directory.files:
+        return {}
+    found = json_or_error(place) if place.stat().size <= _LARGEST else None
+    return None if isinstance(found, CheckpointError) else found
 
 
 CHECK = Check("generation", f"a {_GENERATION} whose ends of texts are not the tokenizer's", _look)
