@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from ckpttools.maxtext.scan import StackLayers as StackLayers
     from ckpttools.maxtext.scan import UnstackLayers as UnstackLayers
     from ckpttools.maxtext.strip import StripOptimizer as StripOptimizer
-    from ckpttools.maxtext.to_hf import ToHuggingFace as ToHuggingFace
+    from ckpttools.maxtext.to_hf_options import ToHuggingFace as ToHuggingFace
     from ckpttools.maxtext.to_maxtext import ToMaxText as ToMaxText
     from ckpttools.run.events import Receipt as Receipt
     from ckpttools.sharding.save_background import Saving as Saving
@@ -150,7 +150,7 @@ _MODULES = {
     "maxtext.moving": "ForVersion",
     "maxtext.scan": "ForceUnroll StackLayers UnstackLayers",
     "maxtext.strip": "StripOptimizer",
-    "maxtext.to_hf": "ToHuggingFace",
+    "maxtext.to_hf_options": "ToHuggingFace",
     "maxtext.to_maxtext": "ToMaxText",
     "run.events": "Receipt",
     "sharding.save_background": "Saving",

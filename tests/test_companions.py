@@ -24,7 +24,7 @@ from ckpttools.core.errors import ConfigError, FormatError
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.run.events import Event, Started
 from ckpttools.run.fingerprint import fingerprint

@@ -30,7 +30,8 @@ from ckpttools.mapping.whole_numbers import Whole
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_hf import to_huggingface
+from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.transforms.cast import CastMap, CastTo
 

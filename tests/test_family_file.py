@@ -35,7 +35,7 @@ from ckpttools.mapping.op_text import exactness_of, op_text, parse_op
 from ckpttools.mapping.row import row
 from ckpttools.mapping.values import Multiply, Scale, Shift
 from ckpttools.maxtext.model import ModelOptions
-from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.testing.strategies import statements
 

@@ -12,7 +12,8 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.families.registry import family_of
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_hf import to_huggingface
+from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.quantized.config import says_quantized
 

@@ -24,7 +24,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.doctor.examine import examine
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.quantized.config import scheme
 from ckpttools.quantized.weights import Quantized, quantized

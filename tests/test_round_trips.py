@@ -13,7 +13,8 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_hf import to_huggingface
+from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 
 BF16 = DTYPES["bfloat16"]

@@ -20,7 +20,7 @@ from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model_config import text_config
-from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from ckpttools.transforms.select import Select
 

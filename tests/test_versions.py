@@ -37,7 +37,8 @@ from ckpttools.maxtext.moving import ForVersion
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.strip import StripOptimizer
-from ckpttools.maxtext.to_hf import ToHuggingFace, to_huggingface
+from ckpttools.maxtext.to_hf import to_huggingface
+from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.maxtext.variables import versions_of
 from ckpttools.maxtext.versions import NEWEST, VERSIONS

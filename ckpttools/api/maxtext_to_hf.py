@@ -19,7 +19,8 @@ from ckpttools.formats.sidecar import Beside, Companions
 from ckpttools.maxtext.direction import refuse_hugging_face
 from ckpttools.maxtext.model import CONFIG, ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes
-from ckpttools.maxtext.to_hf import TEXT, HuggingFaceModel, ToHuggingFace, require_towers, to_huggingface
+from ckpttools.maxtext.to_hf import HuggingFaceModel, require_towers, to_huggingface
+from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import refuse_learned
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.base import Transform

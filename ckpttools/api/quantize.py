@@ -16,7 +16,7 @@ from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.direction import named_as
-from ckpttools.maxtext.to_hf import ToHuggingFace
+from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
 

@@ -1,0 +1,229 @@
+"""Which model the arrays of MaxText are of: its family, bound to its sizes, by whatever says that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
+from ckpttools.core.wording import option
+from ckpttools.families.family import Family, Spelling
+from ckpttools.families.registry import families
+from ckpttools.formats.base import COMPANIONS
+from ckpttools.mapping.table import Table
+from ckpttools.maxtext import tying
+from ckpttools.maxtext.agreement import own_rows, same_family, same_values
+from ckpttools.maxtext.config.back import SETTINGS, config_of_settings
+from ckpttools.maxtext.family_layouts import family_as_stored
+from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
+from ckpttools.maxtext.model import CONFIG, family_for, rope_flags
+from ckpttools.maxtext.model_config import text_config
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.stacked_on import stored_scan_axis, told_scan_axis
+from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
+from ckpttools.maxtext.view import view_of
+from ckpttools.stores.registry import parse
+
+VOCAB = "vocab"
+
+
+@dataclass(frozen=True)
+class BoundModel:
+    """A family, its table for one model, and how names are written."""
+
+    family: Family
+    table: Table
+    spelling: Spelling
+
+
+def as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
+    """The options with what was chosen on the way to MaxText, unless the user says otherwise now."""
+    chosen = options.model.rope_layout or files.rope_layout
+    return replace(options, model=replace(options.model, rope_layout=chosen))
+
+
+@dataclass(frozen=True)
+class UnboundModel:
+    """What is converted: arrays of a tree, with what the user and the model's files say of them."""
+
+    arrays: Mapping[str, LazyArray]
+    place: str
+    options: ToHuggingFace
+    files: ModelFiles
+
+    def bound(self) -> BoundModel:
+        """The family and its rows for this model, by configuration or option, else by the arrays alone."""
+        if self.files.config is None and self.options.model.family is None:
+            return self._only_fitting()
+        return self._with(family_for(self.files.config, self.options.model, self.place))
+
+    def _with(self, family: Family) -> BoundModel:
+        family = family_as_stored(family, self.arrays)
+        spelling = _spelling(family, self.options.spelling, self.files)
+        model = self.options.model
+        # A head that is to be made is made in Hugging Face's spelling, once all is mapped.
+        way = "keep" if model.tied == "materialize" else model.tied
+        config = self.files.config
+        if config is not None and self.options.spelling == TEXT:
+            config = text_config(config, spelling) or config
+        table = family.table(
+            config,
+            self.files.place,
+            scan_axis=stored_scan_axis(family, self.arrays, self.options.scan_axis),
+            spelling=spelling,
+            overrides={
+                **rope_flags(family, model),
+                **tying.tied_flags(way, tying.left_head(family), self.arrays),
+            },
+            without=self._absent_towers(family),
+        )
+        return BoundModel(family, replace(table, place=self.place), spelling)
+
+    def _absent_towers(self, family: Family) -> tuple[str, ...]:
+        """The towers that are not written; where nothing says which there are, their arrays do."""
+        if self.options.spelling == TEXT:
+            return family.towers
+        there = family.towers_in(self.arrays)
+        return tuple(tower for tower in family.towers if tower not in there)
+
+    def _is_whole(self, family: Family) -> bool:
+        """Whether all towers of a family are there."""
+        return set(family.towers_in(self.arrays)) == set(family.towers)
+
+    def require_agreement(self, bound: BoundModel, arrays: Mapping[str, LazyArray]) -> None:
+        """Refuses a configuration by which values come out otherwise than by the carried one.
+
+        Raises:
+            ConfigError: it is of another family, which no option names, or binds the family's rows otherwise.
+        """
+        config, carried = self.files.config, self.files.overruled
+        if config is None:
+            return
+        own_rows(
+            self.options.model.family,
+            config if carried is None else carried,
+            self.files.place if carried is None else self._carried_place,
+            lambda each: self._with(each).table.to_right(arrays, (VOCAB,)).arrays,
+        )
+        if carried is None:
+            return
+        if self.options.model.family is None:
+            same_family(bound.family, config, self.files.place, carried)
+        files = replace(self.files, config=carried, place=self._carried_place)
+        options = replace(self.options, spelling=bound.spelling.name)
+        other = replace(self, arrays=arrays, options=options, files=files)._with(bound.family)
+        same_values(bound.table, other.table, arrays, self.files.place)
+
+    @property
+    def _carried_place(self) -> str:
+        """Where the configuration lies that the checkpoint carries."""
+        return str(parse(self.place) / COMPANIONS / CONFIG)
+
+    def _only_fitting(self) -> BoundModel:
+        """The only family that takes exactly these arrays, where no configuration says which.
+
+        Raises:
+            ConfigError: none does, or several do.
+        """
+        fitting: dict[str, BoundModel | None] = {}
+        for family in families().values():
+            try:
+                bound = self._with(family)
+                unwanted = unwanted_towers(family, self.arrays, self.options)
+                bound.table.to_right({key: self.arrays[key] for key in self.arrays if key not in unwanted})
+                fitting[family.name] = bound
+            except ConfigError:
+                fitting[family.name] = None  # the arrays are there, but leave a choice open
+            except CheckpointError:
+                continue
+        whole = [name for name in fitting if self._is_whole(families()[name])]
+        likely = {name: bound for name, bound in fitting.items() if name in whole or not whole}
+        only = next(iter(likely.values())) if len(likely) == 1 else None
+        if only is not None:
+            return only
+        names = ", ".join(fitting)
+        hint = f"name the directory of the model it came from: {option('like', 'HF_DIR')}"
+        if fitting and None not in fitting.values():
+            hint += f"; {option('family', 'NAME')} is enough for the arrays, but then no {CONFIG} is written"
+        raise ConfigError(
+            "nothing says which model this is",
+            place=self.place,
+            got=f"arrays as of {names}" if names else "arrays of no known family",
+            wanted="its config.json",
+            hint=hint,
+        )
+
+
+def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
+    """How names are written: as asked for, as in the model it came from, or as usual for its type.
+
+    Raises:
+        UsageError: the family has no such spelling.
+    """
+    wanted = name or files.spelling
+    if wanted is not None:
+        found = next((each for each in family.spellings if each.name == wanted), None)
+        if found is None and name is not None:
+            raise UsageError(
+                f"family {family.name} has no such way of writing names",
+                got=name,
+                wanted="one of " + ", ".join(each.name for each in family.spellings),
+            )
+        if found is not None:
+            return found
+    if files.weights:
+        return family.spelling_of(files.weights)
+    model_type = (files.config or {}).get("model_type")
+    return family.spelling_for(model_type if isinstance(model_type, str) else None)
+
+
+def on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: Tree) -> ToHuggingFace:
+    """The options with the axis on which layers are stacked.
+
+    Raises:
+        FormatError: neither the user nor shapes nor a note say it.
+    """
+    if options.scan_axis is not None:
+        return options
+    leaves: dict[TreePath, LazyArray] = {tuple(key.split(".")): array for key, array in arrays.items()}
+    noted = LayerNotes(scan_axis=view_of(tree).notes.scan_axis)
+    alone = with_layer_notes(Tree(leaves, Metadata(place=tree.metadata.place)), noted)
+    return replace(options, scan_axis=told_scan_axis(view_of(alone)))
+
+
+def with_made_config(
+    files: ModelFiles, options: ToHuggingFace, arrays: Mapping[str, LazyArray]
+) -> ModelFiles:
+    """The files with a configuration made of MaxText's settings, where the user gives some.
+
+    Raises:
+        UsageError: there is a configuration.
+        ConfigError: as `config_of_settings`.
+    """
+    if not options.maxtext_config:
+        return files
+    if files.config is not None:
+        raise UsageError(
+            "the model's own config.json is at hand: none is made of MaxText's settings",
+            place=files.place,
+            hint=f"leave out {option('maxtext_config')}",
+        )
+    config = config_of_settings(
+        options.maxtext_config,
+        arrays,
+        scan_axis=options.scan_axis,
+        family=options.model.family,
+        text_alone=options.spelling == TEXT,
+    )
+    # Names as of the text model that it describes, whatever those of the model it came from were.
+    return replace(files, config=config, place=SETTINGS, spelling=None)
+
+
+def unwanted_towers(
+    family: Family, arrays: Mapping[str, LazyArray], options: ToHuggingFace
+) -> frozenset[str]:
+    """The arrays of towers, where the text model is written alone."""
+    return family.of_towers(arrays) if options.spelling == TEXT else frozenset()

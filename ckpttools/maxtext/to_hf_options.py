@@ -1,0 +1,66 @@
+"""What a user may say of the way from MaxText to Hugging Face."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.base import ReadOptions
+from ckpttools.maxtext.model import ModelOptions, check_choice
+from ckpttools.maxtext.native import QUANTIZED, Quantized
+from ckpttools.maxtext.vocabulary import WAYS
+from ckpttools.stores.registry import Where
+
+# The spelling of a text model's names.
+TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ToHuggingFace:
+    """How a MaxText checkpoint becomes a Hugging Face one.
+
+    Attributes:
+        like: directory of the model it came from, or a `config.json`; None for what was carried along.
+        dtype: dtype of all floating-point arrays; None keeps those stored.
+        prefix: path of a model within a composite one, keys joined by "/"; only its arrays are written.
+        spelling: how names are written, "hub", "transformers" or "text"; None as in the model it came from.
+            "text" is the text model of a multimodal one as a model of its own, with its own configuration.
+        scan_axis: the axis on which layers are stacked, where the arrays do not show it.
+        model: what the user says of the model.
+        carry: arrays that MaxText has no place for are taken from `like`.
+        padding_rows: what becomes of rows beyond the vocabulary: "keep" writes them, with a vocabulary of so
+            many, "drop" leaves them out, whatever they hold; None leaves out zeros and refuses others.
+        read: options for opening the source.
+        quantized: what becomes of FP8 weights: "keep" writes them with their scales, "dequantize" makes
+            numbers of them; None keeps them unless there is a dtype.
+        maxtext_config: settings of the run, as they are given to MaxText, of which `config.json` is made
+            where none was carried along.
+    """
+
+    like: Where | None = None
+    dtype: DType | None = None
+    prefix: str | None = None
+    spelling: str | None = None
+    scan_axis: int | None = None
+    model: ModelOptions = field(default_factory=ModelOptions)
+    carry: bool = False
+    padding_rows: str | None = None
+    read: ReadOptions = field(default_factory=ReadOptions)
+    maxtext_config: tuple[str, ...] = ()
+    quantized: Quantized | None = None
+
+    @property
+    def dequantizes(self) -> bool:
+        """Whether numbers are made of quantised weights."""
+        return self.quantized == "dequantize" or (self.quantized is None and self.dtype is not None)
+
+    def __post_init__(self) -> None:
+        check_choice("way with quantised weights", self.quantized, QUANTIZED)
+        check_choice("way with padding rows", self.padding_rows, WAYS)
+        if self.carry and self.spelling == TEXT:
+            raise UsageError(
+                f"a text model alone has no place for what {option('carry', True)} takes from the model",
+                hint=f"leave out {option('carry', True)}, or {option('names', TEXT)}",
+            )
