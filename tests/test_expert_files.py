@@ -4,9 +4,10 @@ import json
 import shutil
 
 import ml_dtypes  # noqa: F401 - numpy then knows bfloat16
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.places import GOLDEN_0_2_5
+from support.places import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 
@@ -33,11 +34,42 @@ def apart(arrays):
     return found
 
 
-WRITTEN = {"qwen3-vl-moe": turned, "qwen3.5": apart}
+# What is fused, of which arrays of each expert; Mixtral has other names.
+FUSED = {"gate_up_proj": ("gate_proj w1", "up_proj w3"), "down_proj": ("down_proj w2",)}
+
+
+def fused(arrays):
+    """Two arrays for all experts of a layer, as transformers computes with them."""
+    found = {key.replace("block_sparse_moe", "mlp"): array for key, array in arrays.items()}
+    layers = {
+        key.removesuffix("0")
+        for key in (name.rsplit(".", 2)[0] for name in found)
+        if key.endswith(EXPERTS + "0")
+    }
+    for layer in sorted(layers):
+        own = {key.removeprefix(layer): found.pop(key) for key in [*found] if key.startswith(layer)}
+        for name, parts in FUSED.items():
+            stacks = [
+                np.stack([own[key] for key in sorted(own) if key.split(".")[1] in words.split()])
+                for words in parts
+            ]
+            found[layer + name] = np.concatenate(stacks, axis=1)
+    return found
+
+
+WRITTEN = {
+    "qwen3-vl-moe": turned,
+    "qwen3.5": apart,
+    **dict.fromkeys(("deepseek3", "mixtral-8x7b", "qwen3-moe", "qwen3-next", "qwen3-omni"), fused),
+}
+
+
+def golden(model):
+    return next(each / model / "hf" for each in (GOLDEN_0_2_5, GOLDEN) if (each / model).is_dir())
 
 
 def files(directory, model, change, config=None):
-    source = GOLDEN_0_2_5 / model / "hf"
+    source = golden(model)
     shutil.copytree(source, directory)
     if config is not None:
         (directory / "config.json").write_text(json.dumps(config))
@@ -49,17 +81,17 @@ def files(directory, model, change, config=None):
 def test_the_files_of_either_make_the_same_checkpoint(model, tmp_path):
     source = files(tmp_path / "hf", model, WRITTEN[model])
     ckpttools.hf_to_maxtext(source, tmp_path / "made", scan=False)
-    ckpttools.hf_to_maxtext(GOLDEN_0_2_5 / model / "hf", tmp_path / "wanted", scan=False)
+    ckpttools.hf_to_maxtext(golden(model), tmp_path / "wanted", scan=False)
     assert ckpttools.hash(tmp_path / "made").digest == ckpttools.hash(tmp_path / "wanted").digest
     assert ckpttools.verify(tmp_path / "wanted", against=source).equal
 
 
-@pytest.mark.parametrize("model", WRITTEN)
+@pytest.mark.parametrize("model", ["qwen3-vl-moe", "qwen3.5", "deepseek3", "mixtral-8x7b"])
 def test_the_way_back_writes_what_is_published(model, tmp_path):
     source = files(tmp_path / "hf", model, WRITTEN[model])
     ckpttools.hf_to_maxtext(source, tmp_path / "made", scan=False)
     ckpttools.maxtext_to_hf(tmp_path / "made", tmp_path / "back", like=source)
-    published = load_file(GOLDEN_0_2_5 / model / "hf" / "model.safetensors")
+    published = load_file(golden(model) / "model.safetensors")
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert {key: (array.shape, array.tobytes()) for key, array in back.items()} == {
         key: (array.shape, array.tobytes()) for key, array in published.items()

@@ -151,6 +151,9 @@ TIED = FlagRule(
     ("tie_word_embeddings", "text_config.tie_word_embeddings"),
     remedy="{tied} keep, drop or materialize decides otherwise",
 )
+# transformers 5 computes with two arrays for all experts of a layer, which what is saved of its state has;
+# published files have arrays for each expert.
+FUSED = FlagRule((), by_arrays=True)
 # `rope_scaling` until transformers 4, `rope_parameters` from 5 on, which takes the older one where both are
 # there; `type` is the older name of `rope_type`.
 LLAMA3_ROPE = FlagRule(

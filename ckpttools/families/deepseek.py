@@ -1,6 +1,6 @@
 """DeepSeek V2, V3 and V3.2, and Kimi K2: latent attention, dense layers first, then layers with experts."""
 
-from ckpttools.families.decoder import DECODER_SETTINGS, EMBEDDINGS, MLP, NORMS, TIED
+from ckpttools.families.decoder import DECODER_SETTINGS, EMBEDDINGS, FUSED, MLP, NORMS, TIED
 from ckpttools.families.family import Family, FlagRule
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import rows
@@ -41,9 +41,15 @@ EXPERTS = rows("""
     below DeepSeekMoeBlock_0.MoeBlock_0 <-> mlp
     gate.kernel: embed expert            <-> gate.weight:                  expert embed
     gate.bias:   expert                  <-> gate.e_score_correction_bias: expert, when score_correction
+
+    below DeepSeekMoeBlock_0.MoeBlock_0 <-> mlp, unless fused
     wi_0:        expert embed expert_mlp <-> experts.{expert}.gate_proj.weight: expert_mlp embed
     wi_1:        expert embed expert_mlp <-> experts.{expert}.up_proj.weight:   expert_mlp embed
     wo:          expert expert_mlp embed <-> experts.{expert}.down_proj.weight: embed expert_mlp
+
+    below DeepSeekMoeBlock_0.MoeBlock_0 <-> mlp, when fused
+    wi_{part}:   expert embed expert_mlp <-> experts.gate_up_proj: expert (part expert_mlp) embed
+    wo:          expert expert_mlp embed <-> experts.down_proj:    expert embed expert_mlp
 """)
 
 # Ways of choosing experts that a learned bias corrects, and the models that have it where none is named.
@@ -89,6 +95,7 @@ FAMILY = Family(
         "expert_mlp": ("moe_intermediate_size",),
         "shared": ("n_shared_experts",),
     },
+    constants={"part": 2},
     derived={
         "moe": "layers - dense",
         "query": "nope + rope",
@@ -98,6 +105,7 @@ FAMILY = Family(
     },
     flags={
         "tied": TIED,
+        "fused": FUSED,
         "query_latent": FlagRule(("q_lora_rank",)),
         "indexer": FlagRule(("index_n_heads",)),
         "score_correction": FlagRule(("topk_method", "model_type"), CORRECTED),

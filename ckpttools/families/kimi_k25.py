@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckpttools.families.decoder import TIED
+from ckpttools.families.decoder import FUSED, TIED
 from ckpttools.families.deepseek import CORRECTED
 from ckpttools.families.deepseek import FAMILY as DEEPSEEK
 from ckpttools.families.family import FlagRule, Part, Spelling, within
@@ -10,6 +10,8 @@ from ckpttools.families.family import FlagRule, Part, Spelling, within
 HUB = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 # As transformers 5.23 writes a model again: it calls all layers as the tower's are called on the hub.
 RESAVED = Spelling({"model.layers.": "language_model.model.blocks.", **HUB}, name="transformers")
+# As its modules are called.
+NESTED = Spelling({"model.": "model.language_model."}, name="nested")
 
 FAMILY = replace(
     DEEPSEEK,
@@ -19,6 +21,7 @@ FAMILY = replace(
     sizes=within(DEEPSEEK.sizes, "text_config."),
     flags={
         "tied": TIED,
+        "fused": FUSED,
         "query_latent": FlagRule(("text_config.q_lora_rank",)),
         "indexer": FlagRule(("text_config.index_n_heads",)),
         "score_correction": FlagRule(("text_config.topk_method", "text_config.model_type"), CORRECTED),
@@ -26,7 +29,10 @@ FAMILY = replace(
     left_out=(
         "language_model.model.layers.{prediction+#layers}.*",
         "language_model.model.blocks.{prediction+#layers}.*",
+        "model.language_model.layers.{prediction+#layers}.*",
     ),
-    parts={"vision": Part(("vision_tower.*", "mm_projector.*", "model.mm_projector.*"))},
-    spellings=(Spelling(HUB), RESAVED),
+    parts={
+        "vision": Part(("vision_tower.*", "mm_projector.*", "model.vision_tower.*", "model.mm_projector.*")),
+    },
+    spellings=(Spelling(HUB), RESAVED, NESTED),
 )

@@ -3,6 +3,7 @@
 from ckpttools.families.decoder import (
     EMBEDDINGS,
     EXPERT_SETTINGS,
+    FUSED,
     HEADS,
     LLAMA_SETTINGS,
     NO_WINDOW,
@@ -17,11 +18,16 @@ from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import setting_rules
 
 EXPERTS = rows("""
-    below MoeBlock_0 <-> block_sparse_moe
+    below MoeBlock_0 <-> block_sparse_moe, unless fused
     gate.kernel: embed expert     <-> gate.weight:                expert embed
     wi_0:        expert embed mlp <-> experts.{expert}.w1.weight: mlp embed
     wi_1:        expert embed mlp <-> experts.{expert}.w3.weight: mlp embed
     wo:          expert mlp embed <-> experts.{expert}.w2.weight: embed mlp
+
+    below MoeBlock_0 <-> mlp, when fused
+    gate.kernel: embed expert     <-> gate.weight:          expert embed
+    wi_{part}:   expert embed mlp <-> experts.gate_up_proj: expert (part mlp) embed
+    wo:          expert mlp embed <-> experts.down_proj:    expert embed mlp
 """)
 
 FAMILY = Family(
@@ -31,8 +37,9 @@ FAMILY = Family(
     rows=EMBEDDINGS,
     layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *SCALED_ATTENTION, *EXPERTS)),),
     sizes={**SIZES, "expert": ("num_local_experts",)},
+    constants={"part": 2},
     derived=HEADS,
-    flags={"tied": TIED},
+    flags={"tied": TIED, "fused": FUSED},
     settings=setting_rules(
         """
     decoder_block: "mixtral"

@@ -5,6 +5,7 @@ from ckpttools.families.decoder import (
     EMBEDDINGS,
     EXPERT_SETTINGS,
     EXPERTS_EVERYWHERE,
+    FUSED,
     HEAD_NORMS,
     HEADS,
     LLAMA_SETTINGS,
@@ -22,9 +23,11 @@ from ckpttools.mapping.settings import setting_rules
 EXPERTS = rows("""
     below moe_block <-> mlp
     gate.kernel: embed expert     <-> gate.weight:                       expert embed
-    wi_0:        expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed
-    wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed
-    wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp
+    wi_0:        expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed, unless fused
+    wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed, unless fused
+    wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp, unless fused
+    wi_{part}:   expert embed mlp <-> experts.gate_up_proj:              expert (part mlp) embed, when fused
+    wo:          expert mlp embed <-> experts.down_proj:                 expert embed mlp, when fused
 """)
 
 # What sees and hears normalises unless it says otherwise.
@@ -48,8 +51,9 @@ FAMILY = Family(
         # `num_local_experts` from transformers 5 on.
         "expert": ("num_experts", "num_local_experts"),
     },
+    constants={"part": 2},
     derived=HEADS,
-    flags={"tied": TIED},
+    flags={"tied": TIED, "fused": FUSED},
     settings=setting_rules(
         """
     decoder_block:  "qwen3_moe"

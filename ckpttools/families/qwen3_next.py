@@ -4,6 +4,7 @@ from ckpttools.families.decoder import (
     DECODER_SETTINGS,
     EMBEDDINGS,
     EXPERTS_EVERYWHERE,
+    FUSED,
     HEAD_DIM_SETTING,
     SIZES,
     TIED,
@@ -20,9 +21,11 @@ NORMS = rows("""
 EXPERTS = rows("""
     below mlp.routed_experts <-> mlp
     gate.kernel: embed expert     <-> gate.weight:                       expert embed
-    wi_0:        expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed
-    wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed
-    wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp
+    wi_0:        expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed, unless fused
+    wi_1:        expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed, unless fused
+    wo:          expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp, unless fused
+    wi_{part}:   expert embed mlp <-> experts.gate_up_proj:              expert (part mlp) embed, when fused
+    wo:          expert mlp embed <-> experts.down_proj:                 expert embed mlp, when fused
 """)
 SHARED_EXPERT = rows("""
     below mlp <-> mlp
@@ -107,7 +110,7 @@ FAMILY = Family(
         "value_dim": ("linear_value_head_dim",),
         "taps": ("linear_conv_kernel_dim",),
     },
-    constants={"linear": 3, "one": 1},
+    constants={"linear": 3, "one": 1, "part": 2},
     derived={
         "block": "layers / 4",
         "query_and_gate": "2 * head_dim",
@@ -117,7 +120,7 @@ FAMILY = Family(
         "qkvz": "2 * keys + 2 * values",
         "ba": "2 * value_heads",
     },
-    flags={"tied": TIED},
+    flags={"tied": TIED, "fused": FUSED},
     left_out=("mtp.*",),
     settings=setting_rules('decoder_block: "qwen3_next"' + SETTINGS),
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckpttools.families.decoder import HEADS, TIED
+from ckpttools.families.decoder import FUSED, HEADS, TIED
 from ckpttools.families.family import Family, FlagRule, Part, Spelling, tower_blocks, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.families.qwen3_moe import TEXT
@@ -113,7 +113,7 @@ FAMILY = Family(
         **within(DEEP_SIZES, *VISION_PARTS),
         **within(AUDIO_SIZES, *AUDIO_PARTS),
     },
-    constants={**CONSTANTS, "conv": 2, "one": 1},
+    constants={**CONSTANTS, "conv": 2, "one": 1, "part": 2},
     derived={**DERIVED, **HEADS, "sound_in": "sound", "audio_head_dim": "audio_embed / audio_heads"},
     flags={
         "tied": FlagRule(
@@ -124,6 +124,7 @@ FAMILY = Family(
             ),
             remedy=TIED.remedy,
         ),
+        "fused": FUSED,
         "vision": replace(
             VISION, field=("thinker_config.vision_config.hidden_size", "vision_config.hidden_size")
         ),

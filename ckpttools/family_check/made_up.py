@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import cycle, islice, product
 from typing import Any
 
 from ckpttools.families.family import Family
@@ -69,7 +69,7 @@ class Setting:
 
 
 def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[Setting]:
-    """Every setting of a family's flags.
+    """Every setting of a family's flags; those of how files were written take turns, as they double no rule.
 
     Args:
         family: whose flags.
@@ -77,19 +77,27 @@ def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[Setting
     """
     choices: dict[str, list[Any]] = {}
     users: list[str] = []
+    files: list[str] = []
     for name, rule in family.flags.items():
         if not rule.field:
-            users.append(name)
+            (files if rule.by_arrays else users).append(name)
         elif rule.equals:
             choices.setdefault(rule.field[0], [None]).extend(rule.equals)
         else:
             usual = [stated[rule.field[0]], None] if rule.field[0] in stated else [True, False]
             choices.setdefault(rule.field[0], []).extend(usual)
     distinct = [[v for k, v in enumerate(values) if v not in values[:k]] for values in choices.values()]
-    for fields in product(*distinct):
-        for values in product((False, True), repeat=len(users)):
-            flags = {name: Flag(each, "made up") for name, each in zip(users, values, strict=True)}
-            yield Setting(dict(zip(choices, fields, strict=True)), flags)
+    is_only = not users and all(len(values) == 1 for values in distinct)
+    settings = (
+        (fields, values)
+        for _ in range(2 if files and is_only else 1)
+        for fields in product(*distinct)
+        for values in product((False, True), repeat=len(users))
+    )
+    for (fields, values), turn in zip(settings, cycle((False, True)), strict=False):
+        by_name = {**dict(zip(users, values, strict=True)), **dict.fromkeys(files, turn)}
+        flags = {name: Flag(each, "made up") for name, each in by_name.items()}
+        yield Setting(dict(zip(choices, fields, strict=True)), flags)
 
 
 def configuration(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,10 @@ class Flag:
 
 
 def inferred_flags(
-    names: Sequence[str], sides: Sequence[tuple[Row, Side]], keys: Collection[str]
+    names: Sequence[str],
+    sides: Sequence[tuple[Row, Side]],
+    keys: Collection[str],
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Flag]:
     """The flags that no configuration decides, inferred from the keys that are there.
 
@@ -44,13 +47,19 @@ def inferred_flags(
         names: of the flags.
         sides: each row with the side whose keys are looked for.
         keys: what is there.
+        sizes: axis -> length, of those that are known.
     """
-    return {name: _inferred(name, sides, keys) for name in names}
+    return {name: _inferred(name, sides, keys, sizes) for name in names}
 
 
-def _inferred(name: str, sides: Sequence[tuple[Row, Side]], keys: Collection[str]) -> Flag:
-    having = {side.key.first() for row, side in sides if name in row.when.split()}
-    lacking = {side.key.first() for row, side in sides if name in row.unless.split()}
+def _inferred(
+    name: str,
+    sides: Sequence[tuple[Row, Side]],
+    keys: Collection[str],
+    sizes: Mapping[str, int] | None,
+) -> Flag:
+    having = {side.key.first(sizes) for row, side in sides if name in row.when.split()}
+    lacking = {side.key.first(sizes) for row, side in sides if name in row.unless.split()}
     if not (having or lacking):
         return Flag(False, "")
     common = sorted(having & lacking & set(keys))
@@ -77,7 +86,7 @@ def seen_flags(
         arrays: what is there.
         sizes: axis -> length, of those that are known.
     """
-    found = inferred_flags(names, sides, arrays)
+    found = inferred_flags(names, sides, arrays, sizes)
     shown = {name: flag for name, flag in found.items() if flag.open_key is None}
     return {**shown, **_by_shapes(found.keys() - shown.keys(), sides, arrays, sizes)}
 
@@ -93,7 +102,7 @@ def _by_shapes(
     for name in sorted(names):
         fitting: dict[str, set[bool]] = {}
         for row, side in sides:
-            key = side.key.first()
+            key = side.key.first(sizes)
             if name in row.flags and key in arrays and _fits(side, arrays[key], sizes):
                 fitting.setdefault(key, set()).add(name in row.when.split())
         shown = (key for key, values in sorted(fitting.items()) if len(values) == 1)

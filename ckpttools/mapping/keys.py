@@ -198,9 +198,9 @@ class Key:
             start += len(each)
         yield start, ()
 
-    def first(self) -> str:
-        """The key at coordinate 0 of each of its axes; lengths that it counts from are taken as 0."""
-        return self.format(dict.fromkeys(self.axes, 0), dict.fromkeys(self.needs, 0))
+    def first(self, sizes: Mapping[str, int] | None = None) -> str:
+        """The key at coordinate 0 of each of its axes; lengths that are not known are taken as 0."""
+        return self.format(dict.fromkeys(self.axes, 0), {**dict.fromkeys(self.needs, 0), **(sizes or {})})
 
     def below(self, prefix: Key) -> Key:
         """This key under another one, joined by a dot."""

@@ -285,10 +285,11 @@ class Table:
         dropped = tuple(key for key in arrays if key not in kept)
         sides = [(each.row, each.source) for each in all_directions]
         undecided = {name for row in self.rows for name in row.flags} - self.flags.keys()
-        flags = {**self.flags, **inferred_flags(sorted(undecided), sides, kept)}
+        lengths = lengths_of(self.sizes)
+        flags = {**self.flags, **inferred_flags(sorted(undecided), sides, kept, lengths)}
         if not inverse:
             shown = sorted(name for name, flag in self.flags.items() if flag.by_arrays)
-            flags |= seen_flags(shown, sides, kept, lengths_of(self.sizes))
+            flags |= seen_flags(shown, sides, kept, lengths)
         present = frozenset(name for name, flag in flags.items() if flag.value)
         directions = [each for each in all_directions if each.row.applies(present)]
         absent = [each for each in all_directions if not each.row.applies(present)]
