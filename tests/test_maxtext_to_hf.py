@@ -122,6 +122,21 @@ class TestRoundTrip:
         made = back(tmp_path / "maxtext", tmp_path / "hf", like=hf("gemma3"), carry=True)
         assert_same(tensors(made), tensors(hf("gemma3")))
 
+    def test_nothing_is_taken_from_a_model_whose_weights_are_not_there(self, tmp_path):
+        convert(tmp_path / "maxtext", "gemma3")
+        model = shutil.copytree(hf("gemma3"), tmp_path / "model")
+        (weights,) = model.glob("*.safetensors")
+        weights.write_bytes(weights.read_bytes()[:-1])
+        alone = tmp_path / "alone"
+        alone.mkdir()
+        shutil.copy(model / "config.json", alone)
+        for like in (model, alone, model / "config.json"):
+            with pytest.raises(FormatError) as error:
+                plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like, carry=True))
+            assert str(like) in str(error.value)
+            # Its configuration is all that is wanted of it here.
+            plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like, spelling="text"))
+
 
 class TestSource:
     def test_a_training_checkpoint_gives_its_parameters_alone(self, tmp_path):

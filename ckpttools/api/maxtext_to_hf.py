@@ -126,12 +126,15 @@ def plan_to_huggingface(
     Raises:
         CheckpointError: the source cannot be read, nothing tells which model it is, its arrays are not
             those of that model, it has towers that are not there, or rows that are cut off are not zero;
-            or the work does not fit into the memory.
+            arrays are to be taken from a model whose weights are not there or damaged; or the work does
+            not fit into the memory.
     """
     options, resources = options or ToHuggingFace(), resources or Resources()
     tree = opened(source, options.read)
     refuse_hugging_face(tree)
     files = ModelFiles.of(tree, options.like)
+    if options.carry:
+        files.require_weights()
     model = to_huggingface(tree, options, files)
     require_towers(model, files, tree.metadata.place)
     if change is not None:

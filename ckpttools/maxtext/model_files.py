@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.errors import ConfigError, FormatError, StorageError
+from ckpttools.array.tree import Tree, by_name
+from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
 from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER, adapter_in
 from ckpttools.formats.base import COMPANIONS, RECORD
@@ -24,6 +24,7 @@ from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.as_numbers import as_numbers
 
 _CARRIED_FILE = f"{CARRIED}.safetensors"
+_WHOLE_MODEL = "the directory of the whole model"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class ModelFiles:
         companions: name -> file, byte for byte the model's, looked at before it was read.
         carried: arrays that were carried along, by name.
         weights: arrays of the model itself, where it is at hand.
+        fault: why they cannot be had from where a user says that the model is; None where they can.
         spelling: how its files write names, where that was recorded.
         overruled: the configuration that the checkpoint carries, where another is taken.
         rope_layout: the order of rotary pairs that the user chose when the checkpoint was made, if one was.
@@ -47,6 +49,7 @@ class ModelFiles:
     companions: Mapping[str, File] = field(default_factory=dict)
     carried: Mapping[str, LazyArray] = field(default_factory=dict)
     weights: Mapping[str, LazyArray] = field(default_factory=dict)
+    fault: CheckpointError | None = None
     spelling: str | None = None
     overruled: Mapping[str, Any] | None = None
     rope_layout: str | None = None
@@ -76,20 +79,33 @@ class ModelFiles:
                 f"{path} is not there", hint=f"{option('like')} names a model's directory, or its config.json"
             )
         if path.is_file():
-            files = {CONFIG: path.open()}
-            return cls(read_json(path), str(path), files)
+            alone = FormatError("this is a configuration alone", place=path, wanted=_WHOLE_MODEL)
+            return cls(read_json(path), str(path), {CONFIG: path.open()}, fault=alone)
         if (path / ADAPTER).is_file():
             raise FormatError(
                 f"this is {adapter_in(path)}, not a whole model",
                 place=path,
-                wanted="the directory of the whole model, or its config.json",
+                wanted=f"{_WHOLE_MODEL}, or its config.json",
                 hint=f"{option('like')} names the model that the checkpoint came from",
             )
         if not (path / CONFIG).is_file():
             hint = f"{option('like')} names a model's directory"
             raise ConfigError("there is no config.json", place=path, hint=hint)
-        files = files_of_model(path)
-        return cls(read_json(path / CONFIG), str(path / CONFIG), files, {}, _weights(path))
+        known = cls(read_json(path / CONFIG), str(path / CONFIG), files_of_model(path))
+        try:
+            return replace(known, weights=_arrays(path))
+        except FormatError as error:
+            # Its configuration alone may be there, or an index without the files that it names.
+            return replace(known, fault=error)
+
+    def require_weights(self) -> None:
+        """Refuses to take arrays from a model that a user named and whose weights are not there, or damaged.
+
+        Raises:
+            FormatError: they are not.
+        """
+        if self.fault is not None:
+            raise self.fault
 
     @classmethod
     def _carried(cls, directory: Place) -> ModelFiles:
@@ -151,19 +167,12 @@ def _recorded(directory: Place) -> Mapping[str, Any]:
 
 def _carried_arrays(directory: Place) -> Mapping[str, LazyArray]:
     file = directory / _CARRIED_FILE
-    return _arrays(open_tree(file)) if file.is_file() else {}
+    return by_name(open_tree(file).arrays) if file.is_file() else {}
 
 
-def _weights(directory: Place) -> Mapping[str, LazyArray]:
-    """The model's own arrays; none where the directory holds only its configuration."""
-    try:
-        return _arrays(as_numbers(open_tree(directory)).tree)
-    except FormatError:
-        return {}
-
-
-def _arrays(tree: Tree) -> dict[str, LazyArray]:
-    return {dotted(path): array for path, array in tree.arrays.items()}
+def _arrays(directory: Place) -> Mapping[str, LazyArray]:
+    """The model's own arrays."""
+    return by_name(as_numbers(open_tree(directory)).tree.arrays)
 
 
 def config_bytes(files: ModelFiles, made: TrueConfig) -> bytes:
