@@ -400,6 +400,10 @@ class TestAfterPublishing:
         assert receipt.is_published
         assert not parse(f"{destination}.partial").exists()
 
+    # Processes of their own; in this one the four kinds meet above.
+    @pytest.mark.parametrize(
+        ("destination", "plan"), [("local", ()), ("gs", ("--overwrite",))], ids=["local", "gs"], indirect=True
+    )
     def test_of_two_that_publish_at_once_both_end_well(self, plan, destination):
         run("run", plan, "--part", "0/1")
         words = [sys.executable, "-m", "ckpttools", "run", str(plan), "--publish", "--no-progress"]
