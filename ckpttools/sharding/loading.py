@@ -17,7 +17,7 @@ from ckpttools.sharding.exchange import broadcast, exchanged
 from ckpttools.sharding.load_plan import LoadPlan, Route, groups, joined
 from ckpttools.sharding.load_progress import JobProgress, Teller
 from ckpttools.sharding.placing import Batches
-from ckpttools.sharding.processes import Processes
+from ckpttools.sharding.processes import Processes, is_spread
 from ckpttools.sharding.request import Request
 from ckpttools.sharding.scatter import Parts, Reading, read_parts
 
@@ -88,8 +88,8 @@ def _agreed(plan: LoadPlan) -> Processes | None:
     Raises:
         OtherProcessError: they have planned different things.
     """
-    # Arrays on devices of this process alone may be loaded by it alone.
-    spread = [route for route in plan.routes if not route.leaf.target.sharding.is_fully_addressable]
+    # Arrays on devices of one process are loaded by it alone.
+    spread = [route for route in plan.routes if is_spread(route.leaf.target.sharding)]
     if plan.processes == 1 or not spread:
         return None
     processes = Processes.of_job("load")

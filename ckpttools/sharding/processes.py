@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttools.core.errors import OtherProcessError, UsageError
 from ckpttools.sharding.service import Service, client_here
+
+if TYPE_CHECKING:
+    import jax
 
 T = TypeVar("T")
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
@@ -108,6 +112,16 @@ class Processes(Service):
                 got=f"another one in process {wrong} than in process 0",
                 hint="make the same call in all of them, with the same memory, of the same checkpoint",
             )
+
+
+@lru_cache(maxsize=256)
+def is_spread(sharding: jax.sharding.Sharding) -> bool:
+    """Whether several processes have devices of an array, of which all that have it then speak together.
+
+    Unlike whether this process can address all of it, the answer is the same in all of them.
+    """
+    devices: Any = sharding.device_set
+    return len({device.process_index for device in devices}) > 1
 
 
 def _told(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, spelle
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import UnknownNameError, UsageError
 from ckpttools.core.region import Region
+from ckpttools.sharding.processes import is_spread
 from ckpttools.sharding.save_shards import Abstract, Shard, ShardHolder, refuse_deleted, shards_of
 from ckpttools.sharding.save_versions import version_of_elements
 from ckpttools.stores.place import Place
@@ -82,7 +83,7 @@ def has_parts_elsewhere(tree: Tree) -> bool:
 def is_shared(tree: Tree | Any) -> bool:
     """Whether other processes have parts of the arrays of a tree, or of a pytree."""
     if isinstance(tree, Tree):
-        return any(isinstance(each, ShardHolder) and each.owners for each in holders(tree))
+        return any(isinstance(each, ShardHolder) and each.is_spread for each in holders(tree))
     jax: Any = sys.modules.get("jax")
     if jax is None:
         return False
@@ -91,7 +92,7 @@ def is_shared(tree: Tree | Any) -> bool:
     lazy: dict[Path, Leaf] = {
         (number,): leaf for number, leaf in enumerate(leaves) if isinstance(leaf, LazyArray)
     }
-    return not all(array.is_fully_addressable for array in arrays) or is_shared(Tree(lazy))
+    return any(is_spread(array.sharding) for array in arrays) or is_shared(Tree(lazy))
 
 
 @dataclass

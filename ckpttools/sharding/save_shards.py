@@ -15,6 +15,7 @@ from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.sharding.processes import is_spread
 from ckpttools.sharding.save_versions import version_of, version_of_elements
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ class ShardHolder:
         return tuple(shard.region for shard in self._shards)
 
     @property
+    def is_spread(self) -> bool:
+        """Whether several processes have parts or copies of the array."""
+        return self.sharding is not None and is_spread(self.sharding)
+
+    @property
     def has_parts_elsewhere(self) -> bool:
         """Whether there are elements that process 0 has not."""
         return any(process for process, _ in self.owners)
@@ -137,8 +143,22 @@ class ShardHolder:
         return sum(1 for shard in self._shards if region.intersect(shard.region) is not None)
 
     def check(self) -> None:
-        """Raises SourceChangedError if the elements are not there any more: as `refuse_deleted`."""
+        """Raises what keeps the elements from being read.
+
+        Raises:
+            SourceChangedError: they are not there any more, as of `refuse_deleted`.
+            UsageError: another process has all of them.
+        """
         import numpy as np
+
+        if self.owners and not self.is_spread:
+            raise UsageError(
+                "an array is on devices of another process alone",
+                place=self._name,
+                got=f"process {self.owners[0][0]}",
+                wanted="arrays on devices of this process, or of several",
+                hint="save it there, in a call of its own; or put it on a mesh of several processes",
+            )
 
         if self._is_let_go:
             raise SourceChangedError(

@@ -66,6 +66,7 @@ def main() -> None:
     ckpttools.save(tree, f"{BUCKET}/zarr", "zarr3")
     one_cannot_plan(tree)
     one_has_deleted(mesh, tree)
+    one_has_everything()
     converted(mesh)
     one_fails(tree)
     one_has_no_memory(tree)
@@ -175,6 +176,18 @@ def others(tree: Any) -> None:
     refused("by one process", lambda: ckpttools.save(grid, f"{BUCKET}/refused", "safetensors"))
     assert not place.exists()
     refused("exists", lambda: ckpttools.save(tree, DIRECTORY / "saved"))
+
+
+def one_has_everything() -> None:
+    """It saves alone; whoever has nothing is told so, and nobody waits for anybody."""
+    devices = [device for device in jax.devices() if device.process_index == COUNT - 1]
+    sharding = NamedSharding(Mesh(np.array(devices), ("x",)), PartitionSpec("x"))
+    array = jax.make_array_from_callback((8,), sharding, np.arange(8.0).__getitem__, np.float32)
+    for save in (ckpttools.save, ckpttools.save_async):
+        if NUMBER < COUNT - 1:
+            refused("of another process alone", lambda save=save: save({"w": array}, DIRECTORY / "one"))
+    if NUMBER == COUNT - 1:
+        ckpttools.save({"w": array}, DIRECTORY / "one")
 
 
 def wait_for_others() -> None:
