@@ -93,6 +93,15 @@ def test_naming_all_arrays_of_a_tower_is_leaving_it_out(tmp_path):
         plan_to_maxtext(GEMMA3, ToMaxText(drop=drop[1:]))
 
 
+def test_a_tower_that_the_configuration_says_nothing_of_is_refused_for_one_reason():
+    tree = open_tree(GEMMA3)
+    config = {name: each for name, each in (tree.metadata.config or {}).items() if name != "vision_config"}
+    with pytest.raises(CoverageError) as caught:
+        plan_to_maxtext(tree.with_metadata(config=config), ToMaxText(), RESOURCES)
+    why = "are not expected because of config.json: no vision_config.hidden_size"
+    assert str(caught.value.hint).count("because of") == 1 and f"and others {why}" in str(caught.value.hint)
+
+
 def test_a_tower_that_is_promised_and_absent_is_refused(tmp_path):
     tree = open_tree(GEMMA3).pipe(Select(drop=["vision_tower.*", "multi_modal_projector.*"]))
     with pytest.raises(CoverageError, match="of which no array is there") as error:

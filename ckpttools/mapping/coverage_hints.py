@@ -120,12 +120,15 @@ def remedies_for(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[
 def _flag_hints(
     keys: Collection[str], expected: Sequence[Expected], lengths: Mapping[str, int], verdict: str
 ) -> Iterator[str]:
-    """Says which flag decides about a key of the list."""
+    """Says which flag decides about keys of the list, once for each flag."""
+    found: dict[str, list[str]] = {}
     for each in expected:
-        if each.why:
-            hit = next((key for key in _keys(each, lengths) if key in keys), None)
-            if hit:
-                yield f"{hit} is {verdict} because of {each.why}"
+        hit = next((key for key in _keys(each, lengths) if key in keys), None) if each.why else None
+        if hit and hit not in found.setdefault(each.why, []):
+            found[each.why].append(hit)
+    for why, (first, *others) in found.items():
+        subject = f"{first} and others are" if others else f"{first} is"
+        yield f"{subject} {verdict} because of {why}"
 
 
 def _choices(
