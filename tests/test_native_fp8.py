@@ -288,6 +288,20 @@ def test_scales_go_where_their_kernels_go(tmp_path):
     assert "healthy" in succeed("doctor", tmp_path / "stacked").output
 
 
+def test_what_else_says_how_weights_are_quantised_goes_only_where_they_are_so(tmp_path):
+    """Loaders read such a file before config.json."""
+    source, name = quantised(tmp_path / "hf"), "hf_quant_config.json"
+    (source / name).write_text('{"quantization": {"quant_algo": "FP8"}}')
+    told = run("cast", source, tmp_path / "plain", "--dtype", "bfloat16")
+    assert f"as it says: {name}" in " ".join(told.split())
+    ckpttools.select(source, tmp_path / "some", drop="*layers.3*")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back")
+    ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back-plain", dtype="bfloat16")
+    kept = {place: (tmp_path / place / name).exists() for place in ("plain", "some", "back", "back-plain")}
+    assert kept == {"plain": False, "some": True, "back": True, "back-plain": False}
+
+
 def test_a_run_with_another_configuration_gets_one_that_says_how(tmp_path):
     source = quantised(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")

@@ -11,6 +11,7 @@ from support.command_line import ended, succeed
 
 from ckpttools.core.errors import FormatError
 from ckpttools.quantized.logical import logical
+from ckpttools.quantized.readable import weights_in
 from ckpttools.transforms.dequantize import Dequantize
 
 TOOL = "CompressedTensorsConfig"
@@ -81,6 +82,13 @@ def test_what_is_not_read_is_named_with_the_tool_that_reads_it(arrays, said, nam
     assert named in str(error.value)
     assert TOOL in str(error.value.hint)
     assert "get the checkpoint again" not in str(error.value)
+
+
+def test_codes_of_another_kind_than_the_configuration_says_are_refused():
+    weight = made.fp8_blocks(np.random.default_rng(0), (4, 4), (2, 2))
+    for said in ("e4m3", "e5m2"):
+        tree = made.tree_of(weight.arrays, {"quantization_config": {**weight.config, "fmt": said}})
+        assert bool(weights_in(tree).faults) is (said == "e5m2")
 
 
 def test_dense_sparsity_is_no_variant():

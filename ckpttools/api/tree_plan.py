@@ -15,7 +15,14 @@ from ckpttools.formats.origin import with_origin
 from ckpttools.formats.sidecar import CARRIED, Beside, Companions
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import true_config
-from ckpttools.maxtext.model_files import ModelFiles, companions_of, config_bytes, is_beside
+from ckpttools.maxtext.model_files import (
+    ModelFiles,
+    companions_of,
+    config_bytes,
+    is_beside,
+    told_of_untrue,
+    untrue_files,
+)
 from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import parse
 
@@ -31,7 +38,11 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
         return resources.plan(tree, writer, notes + _left_out(companions, writer.name))
     is_model = _is_model(tree, companions)
     made, said = _made(tree, companions, is_model)
-    copied = {name: file for name, file in companions.files.items() if name not in made}
+    untrue = (
+        untrue_files(companions.files, tree, _stored(companions), tree.metadata.config) if is_model else ()
+    )
+    copied = {name: file for name, file in companions.files.items() if name not in (*made, *untrue)}
+    said += told_of_untrue(untrue)
     place = writer.companions_at(tree, is_model)
     beside = Beside(writer, Companions(copied, companions.arrays), place, made)
     return resources.plan(beside.with_companions(tree), beside, notes + said)
@@ -78,6 +89,11 @@ def _left_out(companions: Companions, format: str) -> Notes:
 def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
     """The configuration that goes along."""
     return tree.metadata.config or read_json(parse(companions.files[CONFIG].path))
+
+
+def _stored(companions: Companions) -> Mapping[str, Any] | None:
+    """The configuration that lies beside the source."""
+    return read_json(parse(companions.files[CONFIG].path)) if CONFIG in companions.files else None
 
 
 def _weights(tree: Tree) -> dict[str, LazyArray]:

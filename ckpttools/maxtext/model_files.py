@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
+from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER, adapter_in
 from ckpttools.formats.base import COMPANIONS, RECORD
@@ -18,6 +19,8 @@ from ckpttools.formats.registry import companions_at, open_tree
 from ckpttools.formats.sidecar import CARRIED, Companions, files_of_model, read_file
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import TrueConfig
+from ckpttools.quantized.config import FILES, says_quantized
+from ckpttools.quantized.tree import quantized_in
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
@@ -146,6 +149,28 @@ def companion_names(tree: Tree) -> list[str]:
     carried = [_CARRIED_FILE] if found.arrays else []
     beside = is_beside(tree)
     return [name if beside else f"{COMPANIONS}/{name}" for name in (*found.files, *carried)]
+
+
+def untrue_files(
+    names: Collection[str], made: Tree, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> list[str]:
+    """Those of some files that say how weights are quantised, where these are not so any more.
+
+    Loaders read them before the configuration.
+
+    Args:
+        names: of the files beside a model.
+        made: what is written.
+        before, after: the configuration beside these files, and the one that is written; None as before.
+    """
+    is_same = after is None or says_quantized(before) == says_quantized(after)
+    return [] if is_same and quantized_in(made).weights else [name for name in names if name in FILES]
+
+
+def told_of_untrue(names: Collection[str]) -> Notes:
+    """What to say of such files, which are left out."""
+    said = f"left out, as weights are not quantised any more as it says: {', '.join(names)}"
+    return Notes(remarks=(said,) if names else ())
 
 
 def record(spelling: str, rope_layout: str | None, dtypes: Mapping[str, str]) -> bytes:

@@ -13,6 +13,8 @@ from ckpttools.quantized.scales import split_name
 
 FIELD = "quantization_config"
 _FIELDS = (FIELD, "compression_config")
+# What tools write beside config.json that says how weights are quantised, and loaders read first.
+FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
 # Where it lists the modules that are not quantised.
 _EXEMPT = (
     *("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude"),

@@ -28,6 +28,11 @@ class Fp8:
         return module.method in self.methods and module.dtype.is_float and module.dtype.bits == 8
 
     def read(self, module: Module) -> Weight:
+        said_of_codes = module.said.get("fmt")
+        if isinstance(said_of_codes, str) and said_of_codes not in module.dtype.name:
+            raise UnreadableError(
+                f"{module.name}: {module.dtype}, and the configuration says {said_of_codes}"
+            )
         name = module.side(f"{module.key}_scale_inv", f"{module.key}_scale", "scale")
         scale, said = _scale(module, name)
         return Weight(
