@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from support.command_line import ckpt
@@ -82,3 +83,13 @@ def test_tokenizers_that_say_nothing(tmp_path, content):
     shutil.copytree(HUB, model)
     (model / "tokenizer.json").write_text(content)
     assert "[generation]" not in ckpt("doctor", model).output
+
+
+def test_an_end_that_only_the_configuration_says(tmp_path):
+    model = Path(shutil.copytree(HUB, tmp_path / "m"))
+    (model / "generation_config.json").unlink()
+    assert "healthy" in ckpt("doctor", model).output
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "eos_token_id": [2, 64]}))
+    told = " ".join(ckpt("doctor", model).output.split())
+    assert "eos_token_id 64, and config.json has vocab_size 64" in told and "1 warning" in told

@@ -210,6 +210,7 @@ class TestAPathAlone:
         (tmp_path / "formats").mkdir()
         assert "safetensors" in succeed("formats").output
         assert "No such command 'lss'" in ckpt("lss").output
+        assert "Nor is there a path of this name" in ckpt("out").output
         assert ckpt("./lss").exit_code == 5
 
 

@@ -23,7 +23,10 @@ from ckpttools.stores.place import Place
 @click.command(short_help="One checkpoint of what the hosts of a job kept, each a part.")
 @click.argument("places", metavar="HOST_DIR… [DST]", nargs=-1, required=True, type=ANY_PATH)
 @click.option(
-    "--list", "is_listing", is_flag=True, help="Only say which steps are there, and what they lack; no DST."
+    "--list",
+    "is_listing",
+    is_flag=True,
+    help="Only say which steps are there, and what they lack; no DST. --dry-run compares bytes, too.",
 )
 @click.option(
     "--prefer",

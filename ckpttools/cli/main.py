@@ -114,6 +114,17 @@ class _Root(LazyGroup):
             return "PATH", _SUMMARY.load(), args
         return super().resolve_command(ctx, args)
 
+    def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
+        from ckpttools.formats.interrupted import next_step
+        from ckpttools.stores.publishing import begun_at
+        from ckpttools.stores.registry import parse
+
+        begun = begun_at(parse(name))
+        if begun is not None:
+            return f"Begun and not done: {next_step(begun)}."
+        meant = super()._instead(ctx, name, known)
+        return meant if meant.startswith("Did") else f"Nor is there a path of this name. {meant}"
+
     def invoke(self, ctx: click.Context) -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

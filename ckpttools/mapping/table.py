@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import prod
+from shlex import quote
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import padded, window
@@ -194,7 +195,7 @@ class Table:
         """
         for pattern in drop:
             if not any(_matches(key, (pattern,)) for key in arrays):
-                raise UsageError("nothing has a name that matches", place=self.place, got=pattern)
+                raise _unmatched(pattern, arrays, self.place)
         settled = self._settled(arrays, (*self.dropped, *self._left_out(), *drop))
         return self._padded(self._converted(settled, exact=exact))
 
@@ -363,6 +364,14 @@ def labelled_sizes(sides: Iterable[Side]) -> dict[str, Size]:
         for field in side.key.fields
         if field.labels
     }
+
+
+def _unmatched(pattern: str, keys: Iterable[str], place: str) -> UsageError:
+    below = f"{pattern}.*"
+    hint = f"`ckpt inspect tree {quote(place or 'SRC')} --flat` shows all names"
+    if any(_matches(key, (below,)) for key in keys):
+        hint = f"did you mean '{below}'?"
+    return UsageError("nothing has a name that matches", place=place, got=pattern, hint=hint)
 
 
 def _matches(key: str, patterns: Iterable[str]) -> bool:

@@ -90,7 +90,7 @@ def _field(config: Mapping[str, Any], names: Sequence[str | int], what: str) -> 
     found = next((name for name in known if isinstance(nested(config, name), int)), None)
     if found is None:
         raise ConfigError(
-            f"the configuration does not say how large the model is: {option(what)}",
+            f"the model has nothing that {option(what)} could make less of",
             wanted=" or ".join(dict.fromkeys(known)) or "a family whose rows have such an axis",
             hint=f"leave {option(what)} out",
         )

@@ -37,6 +37,8 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     for directory in inventory.directories:
         if _GENERATION in directory.files:
             yield from _looked(directory)
+        elif _CONFIG in directory.files:
+            yield from _looked_without(directory)
 
 
 def _looked(directory: Directory) -> Iterator[Finding]:
@@ -49,6 +51,20 @@ def _looked(directory: Directory) -> Iterator[Finding]:
     tokens = _tokens(directory)
     if tokens is not None:
         yield from (Finding(WARNING, str(place), *each) for each in _unlike(said, tokens))
+
+
+def _looked_without(directory: Directory) -> Iterator[Finding]:
+    """What ends a text where the configuration alone says it."""
+    place = directory.path / _CONFIG
+    config = json_or_error(place)
+    if isinstance(config, CheckpointError):
+        return  # the check that opens it says it
+    text = config.get("text_config")
+    said = config if "eos_token_id" in config or not isinstance(text, dict) else text
+    for what, why, _ in _beyond(directory, {"eos_token_id": said.get("eos_token_id")}):
+        yield Finding(
+            WARNING, str(place), what, f"{why}; without a {_GENERATION} {_WHY}", "correct eos_token_id"
+        )
 
 
 def _ids(value: Any) -> list[int]:
