@@ -381,13 +381,29 @@ class TestOtherRuns:
         hosts = [len(save.hosts) for save in ckpttools.list_saves(job).saves if save.step == LAST]
         assert sorted(hosts) == [1, 3]
 
+    def test_where_nothing_shows_that_hosts_are_of_one_run_it_is_said(self, tmp_path):
+        for host, seed in (("a", 1), ("b", 2)):
+            write_half(tmp_path / host, seed)
+            for name in "yz":
+                shutil.rmtree(tmp_path / host / "3" / "state" / name)
+        for number, host in enumerate(("a", "b")):
+            file = tmp_path / host / "3" / "state" / "_METADATA"
+            said = json.loads(file.read_text())
+            said["tree_metadata"] = {"('x',)": said["tree_metadata"]["('x',)"]}
+            file.write_text(json.dumps(said))
+            times = {"init_timestamp_nsecs": int((1000 + 90 * number) * 1e9), "commit_timestamp_nsecs": 1}
+            step = {"item_handlers": {"state": HANDLER}, **times}
+            (tmp_path / host / "3" / "_CHECKPOINT_METADATA").write_text(json.dumps(step))
+        told = ckpt("assemble", tmp_path / "a", tmp_path / "b", tmp_path / "out", "--dry-run", COLUMNS="200")
+        assert "up to 90 s apart" in told.output and "no array in common" in told.output
+
     def test_a_host_that_differs_in_most_is_not_mixed_in(self, tmp_path):
         """What is preferred decides on values that were damaged, not on what another run has alone."""
         for host, seed in (("a", 1), ("b", 2)):
             write_half(tmp_path / host, seed)
         with pytest.raises(FormatError, match="hosts differ in 4 chunks"):
             ckpttools.assemble([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-        with pytest.raises(FormatError, match="b seems to be of another save: it differs in 4 of 5 values"):
+        with pytest.raises(FormatError, match="b seems to be of another save: it differs in 4 of 4 values"):
             ckpttools.assemble([tmp_path / "a", tmp_path / "b"], tmp_path / "out", prefer=tmp_path / "a")
         assert not (tmp_path / "out").exists()
 
@@ -399,6 +415,7 @@ def write_half(host: Path, seed: int) -> None:
     arrays = {path: (zarr3([LITTLE], [8]), each) for path, each in values.items()}
     write_item(host / "3" / "state", arrays, use_ocdbt=False)
     (host / "3" / "state" / "x" / "c" / str(seed % 2)).unlink()
+    (host / "3" / "state" / "commit_success.txt").write_text(f"Checkpoint commit was successful to {host}")
     said = {"item_handlers": {"state": HANDLER}, "commit_timestamp_nsecs": 1}
     (host / "3" / "_CHECKPOINT_METADATA").write_text(json.dumps(said))
 

@@ -150,6 +150,20 @@ def _noise(directory: Path) -> Path:
     return directory / "noise"
 
 
+def test_decoders_that_compute_otherwise_are_refused_or_told():
+    one = ckpttools.open(VISION)
+
+    def with_text(**said):
+        config = one.metadata.config
+        return one.with_metadata(config={**config, "text_config": {**config["text_config"], **said}})
+
+    with pytest.raises(ConfigError, match="other heads in arrays of the same shapes"):
+        stitched(one, with_text(num_attention_heads=8, head_dim=8, num_key_value_heads=4))
+    told = stitched(one, with_text(rms_norm_eps=1e-5)).metadata.notes.remarks
+    assert any("rms_norm_eps is 1e-06, and 1e-05 in the decoder's" in each for each in told)
+    assert not any("decoder's" in each for each in stitched(one, one).metadata.notes.remarks)
+
+
 def test_what_does_not_fit_is_not_stitched():
     vision, text = ckpttools.open(VISION), ckpttools.open(HF)
     with pytest.raises(CoverageError, match="the text models are not alike"):

@@ -25,6 +25,7 @@ from ckpttools.formats.orbax.shares import Share, shares_of
 from ckpttools.formats.orbax.twins import (
     TwinComparison,
     compared,
+    has_many,
     keys_alone,
     losers,
     refuse_mixed,
@@ -42,6 +43,10 @@ from ckpttools.stores.registry import Where, parse
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+
+# Hosts of one job begin a save together, to within what their clocks differ: in seconds.
+_TOGETHER = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +275,20 @@ def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
     remarks += [
         f"{each}; {save.shares[save.owners[each.key]].host} was preferred" for each in twins.disagreements
     ]
-    remarks += _of_losers(save, twins)
+    remarks += [*_of_losers(save, twins), *_of_kinship(save)]
     if not has_iterators:
         remarks.append("where the data iterator was is not known: these hosts kept no state of it")
     return Notes(remarks=tuple(remarks))
+
+
+def _of_kinship(save: Save) -> Iterator[str]:
+    """What to say where little shows that hosts are of one run, such as of two that began together."""
+    began = [share.began for share in save.shares if share.began is not None]
+    if began and max(began) - min(began) > _TOGETHER:
+        apart = f"{max(began) - min(began):.0f} s"
+        yield f"hosts began this save up to {apart} apart: see that they are of one run"
+    if len(save.shares) > 1 and not any(has_many(save, key) for key in save.twins):
+        yield "hosts have no array in common that would show that they are of one run"
 
 
 def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:

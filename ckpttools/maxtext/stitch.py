@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, dotted
-from ckpttools.core.errors import CoverageError, UsageError, listing
+from ckpttools.core.errors import ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
+from ckpttools.families.silent import taken
+from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for
 from ckpttools.maxtext.view import view_of
 
 _TEXT = (DECODER, EMBEDDING[0])
+# By which arrays of one shape are cut into heads.
+_CUTS = ("config.num_attention_heads", "config.num_key_value_heads", "config.head_dim")
+# What decides on numbers, and of which the configuration of the towers is kept.
+_COMPUTED = (
+    *("rope.theta", "rope.type", "rope.factor", "config.rms_norm_eps", "config.hidden_act"),
+    *("config.sliding_window", "config.num_experts_per_tok", "config.norm_topk_prob"),
+)
 
 
 def stitched(towers: Tree, decoder: Tree) -> Tree:
@@ -26,7 +36,8 @@ def stitched(towers: Tree, decoder: Tree) -> Tree:
     Raises:
         UsageError: one is MaxText's and the other is not, there are no towers, or there is training state.
         CoverageError: the text models have other names or shapes; lists all.
-        ConfigError: a Hugging Face model has no configuration, or one of no family.
+        ConfigError: a Hugging Face model has no configuration, or one of no family; or the text models have
+            heads of other sizes in arrays of one shape.
     """
     sides = [view_of(each).is_maxtext for each in (towers, decoder)]
     if sides[0] != sides[1]:
@@ -44,11 +55,36 @@ def stitched(towers: Tree, decoder: Tree) -> Tree:
     if len(text) == len(towers.arrays):
         raise UsageError("there are no towers", place=place, wanted="a model that sees or hears")
     _check_alike(text, other, towers, decoder)
+    told = _check_configs(towers, decoder)
     given = {path: other[name] for name, path in text.items()}
     leaves: dict[Path, Leaf] = {path: given.get(path, leaf) for path, leaf in towers.items()}
     remark = f"{array_count(given)} of the text model are those of {decoder.metadata.place or 'the other'}"
-    notes = towers.metadata.notes + Notes(remarks=(remark,))
+    notes = towers.metadata.notes + Notes(remarks=(remark, *told))
     return Tree(leaves, towers.metadata).with_metadata(notes=notes)
+
+
+def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
+    """What to say where the decoder computes otherwise than the configuration that is kept says.
+
+    Raises:
+        ConfigError: its arrays are cut into heads otherwise.
+    """
+    configs = [each.metadata.config for each in (towers, decoder)]
+    if configs[0] is None or configs[1] is None:
+        return ()
+    kept, other = (ModelFacts(each, silent=taken(each)) for each in configs if each is not None)
+    odd = {
+        name: f"{name.partition('.')[2]} is {json.dumps(ours)}, and {json.dumps(theirs)} in the decoder's"
+        for name in (*_CUTS, *_COMPUTED)
+        if None not in (ours := kept.field(name), theirs := other.field(name)) and ours != theirs
+    }
+    if cut := [text for name, text in odd.items() if name in _CUTS]:
+        raise ConfigError(
+            "the text models have other heads in arrays of the same shapes",
+            place=towers.metadata.place or None,
+            got="; ".join(cut),
+        )
+    return tuple(f"{CONFIG}, which stays: {text}" for text in odd.values())
 
 
 Text = tuple[Mapping[str, Path], Mapping[str, LazyArray]]

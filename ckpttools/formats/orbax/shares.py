@@ -21,7 +21,7 @@ from ckpttools.formats.interrupted import absent
 from ckpttools.formats.json_file import json_object, parse_json
 from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.index import PROCESSES
-from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.orbax.metadata import ARRAYS_DIRECTORY, COMMIT_FILE, SHARDING_FILE, TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Entry, Extent
 from ckpttools.formats.orbax.steps import OrbaxItem, Step, directories
 from ckpttools.stores.place import Place
@@ -37,6 +37,7 @@ OF_PROCESSES = ("process_metadata/global_process_metadata.json", "process_metada
 _ITEMS = ("state", "default", "items")
 # On GPUs a host has a directory for each process; a parent of hosts is one more level.
 _DEEPEST = 3
+_BESIDE = frozenset((TREE_FILE, SHARDING_FILE, COMMIT_FILE, ARRAYS_DIRECTORY))
 
 
 @lru_cache(maxsize=8)
@@ -125,6 +126,9 @@ class Share:
     def entries(self) -> Mapping[str, Entry]:
         """The keys whose bytes are there, as far as sizes of files tell."""
         faults, entries = self.index.faults, self.index.all
+        if not self.index.manifests:
+            # Without an index each file is a key; these are of no array, and of each host its own.
+            entries = {key: entry for key, entry in entries.items() if key.partition("/")[0] not in _BESIDE}
         if not faults:
             return entries
         return {

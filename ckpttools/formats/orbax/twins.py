@@ -120,7 +120,7 @@ def refuse_mixed(save: Save, found: Sequence[Disagreement]) -> None:
     """
     wrong = Counter(number for each in found for number in losers(save, each))
     for number, count in wrong.items():
-        common = [key for key, shares in save.twins.items() if number in shares and _has_many(save, key)]
+        common = [key for key, shares in save.twins.items() if number in shares and has_many(save, key)]
         alone = keys_alone(save, number)
         if count > 1 and 2 * count > len(common) and alone:
             raise FormatError(
@@ -132,7 +132,7 @@ def refuse_mixed(save: Save, found: Sequence[Disagreement]) -> None:
             )
 
 
-def _has_many(save: Save, key: str) -> bool:
+def has_many(save: Save, key: str) -> bool:
     """Whether a value is one of numbers that differ between runs: no metadata, no counter."""
     return not key.endswith(DOCUMENTS) and length_of(save.shares[save.owners[key]].entries[key]) > _COUNTER
 
