@@ -254,6 +254,10 @@ class TestRouterBias:
         training = Tree({**tree, **moments, ("opt_state", "0", "count"): tree[("step",)]}, tree.metadata)
         with pytest.raises(FormatError, match=r"state of what MaxText 0\.2\.5 does not train"):
             ForVersion()(training)
+        apart = UnstackLayers()(training).tree.with_metadata(custom={})
+        assert same(StackLayers()(apart).tree, training)
+        with pytest.raises(FormatError, match=r"state of what MaxText 0\.2\.5 does not train"):
+            StackLayers(maxtext=NEWEST)(apart)
 
 
 def trained(tree: Tree, wrapped: TreePath = ()) -> Tree:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ckpttools.array.tree import Path, Tree, spelled
-from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
+from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
@@ -17,7 +17,7 @@ from ckpttools.maxtext.layout import AUXILIARY, GLOBAL, LAYER, LAYERS, LOCAL
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacked_on import told_scan_axis
 from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.variables import collected, is_variable, misplaced_variables
+from ckpttools.maxtext.variables import collected, is_variable, misplaced_variables, refuse_moments
 from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version, version_called
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transform, Transformed
@@ -83,7 +83,7 @@ class ForVersion:
         is_moved = {each.key for each in view.stacks} != {each.key for each in view_of(stacked).stacks}
         if not is_moved and not any(misplaced_variables(view, version)):
             return tree
-        _refuse_moments(tree, version)
+        refuse_moments(tree, version)
         return stacked
 
 
@@ -160,7 +160,7 @@ def _untrained(tree: Tree, version: Version) -> Tree:
     }
     if not moved:
         return tree
-    _refuse_moments(tree, version)
+    refuse_moments(tree, version)
     if twice := [path for path in moved.values() if path in tree]:
         raise FormatError("two arrays would get one path", place=spelled(twice[0]))
     made = Tree({moved.get(path, path): leaf for path, leaf in tree.items()}, tree.metadata)
@@ -173,22 +173,4 @@ def _without_moments(trained: list[Path], version: Version) -> Iterator[str]:
         yield (
             f"the optimizer has no state of {array_count(trained)} that MaxText {version.name} trains as "
             f"parameters, such as {spelled(trained[0])}: it loads them as parameters, but does not resume"
-        )
-
-
-def _refuse_moments(tree: Tree, version: Version) -> None:
-    """Optimizers keep nothing of variables: of parameters that become such their state would be lost."""
-    view = view_of(tree)
-    flavour = view.flavour
-    odd: list[Path] = []
-    for path in view.of_role("optimizer"):
-        core = path[: -len(flavour.suffix)] if flavour.suffix else path
-        if is_variable(core, version):
-            odd.append(path)
-    if odd:
-        raise FormatError(
-            f"the optimizer holds state of what MaxText {version.name} does not train with it"
-            + listing([*map(spelled, odd)]),
-            place=tree.metadata.place or None,
-            hint="leave the optimizer out first, with ckpt strip-optimizer",
         )

@@ -13,8 +13,8 @@ from ckpttools.maxtext.layout import DECODER, PIPELINE, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.restack import check_moments, stack_layers, stacked_paths, unstack_layers
 from ckpttools.maxtext.stacked_on import KeepingAxis, told_scan_axis, with_scan_axis
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
-from ckpttools.maxtext.variables import first_axis_of
-from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.maxtext.variables import first_axis_of, refuse_moments, version_of_state
+from ckpttools.maxtext.versions import version_called
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.transforms.base import Transformed
 
@@ -31,7 +31,7 @@ class StackLayers:
             stack where all hold the same. `StackAsModel` asks the model's family instead.
         names: what the model calls the layers of a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to infer.
         maxtext: version that decides which variables have their layers on axis 0; None as they were before,
-            else the newest.
+            else the newest that has a place for the optimizer's state.
     """
 
     axis: int = SCAN_AXIS
@@ -44,7 +44,8 @@ class StackLayers:
 
         Raises:
             UsageError: layers are stacked already, or there is no such cycle.
-            FormatError: there are no layers, numbers are missing, or layers hold different arrays.
+            FormatError: there are no layers, numbers are missing, layers hold different arrays, or the
+                optimizer holds state that the version has no place for.
             ShapeError: layers differ in shapes or dtypes, or moments do not mirror parameters.
         """
         view = _with_layers(tree)
@@ -60,7 +61,8 @@ class StackLayers:
         check_moments(tree)
         first = notes.first_axis
         if self.maxtext is not None or not fits(notes, view.single_layers):
-            version = version_called(self.maxtext or NEWEST)
+            version = version_called(self.maxtext) if self.maxtext else version_of_state(view)
+            refuse_moments(tree, version)
             first = first_axis_of(stacked_paths(tree, stacks), view, version)
         made = stack_layers(tree, stacks, self.axis, first)
         done = LayerNotes(first_axis=first if self.axis else frozenset())

@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.relayout import relayout
-from ckpttools.array.tree import Path, Tree
+from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.core.errors import FormatError, listing
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layers import key_of_layers
 from ckpttools.maxtext.layout import COLLECTION, GLOBAL, LAYERS, LOCAL
-from ckpttools.maxtext.versions import VERSIONS, Version
+from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version
 from ckpttools.maxtext.view import MaxTextView, view_of
 
 
@@ -59,6 +60,35 @@ def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) ->
     flavour = view.flavour
     held = (path for path in paths if flavour.holds(path))
     return first_axis_names(path for path in held if is_variable(flavour.unwrapped(path), version))
+
+
+def version_of_state(view: MaxTextView) -> Version:
+    """The newest version that has a place for the optimizer's state; the newest of all where none has."""
+    fitting = (each for each in VERSIONS.values() if not _moments_of_variables(view, each))
+    return next(fitting, VERSIONS[NEWEST])
+
+
+def refuse_moments(tree: Tree, version: Version) -> None:
+    """Optimizers keep nothing of variables: of parameters that become such their state would be lost.
+
+    Raises:
+        FormatError: there is such state; lists it.
+    """
+    odd = _moments_of_variables(view_of(tree), version)
+    if odd:
+        raise FormatError(
+            f"the optimizer holds state of what MaxText {version.name} does not train with it"
+            + listing([*map(spelled, odd)]),
+            place=tree.metadata.place or None,
+            hint="leave the optimizer out first, with ckpt strip-optimizer",
+        )
+
+
+def _moments_of_variables(view: MaxTextView, version: Version) -> list[Path]:
+    """Paths of the optimizer's state of what is a variable of its own class to a version."""
+    end = len(view.flavour.suffix)
+    state = view.of_role("optimizer") if version.variables else ()
+    return [path for path in state if is_variable(path[:-end] if end else path, version)]
 
 
 def collected(view: MaxTextView) -> Mapping[Path, Path]:
