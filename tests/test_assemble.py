@@ -178,7 +178,7 @@ def large_chunks(host: Path, step: int = LAST) -> list[tuple[str, Path, Extent]]
     return [(key, host / str(step) / "state" / each.file, each) for key, each in found]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_flipped_bits_of_a_twin_are_found_and_a_preferred_host_decides(tmp_path_factory, data):
     top = tmp_path_factory.mktemp("flipped")

@@ -151,7 +151,7 @@ def test_the_last_finished_step_stays_whatever_the_rules_say(run):
     assert steps(run) == {"5", "6"}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_never_more_is_deleted_than_was_said(tmp_path_factory, made, data):
     """Whatever lies in a run, what is deleted is what was said, and never the last whole step."""
