@@ -141,6 +141,8 @@ def changed_config(tmp_path, case="plain", **said):
         ({"fan_in_fan_out": "no"}, "fan_in_fan_out is neither true nor false"),
         ({"use_dora": True}, "no lora_magnitude_vector"),
         ({"modules_to_save": ["lm_head"]}, "nothing of modules_to_save, lm_head"),
+        ({"modules_to_save": 1.5}, "modules_to_save is no list of names"),
+        ({"target_parameters": [None]}, "target_parameters is no list of names"),
     ],
 )
 def test_what_is_no_plain_adapter_is_refused(tmp_path, said, told):

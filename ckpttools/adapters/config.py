@@ -89,7 +89,12 @@ class PeftConfig:
     @property
     def replaced(self) -> tuple[str, ...]:
         """Names of the modules of which it has whole arrays."""
-        return replaced_modules(self.said)
+        return listed_names(self.said, "modules_to_save", self.place)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of parameters of modules that have factors, such as those of fused experts."""
+        return listed_names(self.said, "target_parameters", self.place)
 
     def _is_said(self, name: str) -> bool:
         said = self.said.get(name) or False
@@ -124,10 +129,17 @@ class PeftConfig:
         return self._is_said("fan_in_fan_out")
 
 
-def replaced_modules(said: Mapping[str, Any]) -> tuple[str, ...]:
-    """What `modules_to_save` of a configuration names."""
-    names = said.get("modules_to_save") or ()
-    return (names,) if isinstance(names, str) else tuple(map(str, names))
+def listed_names(said: Mapping[str, Any], field: str, place: str = "") -> tuple[str, ...]:
+    """What a field of a configuration names, such as `modules_to_save`; one name may stand by itself.
+
+    Raises:
+        ConfigError: it is no list of names.
+    """
+    names = said.get(field) or ()
+    names = (names,) if isinstance(names, str) else names
+    if isinstance(names, list | tuple) and all(isinstance(each, str) for each in names):
+        return tuple(names)
+    raise ConfigError(f"{field} is no list of names", place=place or None, got=repr(names)[:40])
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ckpttools.adapters.bases import Base, not_of_base
-from ckpttools.adapters.config import replaced_modules
+from ckpttools.adapters.config import listed_names
 from ckpttools.adapters.experts import single_experts
 from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.core.errors import FormatError, listing
@@ -84,7 +84,7 @@ def _require_replaced(base: Base, adapter: Adapter, replaced: Collection[str]) -
 
 def _said_to_be_replaced(base: Base, adapter: Adapter) -> Iterator[str]:
     """Weights of the base in modules that `modules_to_save` names: PEFT compares the ends of their paths."""
-    ends = replaced_modules(adapter.config)
+    ends = listed_names(adapter.config, "modules_to_save")
     for name in base.weights if ends else ():
         if name.rpartition(".")[0].endswith(ends):
             yield name

@@ -195,7 +195,7 @@ class _Reader:
         Of several parameters of a module the first is the innermost, as PEFT wraps them.
         """
         plain = module.replace(_BASE_LAYER, "")
-        targets = [str(each).rpartition(".") for each in self.config.said.get("target_parameters") or ()]
+        targets = [each.rpartition(".") for each in self.config.parameters]
         names = {name for above, _, name in targets if f".{plain}".endswith(f".{above}")}
         known = [each for each in _FUSED if each in names]
         if not names:
