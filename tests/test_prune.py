@@ -372,14 +372,7 @@ class TestInterrupted:
     @pytest.mark.parametrize("undo", [False, True])
     def test_stripping_too(self, run, made, monkeypatch, after, undo):
         whole = {name: ckpttools.hash(made / name).parameters for name in ("2", "4", "6")}
-        try:
-            self.begin(run, monkeypatch, after, keep_last=1, keep_every=2, strip_older=True)
-        except BaseException as error:
-            if "DID NOT RAISE" in str(error):
-                return
-            raise
-        if not (run / ".ckpttools-prune" / "plan.json").exists():
-            return
+        self.begin(run, monkeypatch, after, keep_last=1, keep_every=2, strip_older=True)
         report = ckpttools.prune(run, finish=not undo, undo=undo)
         assert {"2", "4", "6"} <= steps(run)
         if undo:
