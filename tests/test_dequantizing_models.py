@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support import quantised_weights as made
 from support.command_line import run, succeed
+from support.measured import within
 from support.places import GOLDEN, ROOT
 
 import ckpttools
@@ -313,3 +314,19 @@ class TestPage:
         assert "quantization_config" not in json.loads(
             (tmp_path / "gpt-oss-bf16" / "config.json").read_bytes()
         )
+
+
+def test_an_array_beyond_the_memory_is_dequantised_within_it(tmp_path):
+    """128 MiB are written of one array: the interpreter and its libraries leave a third of that."""
+    source, count = tmp_path / "hf", 8192
+    scales = {"dtype": "F32", "shape": [64, 64], "data_offsets": [count * count, count * count + 4 * 64 * 64]}
+    codes = {"dtype": "F8_E4M3", "shape": [count, count], "data_offsets": [0, count * count]}
+    header = json.dumps({"q_proj.weight": codes, "q_proj.weight_scale_inv": scales}).encode()
+    source.mkdir()
+    with (source / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + scales["data_offsets"][1])
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (source / "config.json").write_text(json.dumps({"quantization_config": said}))
+    done = within("cast", source, tmp_path / "plain", "--dtype", "bfloat16", "--jobs", "2", mib=128)
+    assert done.code == 0 and done.peak < 128 << 20, done.said
