@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden_data import FAMILIES
 from support.places import GOLDEN
@@ -100,6 +100,7 @@ def test_taking_arrays_away_takes_their_names_from_the_matched(data: st.DataObje
     assert not guess.others
 
 
+@settings(max_examples=40)
 @given(
     st.dictionaries(
         st.lists(st.text("a#.0129{}*layers_decoder", max_size=12), min_size=1, max_size=4).map(tuple),

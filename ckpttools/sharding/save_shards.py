@@ -151,7 +151,7 @@ class ShardHolder:
         """
         import numpy as np
 
-        if self.owners and not self.is_spread:
+        if self.owners and not self._shards and not self.is_spread:
             raise UsageError(
                 "an array is on devices of another process alone",
                 place=self._name,
