@@ -21,7 +21,7 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.processes import Processes
-from ckpttools.sharding.save_background import Saving, start
+from ckpttools.sharding.save_background import Saving, refuse_under_way, start
 from ckpttools.sharding.save_grid import keeping_shardings
 from ckpttools.sharding.save_layout import OwnedWriter
 from ckpttools.sharding.save_leaves import holders, is_shared, tree_of, with_own_holders
@@ -54,14 +54,16 @@ def plan_save(
 def _saved(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Receipt:
     """Plans and writes, in agreement with the other processes that have parts of the arrays."""
     processes = _processes_of(args[0] if args else options.get("tree"))
-    if processes is None:
-        return plan(*args, **options).run()
 
     def checked() -> PreparedSave:
         prepared = plan(*args, **options)
-        prepared.check_for(processes)
+        refuse_under_way(prepared.destination)
+        if processes is not None:
+            prepared.check_for(processes)
         return prepared
 
+    if processes is None:
+        return checked().run()
     return processes.done("planned", checked).together(processes).run()
 
 
@@ -101,6 +103,7 @@ def save(
 
     Raises:
         UsageError: something in the tree is no array, or the arguments do not go together.
+        LockedError: a save to this place is under way.
         CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
     """
     made = _as_tree(tree, custom)

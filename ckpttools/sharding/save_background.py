@@ -179,6 +179,16 @@ def start(
     return saving
 
 
+def refuse_under_way(destination: Place) -> None:
+    """Refuses a place where a save of this process is under way, also one whose thread has not begun.
+
+    Raises:
+        LockedError: there is one.
+    """
+    with _BACKGROUND.lock:
+        _check_place(destination, _BACKGROUND.savings)
+
+
 def _copy(shards: Iterable[ShardHolder]) -> None:
     with ThreadPoolExecutor(_COPIES) as pool:
         for copied in [pool.submit(each.copy_to_host) for each in shards]:
