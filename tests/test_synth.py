@@ -77,6 +77,18 @@ def test_a_model_whose_towers_are_left_out_is_converted_without(tmp_path):
     assert ckpttools.verify(tmp_path / "out", GOLDEN / "gemma3/hf", cast="bfloat16").arrays
 
 
+def test_a_model_whose_towers_are_left_out_says_so_in_its_configuration(tmp_path):
+    said = run("synth", GOLDEN / "gemma3/hf", tmp_path / "out")
+    assert "towers are left out" in said and "text model alone" in " ".join(said.split())
+    made = ckpttools.open(tmp_path / "out")
+    assert made.metadata.config["model_type"] == "gemma3_text" and "vision_config" not in made.metadata.config
+    assert not ckpttools.doctor(tmp_path / "out").findings
+    run("convert", "hf-to-maxtext", tmp_path / "out", tmp_path / "maxtext")
+    whole = ckpttools.open(GOLDEN / "gemma3/hf").arrays
+    text = [array.shape for (name,), array in whole.items() if name.startswith("language_model.")]
+    assert sorted(each.shape for each in made.arrays.values()) == sorted(text)
+
+
 def test_norms_do_nothing_and_biases_are_zero():
     made = synthetic(ckpttools.open(GOLDEN / "qwen2.5/hf").metadata.config)
     assert set(made["model.norm.weight"].read().tolist()) == {1.0}

@@ -13,12 +13,13 @@ from ckpttools.api.sources import Source, opened, part_of, place_of, read_option
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
+from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.stitch import stitched
-from ckpttools.maxtext.synthetic import lacks_towers, synthetic
+from ckpttools.maxtext.synthetic import lacks_towers, synthetic, text_model_of
 from ckpttools.run.apart import check_apart
 from ckpttools.stores.registry import Where, parse
 
@@ -58,7 +59,8 @@ def synth(
     place = parse(source)
     check_apart(place, parse(destination))
     file = place / CONFIG if place.is_dir() else place
-    tree = synthetic(read_json(file), seed, dtype_of(dtype), str(file))
+    config, wanted = read_json(file), dtype_of(dtype)
+    tree = synthetic(config, seed, wanted, str(file))
     if names == "maxtext":
         if common.get("format") not in (None, "orbax"):
             raise UsageError(f"{option('format')} is about models with names of Hugging Face's")
@@ -68,6 +70,12 @@ def synth(
         raise UsageError(
             f"{option('scan', False)} is about MaxText", hint=f"say {option('names', 'maxtext')}"
         )
+    text = text_model_of(config) if lacks_towers(tree) else None
+    if text is not None:
+        # A configuration that speaks of towers would have transformers make them out of random numbers.
+        remark = Notes(remarks=(f"it is the text model alone, with the {CONFIG} of that",))
+        notes = tree.metadata.notes + remark
+        tree = synthetic(text, seed, wanted, str(file)).with_metadata(notes=notes)
     return write_changed([], tree, destination, {"format": "safetensors", **common})
 
 

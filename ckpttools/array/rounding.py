@@ -1,7 +1,7 @@
 """Between bfloat16 and float32 by whole numbers, as fast as ml_dtypes' own casts.
 
-Those keep the lock of Python's interpreter, so that two workers took as long as one: `hf-to-maxtext` of FP8
-spent half of its time waiting for it.
+Those keep the lock of Python's interpreter: 4,000 casts of 65,536 numbers take 0.12 s in one thread, and in
+each of two threads at once 0.25 s.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from ckpttools.mapping.values import Shift
 from ckpttools.mapping.whole_numbers import Whole
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.model_config import text_config
+from ckpttools.maxtext.to_hf_options import TEXT
 from ckpttools.quantized.config import without_quantization
 from ckpttools.transforms.conversion import Convert
 
@@ -111,6 +113,17 @@ def _refuse_other_arrays(config: Mapping[str, Any], family: Family, place: str) 
 def lacks_towers(tree: Tree) -> bool:
     """Whether towers of a model of noise were left out."""
     return any(remark.startswith(_NO_TOWERS) for remark in tree.metadata.notes.remarks)
+
+
+def text_model_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration of the text model alone; None where it has none of its own.
+
+    Raises:
+        ConfigError: no family is of this model type.
+    """
+    spellings = family_of(config, CONFIG).spellings
+    text = next((each for each in spellings if each.name == TEXT), None)
+    return None if text is None else text_config(config, text)
 
 
 def _known(config: Mapping[str, Any], family: Family) -> tuple[Table, dict[str, Shape], Notes]:

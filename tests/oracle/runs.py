@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,10 +25,9 @@ import ckpttools
 from ckpttools.array.tree import Tree, spelled
 from ckpttools.testing.strategies import stored
 from oracle import environments, settings, steps
-from oracle.cases import SCANNED, forms
 from oracle.commands import ckpt
-from oracle.run import made
-from oracle.worker import StepError, Worker
+from oracle.each_form import checked
+from oracle.worker import StepError
 
 FAMILIES = ("llama3.1", "qwen3-moe")
 LAST = steps.STEPS - 1
@@ -159,31 +157,5 @@ def findings(bench: steps.Bench) -> Iterator[str]:
         yield f"{name} ({said}): same losses, same bits"
 
 
-def main() -> int:
-    failed = 0
-    pythons = environments.found()
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        with (
-            Worker(pythons.torch, "in_torch", directory) as torch,
-            Worker(pythons.maxtext, "in_maxtext", directory) as maxtext,
-        ):
-            print(maxtext("versions"), flush=True)
-            for family in sys.argv[1:] or FAMILIES:
-                model = made(family, directory, torch)
-                for layers in forms(family):
-                    work = directory / family / layers
-                    work.mkdir()
-                    try:
-                        for line in findings(
-                            steps.Bench(family, layers == SCANNED, model, work, torch, maxtext)
-                        ):
-                            print(family, layers, line, flush=True)
-                    except StepError as refusal:
-                        failed += 1
-                        print(family, layers, "FAILED", refusal, flush=True)
-    return int(bool(failed))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(checked(sys.argv[1:] or FAMILIES, findings))

@@ -8,17 +8,16 @@ cut. Exits with 1 where it does not.
 from __future__ import annotations
 
 import sys
-import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from oracle import environments, settings, steps
-from oracle.cases import SCANNED, forms
+from oracle import settings, steps
 from oracle.commands import ckpt
-from oracle.run import made
-from oracle.worker import StepError, Worker
+from oracle.each_form import checked
+from oracle.worker import StepError
 
 # Layers that are kept, and experts where there are some.
 FAMILIES = {"llama3.1": ["--layers", "2", "--vocab", "100"], "qwen3-moe": ["--layers", "2", "--experts", "2"]}
@@ -49,31 +48,19 @@ def resumed(family: str, model: Path, bench: steps.Bench) -> str:
     return f"resumed at {steps.STEPS - 1}"
 
 
-def main() -> int:
-    failed = 0
-    pythons = environments.found()
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        with (
-            Worker(pythons.torch, "in_torch", directory) as torch,
-            Worker(pythons.maxtext, "in_maxtext", directory) as maxtext,
-        ):
-            for family in sys.argv[1:] or FAMILIES:
-                model = made(family, directory, torch)
-                for layers in forms(family):
-                    work = directory / family / layers
-                    (work / "small").mkdir(parents=True)
-                    small = work / "small" / "hf"
-                    bench = steps.Bench(family, layers == SCANNED, small, work, torch, maxtext)
-                    try:
-                        cut(family, model, bench)
-                        print(family, layers, steps.load(bench), steps.compare(bench), flush=True)
-                        print(family, layers, resumed(family, model, bench), flush=True)
-                    except StepError as refusal:
-                        failed += 1
-                        print(family, layers, "FAILED", refusal, flush=True)
-    return int(bool(failed))
+def findings(whole: steps.Bench) -> Iterator[str]:
+    """A line for each thing that MaxText does with what was cut.
+
+    Raises:
+        StepError: it does not, or computes otherwise than transformers.
+    """
+    family, model = whole.family, whole.model
+    (whole.directory / "small").mkdir()
+    bench = replace(whole, model=whole.directory / "small" / "hf")
+    cut(family, model, bench)
+    yield f"{steps.load(bench)} {steps.compare(bench)}"
+    yield resumed(family, model, bench)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(checked(sys.argv[1:] or FAMILIES, findings))
