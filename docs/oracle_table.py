@@ -79,7 +79,9 @@ make oracle FAMILY=llama,qwen3     # some: a name, or how several begin
 
 It needs a Python 3.12, which `PYTHON=` names where it is not found. `ORACLE_MAXTEXT` and `ORACLE_TORCH` name
 environments that are there already, as `tests/oracle/setup.sh` makes them; `make test` then runs one model
-of it, too.
+of it, too. That one needs MaxText alone: what transformers computes of it is kept in `fixtures/`. Continuous
+integration makes its environment and runs it at every change (`make oracle-one`); the other rows are made by
+hand and say when.
 """
 COLUMNS = {
     "loads": "load",

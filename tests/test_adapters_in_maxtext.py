@@ -14,7 +14,7 @@ from support.places import FIXTURES, TESTS
 
 import ckpttools
 
-PYTHON = os.environ.get(environments.MAXTEXT)
+PYTHON = environments.present(environments.MAXTEXT)
 PEFT = FIXTURES / "peft"
 BASE = PEFT / "bases" / "llama-float32"
 MODULES = "decoder/.*(self_attention/(query|key|value|out)|mlp/(wi_0|wi_1|wo))"

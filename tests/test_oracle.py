@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from oracle import cases, environments, images, results, run, settings, steps
 from oracle.results import FAILED, PASSED, Finding, Row
-from oracle.run import found, made
+from oracle.run import found
 from oracle.worker import StepError, Worker
+from support.places import GOLDEN
 
 CASE = "llama3.1"
-PYTHONS = environments.present()
-REASON = f"no environments with MaxText and transformers: {environments.MAXTEXT}, {environments.TORCH}"
+# What transformers made of these tokens once: MaxText alone is needed beside.
+RECORDED = GOLDEN / CASE / "logits.npy"
+MAXTEXT, TORCH = (environments.present(name) for name in (environments.MAXTEXT, environments.TORCH))
+
+
+def recorded(function, *, directory, tokens, target):
+    """Stands for transformers."""
+    assert function == "logits" and len(tokens) == len(np.load(RECORDED))
+    shutil.copy(RECORDED, target)
+    return {}
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    if PYTHONS is None:
-        pytest.skip(REASON)
+    if MAXTEXT is None:
+        pytest.skip(f"no environment with MaxText: {environments.MAXTEXT}")
     directory = tmp_path_factory.mktemp("oracle")
     (directory / "work").mkdir()
-    with (
-        Worker(PYTHONS.torch, "in_torch", directory) as torch,
-        Worker(PYTHONS.maxtext, "in_maxtext", directory) as maxtext,
-    ):
-        model = made(CASE, directory, torch)
-        yield steps.Bench(CASE, True, model, directory / "work", torch, maxtext)
+    model = shutil.copytree(GOLDEN / CASE / "hf", directory / CASE / "hf")
+    with Worker(MAXTEXT, "in_maxtext", directory) as maxtext:
+        yield steps.Bench(CASE, True, model, directory / "work", recorded, maxtext)
 
 
 def test_maxtext_computes_with_a_converted_model_what_transformers_does(bench):
-    findings = found(bench, ["convert", "load", "logits"])
+    """And a run of its own training, unstacked and stacked again, goes on to the same bits."""
+    findings = found(bench, ["convert", "load", "logits", "train", "resume"])
     assert {name: each.state for name, each in findings.items()} == dict.fromkeys(findings, PASSED)
     assert float(findings["logits"].said) < cases.LIMIT
+
+
+@pytest.mark.skipif(TORCH is None, reason=f"no environment with transformers: {environments.TORCH}")
+def test_what_is_recorded_is_what_transformers_computes(tmp_path):
+    with Worker(TORCH, "in_torch", tmp_path) as torch:
+        made = tmp_path / "made.npy"
+        assert not torch("logits", directory=GOLDEN / CASE / "hf", tokens=steps.tokens(CASE), target=made)
+    np.testing.assert_allclose(np.load(RECORDED), np.load(made), atol=1e-5)
 
 
 def test_weights_in_another_order_are_noticed(bench, tmp_path):

@@ -12,10 +12,8 @@ from oracle.worker import Worker
 from support.places import HF
 from support.scripts import answers
 
-PYTHONS = environments.present()
-pytestmark = pytest.mark.skipif(
-    PYTHONS is None, reason=f"no environments: {environments.MAXTEXT}, {environments.TORCH}"
-)
+PYTHON = environments.present(environments.MAXTEXT)
+pytestmark = pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
 MESH = "fsdp=4,tensor=2"
 CUT = {"ici_fsdp_parallelism": 4, "ici_tensor_parallelism": 2}
 STEPS, MORE_STEPS = 3, 5
@@ -55,7 +53,7 @@ def place(tmp_path_factory):
     directory = tmp_path_factory.mktemp("resaved")
     shutil.copytree(HF, directory / "llama" / "hf")
     steps.ckpt("convert", "hf-to-maxtext", HF, directory / "converted")
-    with Worker(PYTHONS.maxtext, "in_maxtext", directory, devices=8) as maxtext:
+    with Worker(PYTHON, "in_maxtext", directory, devices=8) as maxtext:
         made = Place(directory, maxtext)
         made.train("runs", STEPS, load_parameters_path=directory / "converted" / "0" / "items")
         trained = made.checkpoint("runs", STEPS - 1)

@@ -13,6 +13,8 @@ from support.places import ROOT
 HERE = Path(__file__).parent
 MADE = ROOT / ".venv-oracle"
 MAXTEXT, TORCH = "ORACLE_MAXTEXT", "ORACLE_TORCH"
+# As setup.sh names them.
+_DIRECTORIES = {MAXTEXT: "maxtext", TORCH: "torch"}
 
 
 @dataclass(frozen=True)
@@ -24,30 +26,28 @@ class Pythons:
 
 
 def found() -> Pythons:
-    """Those that environment variables name, else those of .venv-oracle, made where it is absent.
+    """Those that environment variables name, else those of .venv-oracle, made where one is absent.
 
     Raises:
         SystemExit: they cannot be made; the script has said why.
     """
-    there = present()
-    if there is None:
+    if not all(map(present, (MAXTEXT, TORCH))):
         print(f"makes {MADE}, about 5 minutes", flush=True)
         ended = subprocess.run([HERE / "setup.sh", MADE], check=False).returncode
         if ended:
             sys.exit(ended)
-        there = present()
-    assert there is not None
-    return there
+    maxtext, torch = map(present, (MAXTEXT, TORCH))
+    assert maxtext is not None and torch is not None
+    return Pythons(maxtext, torch)
 
 
-def present() -> Pythons | None:
-    """Those that can be used as they are."""
-    if os.environ.get(MAXTEXT) and os.environ.get(TORCH):
-        return _pythons(Path(os.environ[MAXTEXT]), Path(os.environ[TORCH]))
-    if (MADE / "ready").is_file():
-        return _pythons(MADE / "maxtext", MADE / "torch")
-    return None
+def present(name: str) -> Path | None:
+    """The Python of an environment that can be used as it is: the named one, or that of .venv-oracle."""
+    if named := os.environ.get(name):
+        return _python(Path(named))
+    made = MADE / _DIRECTORIES[name]
+    return _python(made) if (made / "ready").is_file() else None
 
 
-def _pythons(*environments: Path) -> Pythons:
-    return Pythons(*(each / "bin" / "python" for each in environments))
+def _python(environment: Path) -> Path:
+    return environment / "bin" / "python"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# setup.sh DIRECTORY: MaxText in DIRECTORY/maxtext, torch and transformers in DIRECTORY/torch; for the CPU.
+# setup.sh DIRECTORY [maxtext]: MaxText in DIRECTORY/maxtext, and but for "maxtext" torch and transformers in
+# DIRECTORY/torch; for the CPU.
 # Again, it adds what is missing. PYTHON names a Python 3.12 where none is found, TORCH another build of torch.
 set -euo pipefail
-directory=${1:?usage: setup.sh DIRECTORY}
+directory=${1:?usage: setup.sh DIRECTORY [maxtext]}
 here=$(cd "$(dirname "$0")" && pwd)
 python=
 for each in ${PYTHON:-} python3.12 python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12.*/bin/python3; do
@@ -31,6 +32,8 @@ if [ ! -e "$site/cloud_accelerator_diagnostics/__init__.py" ]; then
   touch "$site"/cloud_accelerator_diagnostics/{__init__,tensorboard,uploader}.py
 fi
 JAX_PLATFORMS=cpu DECOUPLE_GCLOUD=TRUE "$maxtext/bin/python" -c 'from maxtext.trainers.pre_train import train'
+touch "$maxtext/ready"
+[ "${2:-}" != maxtext ] || exit 0
 
 torch=$directory/torch
 [ -x "$torch/bin/python" ] || "$python" -m venv "$torch"
@@ -41,4 +44,4 @@ if ! "$torch/bin/python" -c 'import torch' 2>/dev/null; then
 fi
 "$torch/bin/python" -m pip install --quiet -r "$here/requirements-torch.txt"
 "$torch/bin/python" -c 'import torch, transformers'
-touch "$directory/ready"
+touch "$torch/ready"

@@ -25,7 +25,7 @@ from oracle.cases import (
     Deviation,
 )
 from oracle.commands import ckpt
-from oracle.worker import StepError, Worker
+from oracle.worker import StepError
 
 STEPS = 4
 MORE_STEPS = 6
@@ -51,8 +51,8 @@ class Bench:
     scanned: bool
     model: Path
     directory: Path
-    torch: Worker
-    maxtext: Worker
+    torch: Callable[..., Any]
+    maxtext: Callable[..., Any]
 
     @property
     def converted(self) -> Path:
@@ -96,6 +96,11 @@ def loaded(bench: Bench, checkpoint: Path, scanned: bool, **more: Any) -> str:
     return ", ".join(found)
 
 
+def tokens(family: str) -> list[int]:
+    """Of one text, as many as are compared; they are in every vocabulary."""
+    return np.random.default_rng(0).integers(3, 86, DEVIATIONS.get(family, NONE).tokens).tolist()
+
+
 def compare(bench: Bench) -> str:
     return compared(bench, bench.model, bench.converted)
 
@@ -103,13 +108,13 @@ def compare(bench: Bench) -> str:
 def compared(bench: Bench, model: Path, checkpoint: Path) -> str:
     """The largest difference of logits of the same tokens."""
     deviation = DEVIATIONS.get(bench.family, NONE)
-    tokens = np.random.default_rng(0).integers(3, 86, deviation.tokens).tolist()
+    text = tokens(bench.family)
     wanted, made = bench.directory / "wanted.npy", bench.directory / "made.npy"
-    shown = {"directory": model, "tokens": tokens}
+    shown = {"directory": model, "tokens": text}
     if missing := bench.torch("logits", target=wanted, **shown):
         raise StepError(f"transformers: {missing}")
-    asked = bench.settings(load_parameters_path=checkpoint / "0" / "items", max_target_length=len(tokens))
-    bench.maxtext("logits", settings=asked, tokens=tokens, target=made, mends=deviation.mends)
+    asked = bench.settings(load_parameters_path=checkpoint / "0" / "items", max_target_length=len(text))
+    bench.maxtext("logits", settings=asked, tokens=text, target=made, mends=deviation.mends)
     return difference(np.load(wanted), np.load(made), limit(bench, deviation, **shown))
 
 
