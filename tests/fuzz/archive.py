@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 _HEAD = re.compile(rb"\xf0=== ([^\n]{1,120})\n")
@@ -31,9 +31,9 @@ def unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:
             yield "/".join(kept), content
 
 
-def write(data: bytes, root: Path) -> None:
-    """Puts the files below a directory, those for whose names there is room."""
-    for name, content in unpacked(data):
+def write(files: Iterable[tuple[str, bytes]], root: Path) -> None:
+    """Puts files below a directory, those for whose names there is room."""
+    for name, content in files:
         path = root / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

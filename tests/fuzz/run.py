@@ -7,6 +7,7 @@ tests/fuzz/found, where tests/test_fuzz.py runs it from then on.
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import random
@@ -14,11 +15,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-_LAST_LINES = 25
+_LAST_LINES = 30
+_WIDTH = 1000  # of a line of base64
 _STARTING = 120  # seconds that a target may take beside its own
 
 
@@ -39,7 +42,21 @@ def fuzz(name: str, seconds: float, runs: int, seed: int, corpus: Path) -> tuple
         )
     except subprocess.TimeoutExpired:
         return name, -1, "did not end"
-    return name, ended.returncode, "\n".join(ended.stdout.splitlines()[-_LAST_LINES:])
+    return name, ended.returncode, ended.stdout
+
+
+def told(name: str, words: str) -> str:
+    """What was found: the exception, and the input in a form that survives a machine that is thrown away."""
+    raised = words[max(0, words.find("Uncaught Python exception")) :]
+    lines = [each for each in raised.splitlines() if not each.startswith(("stat::", "INFO:"))]
+    found = [Path(each) for each in re.findall(r"Test unit written to (\S+)", words)]
+    inputs = [
+        base64.b64encode(zlib.compress(each.read_bytes(), 9)).decode() for each in found if each.is_file()
+    ]
+    for each in inputs:
+        cuts = range(0, len(each), _WIDTH)
+        lines += [f"zlib in base64, {at} of {len(each)}: {each[at : at + _WIDTH]}" for at in cuts]
+    return "\n".join([f"{name}: found", *lines[-_LAST_LINES:]])
 
 
 def main() -> int:
@@ -70,21 +87,23 @@ def main() -> int:
         names = asked.targets or list(TARGETS)
         most = json.loads(asked.runs.read_text()) if asked.runs and not asked.record else {}
         done: dict[str, int] = {}
-        failed = 0
+        failed: list[str] = []
 
         def one(name: str) -> tuple[str, int, str]:
             return fuzz(name, asked.seconds, most.get(name, -1), seed, corpus)
 
         for name, status, words in pool.map(one, names):
-            failed += status != 0
             executed = re.search(r"number_of_executed_units: (\d+)", words)
             done[name] = int(executed[1]) if executed else 0
-            sys.stdout.write(f"{name}: {'nothing found' if status == 0 else words}\n")
+            if status:
+                failed.append(told(name, words))
+            sys.stdout.write(f"{name}: {'found something' if status else 'nothing found'}\n")
             sys.stdout.flush()
     if asked.record and asked.runs and not failed:
         asked.runs.write_text(json.dumps(done, indent=1) + "\n")
     sys.stdout.write(f"seed {seed}, {asked.seconds:g} s each\n")
-    return int(failed > 0)
+    sys.stdout.writelines(f"{each}\n" for each in failed)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

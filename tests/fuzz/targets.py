@@ -8,7 +8,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,13 +73,15 @@ def refused_or_done(target: Target, data: bytes) -> str | None:
     return None
 
 
-def _on_disk(use: Callable[[Path], object]) -> Callable[[bytes], object]:
+def _on_disk(
+    use: Callable[[Path], object], files: Callable[[bytes], Iterable[tuple[str, bytes]]] = unpacked
+) -> Callable[[bytes], object]:
     """A target whose input is files below a directory."""
 
     def run(data: bytes) -> object:
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         try:
-            write(data, root)
+            write(files(data), root)
             return use(root)
         finally:
             shutil.rmtree(root, ignore_errors=True)
@@ -174,14 +176,16 @@ def _ocdbt_seeds() -> list[bytes]:
     return found
 
 
-def _database(root: Path) -> object:
-    for path in root.rglob("*"):
-        if path.is_file() and (path.name == "manifest.ocdbt" or path.parent.name == "d"):
-            is_manifest = path.name == "manifest.ocdbt"
-            path.write_bytes(
-                _framed(ocdbt.MANIFEST_MAGIC if is_manifest else ocdbt.NODE_MAGIC, path.read_bytes())
-            )
-    return _item(root)
+def _database_files(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Files of an item in one database: its manifest and what lies in directories `d` are bodies."""
+    for name, content in unpacked(data):
+        *above, own = name.split("/")
+        if own == ocdbt.MANIFEST:
+            yield name, _framed(ocdbt.MANIFEST_MAGIC, content)
+        elif above[-1:] == ["d"]:
+            yield name, _framed(ocdbt.NODE_MAGIC, content)
+        else:
+            yield name, content
 
 
 def _database_seeds() -> list[bytes]:
@@ -489,7 +493,7 @@ def _msgpack(value: object) -> bytes:
 TARGETS = {
     "chunk": Target(_on_disk(_chunk), _chunk_seeds),
     "config": Target(_config, _config_seeds),
-    "database": Target(_on_disk(_database), _database_seeds),
+    "database": Target(_on_disk(_item, _database_files), _database_seeds),
     "family": Target(_family, _family_seeds),
     "flax": Target(_on_disk(_flax), _flax_seeds),
     "item": Target(_on_disk(_item), _item_seeds),
