@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.command_line import ckpt, run
+from support.command_line import ckpt, run, succeed
 from support.object_stores import files_in
 from support.places import GOLDEN, HF
 
@@ -112,6 +112,21 @@ class TestPlaces:
         ckpttools.run_part(plan, "0/1", root=root)
         ckpttools.publish_plan(plan, root=root)
         assert list((tmp_path / "mnt" / "out").glob("*.safetensors"))
+
+    def test_the_file_of_a_family_is_a_place_too(self, tmp_path, monkeypatch):
+        disk, moved, here = tmp_path / "disk", tmp_path / "mnt", tmp_path / "here"
+        shutil.copytree(HF, disk / "model")
+        here.mkdir()
+        monkeypatch.chdir(here)
+        (disk / "mine.toml").write_text(succeed("families", "show", "llama", "--toml").output)
+        words = ("shrink", disk / "model", disk / "out", "--layers", "2", "--family", "../disk/mine.toml")
+        run("plan", *words, "-o", "../plan")
+        monkeypatch.chdir(tmp_path)
+        here.rmdir()
+        shutil.move(disk, moved)
+        for part in (["--part", "0/1"], ["--publish"]):
+            run("run", "plan", *part, "--root", f"{disk}={moved}")
+        assert json.loads((moved / "out/config.json").read_text())["num_hidden_layers"] == 2
 
 
 class TestWhatTextCannotSay:

@@ -47,10 +47,10 @@ class Call:
             if each in _OWN:
                 continue
             try:
-                said[each] = _said(_placed(value) if each in _PLACES else value)
+                said[each] = _said(_placed(value) if _is_placed(each, value) else value)
             except TypeError:
                 return cls(name, {}, unsaid=f"{each}, of type {type(value).__name__}")
-            is_relative |= (each in _PLACES or _is_path(value)) and said[each] != _as_typed(value)
+            is_relative |= (_is_placed(each, value) or _is_path(value)) and said[each] != _as_typed(value)
         return cls(name, said, is_relative)
 
     def made_again(self, jobs: int, there: Callable[[str], str] = str) -> Prepared:
@@ -84,6 +84,14 @@ def absolute(place: Place) -> Place:
     # What is above a link is not what `..` leads to; and the directory that is left may not be there later.
     last = place.name
     return place.resolve() if last == ".." else place.parent.resolve() / last
+
+
+def _is_placed(name: str, value: object) -> bool:
+    """Whether the text that an argument gets is a place; a family is one or has a name."""
+    from ckpttools.families.file import names_a_file
+
+    is_file = name == "family" and isinstance(value, str) and names_a_file(value)
+    return name in _PLACES or is_file
 
 
 def _placed(value: object) -> object:

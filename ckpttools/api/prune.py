@@ -47,7 +47,7 @@ class PruneReport:
     Attributes:
         path: the directory above the steps.
         steps: all of them; () where an interrupted prune was finished or undone.
-        frees: bytes that are free afterwards, at least.
+        frees: bytes that are free afterwards, at least; what stripping frees is known once it is done.
         is_done: whether it was carried out.
         what: "prune", "finish" or "undo".
         left: steps that were left alone when it came to it, or could not be put back, with the reason.
@@ -84,8 +84,7 @@ class PreparedPrune:
     @property
     def report(self) -> PruneReport:
         """What would be done."""
-        fates = () if self.decision is None else self.decision.fates
-        frees = sum(each.frees for each in fates)
+        fates, frees = (self.decision.fates, self.decision.frees) if self.decision else ((), 0)
         return PruneReport(str(self.place), fates, frees, what=self.what, is_copied=self.copy)
 
     def run(self) -> PruneReport:
@@ -127,11 +126,17 @@ class PreparedPrune:
             decision.named("kept"),
             commit_texts(run.path, delete),
         )
-        frees = report.frees + sum(_freed(run.path / name, place) for name, place in made.items())
         removal = Removal(run.path, journal)
         removal.check_kept()
+        going = (run.path / name for name in (*delete, *made))
+        # What the stripped ones share with them has more names now, and is not counted.
+        gone = usage_of(*(place for place in going if place.is_dir())).own
+        frees = max(0, gone - usage_of(*made.values()).own)
         journal.begin(run.path)
         left = removal.carry_out()
+        if left:
+            stays = {each.partition(":")[0] for each in left}
+            frees = sum(each.frees for each in report.steps if each.name not in stays)
         return replace(report, is_done=True, left=left, frees=frees)
 
     def _stripped(self, path: Place) -> Place:
@@ -158,13 +163,6 @@ class PreparedPrune:
 
         prepare(plan, tree, destination, memory=DEFAULT_MEMORY, command="ckpt prune").run()
         return destination
-
-
-def _freed(whole: Place, stripped: Place) -> int:
-    """Bytes that are free when one takes the place of the other: own ones that it does not share."""
-    kept = {found.identity for _, found in stripped.walk() if found.links > 1}
-    gone = sum(found.size for _, found in whole.walk() if found.identity not in kept and found.links == 1)
-    return max(0, gone - usage_of(stripped).own)
 
 
 def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:

@@ -22,6 +22,7 @@ from ckpttools.runs.journal import fingerprint
 from ckpttools.runs.links import links_into
 from ckpttools.runs.listing import RunListing, StepListing, listed
 from ckpttools.runs.policy import Keep
+from ckpttools.runs.usage import usage_of
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.place import Place
@@ -40,7 +41,7 @@ class StepFate:
         fate: "kept", "stripped", "deleted" or "left alone".
         why: in words.
         nbytes: bytes of its files.
-        frees: bytes that are free afterwards, at least.
+        frees: bytes that are free once it is deleted, if no other step is.
     """
 
     step: int
@@ -61,12 +62,14 @@ class PruneDecision:
         fates: of all steps, in order.
         fingerprints: name of each step -> what tells it from another that gets its name, as of when it was
             looked at.
+        frees: bytes that are free once all are gone that are deleted: also of files that only these share.
     """
 
     run: OrbaxRun
     listing: RunListing
     fates: tuple[StepFate, ...]
     fingerprints: Mapping[str, str]
+    frees: int
 
     def named(self, fate: Fate) -> list[str]:
         """Names of the steps with a fate."""
@@ -124,7 +127,8 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
         return _made(each, "stripped", ", ".join(kept))
 
     fates = tuple(at_once(run.path.store, fate, listing.steps))
-    return PruneDecision(run, listing, fates, dict(zip(names, prints, strict=True)))
+    deleted = [run.path / each.name for each in fates if each.fate == "deleted"]
+    return PruneDecision(run, listing, fates, dict(zip(names, prints, strict=True)), usage_of(*deleted).own)
 
 
 def _made(each: StepListing, fate: Fate, why: str, frees: int = 0) -> StepFate:

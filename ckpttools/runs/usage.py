@@ -1,4 +1,4 @@
-"""What a directory takes of a disk, and what of it would be free if it was deleted."""
+"""What directories take of a disk, and what of it would be free if they were deleted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Usage:
 
     Attributes:
         nbytes: of all files.
-        own: of those that have no name elsewhere.
+        own: of those that have no name elsewhere: what deleting all of the directories frees.
         files: how many there are.
         modified: when the newest was changed, in nanoseconds since 1970; None where the store does not say.
     """
@@ -29,15 +29,15 @@ class Usage:
         return self.nbytes - self.own
 
 
-def usage_of(directory: Place) -> Usage:
-    """Raises StorageError if it cannot be listed."""
+def usage_of(*directories: Place) -> Usage:
+    """That of directories together, none of which is in another; StorageError if one cannot be listed."""
     names: dict[object, int] = {}
     sizes: dict[object, int] = {}
     links: dict[object, int] = {}
     newest: int | None = None
-    for name, found in directory.walk():
+    for place, found in ((each / name, found) for each in directories for name, found in each.walk()):
         # A store without links knows no file by anything but its name.
-        file = name if found.identity is None else found.identity
+        file = str(place) if found.identity is None else found.identity
         names[file] = names.get(file, 0) + 1
         sizes[file], links[file] = found.size, found.links
         if found.modified is not None:

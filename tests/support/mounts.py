@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,30 @@ def while_mounted(*cases: tuple[Path, Path, Sequence[object]]) -> list[tuple[int
     ended = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=TESTS, check=False)
     assert ended.returncode == 0, ended.stderr
     return [(code, output) for code, output in json.loads(ended.stdout)]
+
+
+def on_a_small_disk(
+    disk: Path, *cases: tuple[Path | None, int, Sequence[object]]
+) -> list[list[dict[str, Any]]]:
+    """What becomes of commands on a disk with little room, and of the same again where there is room.
+
+    Args:
+        disk: a directory where it is mounted.
+        cases: what is on it, how many pages are free, and the arguments of ckpt, with DISK for its place.
+
+    Returns:
+        For each case before, after, and after the second time: `code`, `output`, `files`, as digests of
+        their content, and `used`, the bytes that df tells.
+    """
+    if not _may_mount():
+        pytest.skip("nothing may be mounted here")
+    given = [(str(what or ""), pages, [str(each) for each in arguments]) for what, pages, arguments in cases]
+    command = [*_ALONE, sys.executable, "-m", "support.full_disk_script", str(disk)]
+    asked = json.dumps(given)
+    ended = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=TESTS, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found: list[list[dict[str, Any]]] = json.loads(ended.stdout)
+    return found
 
 
 @cache

@@ -15,14 +15,20 @@ HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckp
 JSON = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 
 
-def write_run(run: Path, steps: Iterable[int] = range(1, 7), *, commits: bool = True) -> Path:
-    """Tiny training states, as MaxText and a manager with metrics lay them out."""
+def write_run(
+    run: Path,
+    steps: Iterable[int] = range(1, 7),
+    *,
+    commits: bool = True,
+    shape: tuple[int, ...] = (4, 2, 6),
+) -> Path:
+    """Tiny training states, as MaxText and a manager with metrics lay them out; kernels of this shape."""
     for step in steps:
         rng = np.random.default_rng(step)
         kernel = ("decoder", "layers", "mlp", "wi", "kernel")
         leaves = {
             ("step",): np.array(step, np.int32),
-            ("params", "params", *kernel): rng.standard_normal((4, 2, 6), np.float32),
+            ("params", "params", *kernel): rng.standard_normal(shape, np.float32),
             ("opt_state", "0", "count"): np.array(step, np.int32),
             (
                 "opt_state",
@@ -34,7 +40,7 @@ def write_run(run: Path, steps: Iterable[int] = range(1, 7), *, commits: bool = 
                 "mlp",
                 "wi",
                 "kernel",
-            ): rng.standard_normal((4, 2, 6), np.float32),
+            ): rng.standard_normal(shape, np.float32),
         }
         arrays = {path: (zarr3([LITTLE], list(each.shape)), each) for path, each in leaves.items()}
         write_item(run / str(step) / "items", arrays)
