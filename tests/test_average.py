@@ -17,6 +17,7 @@ from support.hf_models import write_llama
 from support.object_stores import files_in
 from support.pages import run_page
 from support.places import DOCS, GOLDEN_0_2_5, HF, TRAINED
+from support.quantised_weights import fp8_blocks, fp8_rows, int4, nvfp4
 from support.stored_trees import contents
 from support.trees import lazy, tree_with
 
@@ -229,6 +230,29 @@ def test_what_has_no_mean_is_refused(models, tmp_path, words, code, said):
     at = next((k for k, each in enumerate(words) if str(each).startswith("--")), len(words))
     output = run("average", *words[:at], tmp_path / "out", *words[at:], code=code)
     assert said in " ".join(output.split()) and not (tmp_path / "out").exists()
+
+
+QUANTISED = [
+    lambda rng: fp8_blocks(rng, (24, 16), (8, 8)),
+    lambda rng: fp8_rows(rng, (24, 16)),
+    lambda rng: nvfp4(rng, 8, 4, divides=False),
+    lambda rng: int4(rng, 8, 4, 8),
+]
+
+
+@pytest.mark.parametrize("make", QUANTISED)
+def test_quantised_weights_count_as_their_numbers_and_are_rounded_once(make):
+    one, other = (make(np.random.default_rng(seed)) for seed in (1, 2))
+    exact = (one.product.astype(np.float64) + other.product) / 2
+    made = Average()([one.tree, other.tree])[one.name]
+    assert made.dtype.name == "bfloat16"
+    assert np.array_equal(made.read(), exact.astype(np.float32).astype(made.dtype.numpy))
+    plain = tree_with({(one.name,): one.product})
+    for mixed in ([plain, other.tree], [other.tree, plain]):
+        assert np.array_equal(Average()(mixed)[one.name].read(), exact.astype(np.float32))
+    codes = one.tree.with_metadata(config={})
+    with pytest.raises(CheckpointError):
+        Average()([codes, Tree({path: codes[path] for path in list(codes)[:1]}, codes.metadata)])
 
 
 def test_whole_numbers_must_agree():

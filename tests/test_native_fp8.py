@@ -348,3 +348,16 @@ def test_codes_that_nothing_tells_of_are_compared_as_they_are(tmp_path):
     run("convert", "to-zarr3", source, tmp_path / "zarr")
     assert ckpttools.diff(tmp_path / "zarr", source).equal
     assert ckpttools.verify(source, tmp_path / "zarr").equal
+
+
+def test_a_mean_is_of_numbers_and_never_of_codes(tmp_path):
+    for seed in (0, 1):
+        (tmp_path / str(seed)).mkdir()
+        source = quantised(tmp_path / str(seed) / "hf", seed=seed)
+        ckpttools.hf_to_maxtext(source, tmp_path / f"native{seed}", quantized="keep")
+        ckpttools.hf_to_maxtext(source, tmp_path / f"plain{seed}", dtype="float32")
+    for name in ("native", "plain"):
+        ckpttools.average(
+            tmp_path / f"{name}0", tmp_path / name, others=[tmp_path / f"{name}1"], dtype="float32"
+        )
+    assert ckpttools.hash(tmp_path / "native").parameters == ckpttools.hash(tmp_path / "plain").parameters

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise, mean
@@ -18,10 +19,11 @@ from ckpttools.maxtext.layout import STEPS
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.stored_average import StoredAverage
 from ckpttools.maxtext.strip import StripOptimizer
+from ckpttools.quantized.logical import DEFAULT_DTYPE
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.roles.of_tree import roles
 from ckpttools.transforms.conversion import Convert
-from ckpttools.transforms.dequantize import Dequantize
+from ckpttools.transforms.dequantize import dequantized, with_notes
 from ckpttools.transforms.mean_weights import MeanWeights, Weighted
 from ckpttools.transforms.tables import is_table
 
@@ -50,37 +52,44 @@ class Average:
         """The mean of checkpoints of one model; metadata, and what is no floating-point number, of the last.
 
         Of training states the parameters are taken: means of moments mean nothing. Quantised weights are the
-        numbers that they stand for. Whole numbers that are parameters are read and compared.
+        numbers that they stand for, and count as bfloat16 where a dtype is chosen. Whole numbers that are
+        parameters are read and compared.
 
         Raises:
             UsageError: the weights are not what `MeanWeights.of` wants.
             CoverageError: names or shapes of arrays differ; lists all that do.
             FormatError: two arrays of a checkpoint have one name.
             MappingError: whole numbers differ, or numbers of few bits may have lost their scales.
-            CheckpointError: as `StripOptimizer`, `StoredAverage` and `Dequantize`.
+            CheckpointError: as `StripOptimizer`, `StoredAverage` and
+                `ckpttools.transforms.dequantize.dequantized`.
         """
         weights = self.weights.of(len(trees))
-        plain = [self._parameters(tree) for tree in trees]
-        last, named = plain[-1], [by_name(tree.arrays) for tree in plain]
+        counted = [self._counted(tree) for tree in trees]
+        plain = [each.tree for each in counted]
+        last, named = plain[-1], [each.named for each in counted]
         _check_alike(named, plain)
         parts = {path: [each[dotted(path)] for each in named] for path in last.arrays}
         averaged = {path for path in parts if _has_mean(last, path)}
         _check_equal({path: each for path, each in parts.items() if path not in averaged}, plain)
         leaves: dict[Path, Leaf] = {
-            path: self._mean(parts[path], weights) if path in averaged else leaf
+            path: self._mean(parts[path], [each.dtype_of(path) for each in counted], weights)
+            if path in averaged
+            else leaf
             for path, leaf in last.items()
         }
         made = Tree(leaves, last.metadata)
         notes = last.metadata.notes + self._notes(made, averaged, plain, weights)
         return made.with_metadata(notes=notes)
 
-    def _parameters(self, tree: Tree) -> Tree:
+    def _counted(self, tree: Tree) -> _Counted:
         if self.parameters is not None:
             tree = tree.pipe(StoredAverage(self.parameters))
         known = roles(tree)
         if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
             tree = _stripped(tree)
-        tree = tree.pipe(Dequantize(self.dtype))
+        # As float32, so that what comes of them is rounded once.
+        made = dequantized(tree, DTYPES["float32"])
+        tree = tree.pipe(lambda given: with_notes(made, given))
         found = quantized_in(tree)
         if odd := [*found.weights, *found.unclear]:
             raise MappingError(
@@ -88,12 +97,12 @@ class Average:
                 place=tree.metadata.place or None,
                 hint=f"cast the checkpoint first; {option('force', True)} there takes them as they are",
             )
-        return tree
+        return _Counted(tree, frozenset(map(dotted, made.weights)))
 
-    def _mean(self, parts: Sequence[LazyArray], weights: Weighted) -> LazyArray:
+    def _mean(self, parts: Sequence[LazyArray], dtypes: Sequence[DType], weights: Weighted) -> LazyArray:
         pairs = zip(parts, weights.weights, strict=True)
         counted = [(part, weight) for part, weight in pairs if weight] or [(parts[-1], 0.0)]
-        to = self.dtype or _widest([part.dtype for part in parts])
+        to = self.dtype or _widest(dtypes)
         (first, weight), *rest = counted
         if not rest and weight == weights.total and first.dtype == to:
             return first
@@ -111,6 +120,29 @@ class Average:
         shares = [f"{_place(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
         more = f", and {len(shares) - _SHOWN} more" if len(shares) > _SHOWN else ""
         return Notes((what,), remarks=(f"weights: {', '.join(shares[:_SHOWN])}{more}",))
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A checkpoint as it is counted: parameters, as plain numbers.
+
+    Attributes:
+        tree: of them.
+        dequantized: dotted names of what was quantised.
+    """
+
+    tree: Tree
+    dequantized: Collection[str]
+
+    def dtype_of(self, path: Path) -> DType:
+        """The dtype that a mean of such arrays has."""
+        name = dotted(path)
+        return DEFAULT_DTYPE if name in self.dequantized else self.named[name].dtype
+
+    @cached_property
+    def named(self) -> Mapping[str, LazyArray]:
+        """The arrays by their dotted names."""
+        return by_name(self.tree.arrays)
 
 
 def _stripped(tree: Tree) -> Tree:

@@ -43,13 +43,20 @@ class Dequantize:
             FormatError: weights of a scheme that is not read, without their scales, or whose scales do not
                 fit; scales that are no numbers; lists all.
         """
-        made = dequantized(
-            tree, parse_dtype(self.dtype) if isinstance(self.dtype, str) else self.dtype, self.like
+        return with_notes(
+            dequantized(
+                tree, parse_dtype(self.dtype) if isinstance(self.dtype, str) else self.dtype, self.like
+            ),
+            tree,
         )
-        if made.tree is tree:
-            return Transformed(tree)
-        said = f"{FIELD} is left out of config.json, as no weight is quantised any more; it was {made.said}"
-        return Transformed(made.tree, made.notes + Notes(remarks=(said,)))
+
+
+def with_notes(made: Logical, tree: Tree) -> Transformed:
+    """What was made of a tree, and what the user should know of it."""
+    if made.tree is tree:
+        return Transformed(tree)
+    said = f"{FIELD} is left out of config.json, as no weight is quantised any more; it was {made.said}"
+    return Transformed(made.tree, made.notes + Notes(remarks=(said,)))
 
 
 def dequantized(tree: Tree, dtype: DType | None = None, like: Like = "float32") -> Logical:
