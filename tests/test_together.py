@@ -20,6 +20,21 @@ SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 STAMPED = re.compile(r"(^|/)_CHECKPOINT_METADATA$")
 
 
+# The last process is stopped for a while when all is done.
+LATE = """
+import os, subprocess, sys
+from ckpttools.cli.main import main
+from ckpttools.sharding import leaving
+LEFT = leaving.left_job
+def late(job):
+    if job.number == job.count - 1:
+        subprocess.run(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 12; kill -CONT {os.getpid()}"])
+    LEFT(job)
+leaving.left_job = late
+main(sys.argv[1:])
+"""
+
+
 def job(words, count=2, dying=None, started_as=("-m", "ckpttools")):
     """Starts all processes of a job; how they end, and what each says."""
     with socket.socket() as free:
@@ -68,7 +83,7 @@ def test_a_killed_process_ends_the_job_by_its_name_and_the_next_job_goes_on(tmp_
     assert f"process {count - 1} of {count} is gone" in said[0], said[0]
     assert not (tmp_path / "out").exists()
 
-    codes, said = job(words, later)
+    codes, said = job(words, later, started_as=("-c", LATE) if later > 2 else ("-m", "ckpttools"))
     assert codes == [0] * later, said
     assert "13 arrays" in said[0] and f"part 1/{later}" in said[1], said
     assert any("done before" in each for each in said), said

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ckpttools.api.standing import PartStatus
-from ckpttools.api.together import _are_done, _heeding
+from ckpttools.api.together import _are_done, _check_failed, _heeding
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.run.events import Publishing
 from ckpttools.sharding.load_progress import JobProgress, Teller
@@ -88,7 +88,7 @@ def test_process_0_gives_up_its_own_part_when_another_has(job, monkeypatch):
 
     monkeypatch.setattr(together, "_LOOK_SECONDS", 0.0)
     seen: list[object] = []
-    observe = _heeding(job, seen.append)
+    observe = _heeding(lambda: _check_failed(job), seen.append)
     observe(Publishing())
     other(job, 2).note("failed", "the disk is full")
     with pytest.raises(OtherProcessError, match="process 2 of 3 could not do its part"):

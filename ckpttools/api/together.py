@@ -22,6 +22,7 @@ from ckpttools.plan.dealing import Part
 from ckpttools.plan.plan_file import PlanFile, decoded
 from ckpttools.run.events import Event, Observer, Receipt
 from ckpttools.run.parts import PartReceipt
+from ckpttools.sharding.leaving import is_gone
 from ckpttools.sharding.service import JOB_BYTES, Service
 from ckpttools.stores.relocation import AS_PLANNED
 from ckpttools.stores.shares import this_process
@@ -33,6 +34,7 @@ _SAID_SECONDS = 10.0
 _LATE_SECONDS = 300.0
 # Topics of what each process says of itself.
 _HERE, _DONE, _FAILED = "here", "done", "failed"
+_END = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +86,25 @@ def _part_of(job: Service) -> Part:
 def _other(job: Service, told: Told) -> None:
     said = job.get_bytes("plan")
     if not said:
-        raise OtherProcessError(job.get("end"))
+        raise OtherProcessError(_end_of(job))
     file = decoded(zlib.decompress(said), "what process 0 has planned")
     job.note(_HERE, this_process())
-    told.done(part_done(file, _part_of(job), AS_PLANNED, observe=told.observe))
+    observe = _heeding(lambda: _check_ended(job), told.observe)
+    told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe))
     job.note(_DONE, "yes")
-    outcome = job.get("end")
-    if outcome:
-        raise OtherProcessError(outcome)
+    if why := _end_of(job):
+        raise OtherProcessError(why)
+
+
+def _end_of(job: Service) -> str:
+    """What process 0 says at the end, once it does: nothing, or what has ended the job."""
+    return job.get(f"{_END}/0")
+
+
+def _check_ended(job: Service) -> None:
+    """Raises OtherProcessError if process 0 has ended the job because of something."""
+    for why in filter(None, job.noted(_END).values()):
+        raise OtherProcessError(why)
 
 
 def _first(job: Service, plan: Callable[[], Prepared], told: Told) -> Receipt:
@@ -106,7 +119,8 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Told) -> Receipt:
         earlier = {each.token for each in before.parts}
         job.put_bytes("plan", zlib.compress(content, 1))
         is_planned = True
-        told.done(part_done(file, _part_of(job), AS_PLANNED, observe=_heeding(job, told.observe)))
+        observe = _heeding(lambda: _check_failed(job), told.observe)
+        told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe))
         _wait(job, file, told.waiting, earlier)
         receipt = prepared.conversion.run(
             prepared.destination,
@@ -118,9 +132,9 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Told) -> Receipt:
         said = str(error).partition("\n")[0] or type(error).__name__
         if not is_planned:
             job.put_bytes("plan", b"")
-        job.put("end", f"process 0 of {job.count} has ended the job: {said}")
+        job.note(_END, f"process 0 of {job.count} has ended the job: {said}")
         raise
-    job.put("end", "")
+    job.note(_END, "")
     # To the publishing all tasks were done before, by one of the job or another.
     return replace(
         prepared.reported(receipt),
@@ -136,15 +150,15 @@ def _check_failed(job: Service) -> None:
         raise OtherProcessError(f"process {number} of {job.count} could not do its part", got=why)
 
 
-def _heeding(job: Service, observe: Observer) -> Observer:
-    """`observe`, which ends the work when another process has given up: nothing would come of it."""
+def _heeding(check: Callable[[], None], observe: Observer) -> Observer:
+    """`observe`, which ends the work when another process has ended the job: nothing would come of it."""
     looked = time.monotonic()
 
     def heed(event: Event) -> None:
         nonlocal looked
         if time.monotonic() - looked > _LOOK_SECONDS:
             looked = time.monotonic()
-            _check_failed(job)
+            check()
         observe(event)
 
     return heed
@@ -202,6 +216,7 @@ def _are_done(
         if each.state != "done":
             # It may have said why a moment ago.
             _check_failed(job)
+            is_gone(job, number)
             raise _gone(each, number, count)
         done.add(number)
     return len(done - {0}) == count - 1

@@ -31,21 +31,22 @@ def carry_out_together(
     from ckpttools.cli.plan_text import closing_line, say_gain
     from ckpttools.cli.progress import listening
     from ckpttools.plan.dealing import parse_part
-    from ckpttools.sharding.service import abandoned_job, joined_job, left_job
+    from ckpttools.sharding.leaving import abandoned_job, left_job
+    from ckpttools.sharding.service import joined_job
 
     job = joined_job(coordinator, None if process is None else parse_part(process))
     try:
         with listening(progress and job.number == 0) as observe:
             told = Told(observe, lambda made: say(part_line(made)), lambda found: say(waiting_line(found)))
             receipt = convert_together(job, plan, told)
+        if receipt is not None:
+            if as_json:
+                print_json(receipt)
+            else:
+                say_gain(receipt)
+                show([closing_line(receipt)])
+                print_next(receipt.destination)
+        left_job(job)
     except BaseException:
         abandoned_job(job)
         raise
-    if receipt is not None:
-        if as_json:
-            print_json(receipt)
-        else:
-            say_gain(receipt)
-            show([closing_line(receipt)])
-            print_next(receipt.destination)
-    left_job()

@@ -6,7 +6,6 @@ job computes on them; and a conversion has no use for them at all.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,9 +23,6 @@ JOB_BYTES = 144 << 20
 _PATIENCE_MS = 5_000
 # gRPC takes 4 MiB at once.
 _MOST_AT_ONCE = 2 << 20
-# Of processes that are not there any more the others need not take leave for long.
-_LEAVE_SECONDS = 10
-_GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +122,6 @@ def joined_job(coordinator: str | None = None, process: Part | None = None) -> S
                 coordinator,
                 num_processes=process.count if process else None,
                 process_id=process.number if process else None,
-                shutdown_timeout_seconds=_LEAVE_SECONDS,
             )
         except (ValueError, RuntimeError) as error:
             raise _no_job(str(error).partition("\n")[0]) from error
@@ -142,28 +137,3 @@ def _no_job(got: str) -> UsageError:
         hint=f"say it: {option('coordinator', 'HOST:PORT')}, {option('process', 'I/N')}; or use "
         f"{step('ckpttools.write_plan', 'ckpt plan')} and {step('ckpttools.run_part', 'ckpt run')}",
     )
-
-
-def left_job() -> None:
-    """Takes leave of the others, who do the same."""
-    import jax
-
-    shutdown: Callable[[], None] = jax.distributed.shutdown
-    shutdown()
-
-
-def abandoned_job(job: Service) -> None:
-    """Ends without taking leave: of a job that has failed nobody waits for the others, who may be gone."""
-    import ctypes
-
-    from jax._src import distributed
-
-    if job.number == 0:
-        # With this process its service ends, and the others by a signal, who are about to say what happened.
-        time.sleep(_GRACE_SECONDS)
-    state = distributed.global_state
-    for each in (state.client, state.service):
-        if each is not None:
-            # What is destroyed takes leave, too, and ends the process by a signal if nobody answers.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
-    state.client = state.service = None
