@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from support.places import FIXTURES
 from support.trees import lazy
 
 import ckpttools
+from ckpttools.adapters.bases import base_of
+from ckpttools.adapters.extract import Extracting, extracted
 from ckpttools.adapters.spectrum import ranked_spectrum, spectrum
-from ckpttools.core.errors import CheckpointError, MemoryBudgetError, UsageError
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, MemoryBudgetError, SourceChangedError, UsageError
 
 PEFT = FIXTURES / "peft"
 BASE = PEFT / "bases" / "llama-float32"
@@ -122,3 +126,17 @@ def test_factors_that_do_not_fit_into_the_memory_are_refused(monkeypatch, tmp_pa
     assert extracted(tuned, base, options, 1 << 20).nbytes < 1 << 20
     with pytest.raises(MemoryBudgetError, match="factors do not fit"):
         extracted(tuned, base, options, 1000)
+
+
+def test_a_model_that_changes_while_it_is_read(tmp_path):
+    """No array of the adapter is read from it later: what is written is made when it is planned."""
+
+    class Meddling(Extracting):
+        def spectrum(self, tuned, base, name):
+            os.utime(tmp_path / "tuned/model.safetensors", (1, 1))
+            return super().spectrum(tuned, base, name)
+
+    ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
+    tuned, base = (base_of(ckpttools.open(path)) for path in (tmp_path / "tuned", BASE))
+    with pytest.raises(SourceChangedError, match="was changed while it was read"):
+        extracted(tuned, base, Meddling(2, None, DTYPES["float32"]), 1 << 30)

@@ -19,11 +19,17 @@ from ckpttools.array.tree import dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.torch.saved import saved_file
+from ckpttools.stores.registry import parse
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
 DCP, SHARDS, RANKS = (FIXTURES / name for name in ("dcp", "dcp-safetensors", "ranks"))
+FSDP = FIXTURES / "trainers/fsdp/pytorch_model_fsdp_0"
+# Bytes of a tensor that says which ranks a mesh is of.
+MESH = 16
 # What rank 0 gathered: "model." and the name, and one of the moments.
 WHOLE = {dotted(path): array for path, array in open_tree(FIXTURES / "dcp.safetensors").arrays.items()}
 
@@ -79,6 +85,14 @@ class TestMetadataAndFiles:
         first.write_bytes(short + bytes(len(long) - len(short)))
         assert ckpt("hash", part).exit_code == 3
 
+    def test_a_file_that_is_there_twice(self, tmp_path):
+        """Files of processes that have the same parts by shape: only numbers tell them apart."""
+        part = copied(FSDP, tmp_path / "c")
+        first, second = (part / f"__{rank}_0.distcp" for rank in (0, 1))
+        assert first.stat().st_size == second.stat().st_size
+        shutil.copy(first, second)
+        assert "__0_0.distcp = __1_0.distcp" in run("hash", part, code=3)
+
 
 class TestSafetensors:
     def test_every_tensor_is_what_the_processes_gathered(self):
@@ -106,11 +120,18 @@ class TestSafetensors:
             header = json.loads(raw[8 : 8 + length])
             said = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
             for each in said.values():
-                each["saved_offsets"] = [0 for _ in each["saved_offsets"]]
+                each["saved_offsets"] = [max(0, at - 1) for at in each["saved_offsets"]]
             header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(said)
             text = json.dumps(header).encode()
             file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
         assert "two of its parts have element" in run("hash", part, code=3)
+
+    def test_a_file_of_another_save(self, tmp_path):
+        """Of as many processes and more: what they had is there twice."""
+        part = copied(SHARDS, tmp_path / "c")
+        for file in sorted(part.glob("shard-00001-*")):
+            shutil.copy(file, part / file.name.replace("shard-00001", "shard-00005"))
+        assert "two files have the same part of it" in run("hash", part, code=3)
 
     def test_doctor_knows_it(self):
         told = ckpt("doctor", SHARDS).output
@@ -140,6 +161,36 @@ class TestRanks:
         (part / "model_world_size_8_rank_5.pt").unlink()
         shutil.copy(part / "model_world_size_4_rank_1.pt", part / "model_world_size_4_rank_2.pt")
         assert "two of its parts" in run("hash", part, code=3) or "elements out" in run("hash", part, code=3)
+
+    def test_what_several_processes_have_is_compared(self, tmp_path):
+        """Other numbers of any tensor of any process are refused or read, never left out."""
+        told, truth = 0, {path: array.read().tobytes() for path, array in open_tree(RANKS).arrays.items()}
+        for rank in range(4):
+            part = copied(RANKS, tmp_path / str(rank))
+            place = part / f"model_world_size_4_rank_{rank}.pt"
+            raw = place.read_bytes()
+            spans = saved_file(parse(place), ReadOptions()).storages.values()
+            for span in (each for each in spans if each.nbytes != MESH):
+                changed = bytes(byte ^ 0x55 for byte in raw[span.start : span.start + span.nbytes])
+                place.write_bytes(raw[: span.start] + changed + raw[span.start + span.nbytes :])
+                try:
+                    tree = open_tree(part)
+                except FormatError as error:
+                    assert "has other numbers than rank" in str(error)
+                    told += 1
+                else:
+                    assert {path: array.read().tobytes() for path, array in tree.arrays.items()} != truth
+        assert told
+
+    def test_steps_that_are_said_beside_them(self, tmp_path):
+        part = copied(RANKS, tmp_path / "c")
+        for rank in range(4):
+            save(part / f"extra_state_world_size_4_rank_{rank}.pt", {"lr_scheduler": {"last_epoch": 7}})
+        save(part / "extra_state_world_size_4_rank_1.pt", {"rng": {"cpu": 1}})
+        assert open_tree(part).arrays.keys() == open_tree(RANKS).arrays.keys()
+        save(part / "extra_state_world_size_4_rank_2.pt", {"lr_scheduler": {"last_epoch": 8}})
+        told = run("hash", part, code=3)
+        assert "several steps" in told and "rank_2.pt: step 8" in told
 
     def test_plain_tensors_alone_belong_nowhere(self, tmp_path):
         for rank in range(2):

@@ -7,6 +7,7 @@ import os
 import pickle
 import pickletools
 import random
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -66,6 +67,16 @@ def test_what_cannot_be_read_is_refused_by_name(name, says):
     told = ckpt("inspect", "tree", FIXTURES / name)
     assert told.exit_code == 3 and says in told.output
     assert ckpt("doctor", FIXTURES / name).exit_code == 1
+
+
+def test_a_tar_of_before_2018_is_known_for_what_it_is(tmp_path):
+    with tarfile.open(tmp_path / "a.pt", "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in ("sys_info", "pickle"):
+            tar.addfile(tarfile.TarInfo(name))
+    assert "before version 0.1.10" in run("hash", tmp_path / "a.pt", code=3)
+    with tarfile.open(tmp_path / "b.pt", "w") as tar:
+        tar.addfile(tarfile.TarInfo("notes"))
+    assert "torch: it does not begin as files of torch.save do" in run("hash", tmp_path / "b.pt", code=3)
 
 
 def test_the_commands_take_it(tmp_path):

@@ -237,6 +237,14 @@ def test_ranks_of_two_steps(tmp_path, stage):
     assert "of two saves" in run("hash", root, code=3)
 
 
+@pytest.mark.parametrize("stage", (2, 3))
+def test_a_file_that_is_there_twice(tmp_path, stage):
+    root = write_zero(tmp_path / "t", stage, [{"a": np.arange(60, dtype="f4")}], 3)
+    first, _, last = sorted(root.glob("*optim_states.pt"))
+    shutil.copy(last, first)
+    assert f"{first.name} = {last.name}" in run("hash", root, code=3)
+
+
 def test_moments_are_asked_for(tmp_path):
     root = write_zero(tmp_path / "t", 2, MODEL, 2)
     assert "moments are left out" in run("convert", "to-safetensors", root, tmp_path / "w")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.adapters.spectrum import Spectrum, ranked_spectrum, spectrum, squares_of
+from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
 from ckpttools.core.budget import size_text
@@ -20,6 +21,7 @@ from ckpttools.core.text import array_count, in_natural_order, some
 from ckpttools.core.wording import option
 from ckpttools.quantized.modules import is_linear
 from ckpttools.stores.memory import Bytes
+from ckpttools.stores.unchanged import check_unchanged
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,6 +88,7 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
         ShapeError: a weight has another shape.
         UsageError: no matrix differs.
         MemoryBudgetError: the factors take more.
+        SourceChangedError: a model was changed while it was read.
     """
     _require_same(tuned, base)
     factors: list[FactorPair] = []
@@ -104,6 +107,8 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
             errors[name] = found.error(factor.rank)
             nbytes += factor.a.nbytes + factor.b.nbytes
             _require_room(nbytes, memory)
+    read = sources([*tuned.tree.arrays.values(), *base.tree.arrays.values()])
+    check_unchanged({each.path: each for each in read}.values())
     if not factors:
         raise UsageError(
             "no matrix of a linear layer differs between the models",

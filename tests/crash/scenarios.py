@@ -9,6 +9,7 @@ from pathlib import Path
 from support import hf_models
 from support.places import TRAINED
 
+from crash.effort import ALL
 from crash.runner import Ended, Runner
 
 SOURCES, PLACE = "src", "place"
@@ -37,8 +38,9 @@ class Scenario:
     Attributes:
         name: of the test case.
         command: words before SRC.
-        source: what it reads: "hf", "maxtext", "unscanned" or "train".
+        source: what it reads: "hf", "maxtext", "unscanned", "train", "adapter" or "lora".
         options: words after DST.
+        beside: words between SRC and DST.
         destination: name of DST in the place.
         replaces: whether DST is there already and is overwritten.
         exchange: whether the system can exchange two names.
@@ -51,14 +53,17 @@ class Scenario:
     destination: str = "out"
     replaces: bool = False
     exchange: bool = True
+    beside: str = ""
 
     def args(self, root: Path, model: str) -> tuple[str, ...]:
         """The command line with one of the models as SRC."""
         source, destination = root / SOURCES / f"{self.source}-{model}", root / PLACE / self.destination
-        options = self.options.format(root=root, place=root / PLACE).split()
+        beside, options = (
+            words.format(root=root, place=root / PLACE).split() for words in (self.beside, self.options)
+        )
         overwrite = ("--overwrite",) if self.replaces else ()
         quiet = ("--no-progress", "--jobs", "1")
-        return (*self.command.split(), str(source), str(destination), *options, *overwrite, *quiet)
+        return (*self.command.split(), str(source), *beside, str(destination), *options, *overwrite, *quiet)
 
     def run(self, runner: Runner, model: str = MODEL, **more: object) -> Ended:
         return runner.run(*self.args(runner.root, model), exchange=self.exchange, **more)  # type: ignore[arg-type]
@@ -66,6 +71,13 @@ class Scenario:
 
 _TO_MAXTEXT, _TO_HF, _TO_SAFETENSORS = (
     f"convert {name}" for name in ("hf-to-maxtext", "maxtext-to-hf", "to-safetensors")
+)
+# Its factors are made when it is planned; what the others write is read as all else is.
+_EXTRACT = Scenario("adapter-extract", "adapter extract", "hf", "--rank 2", beside="{root}/src/hf-c")
+_ADAPTERS = (
+    Scenario("adapter-merge", "adapter merge", "hf", beside="{root}/src/adapter-a"),
+    Scenario("adapter-to-maxtext", "adapter to-maxtext", "adapter", "--base {root}/src/hf-a"),
+    Scenario("adapter-to-peft", "adapter to-peft", "lora", "--base {root}/src/hf-a"),
 )
 SCENARIOS = (
     Scenario("hf-to-maxtext", _TO_MAXTEXT, "hf"),
@@ -88,6 +100,8 @@ SCENARIOS = (
     Scenario("remap", "remap", "hf", "--map {root}/src/rules.toml"),
     Scenario("cast-overwrite", "cast", "maxtext", "--dtype float32 --no-ocdbt", replaces=True),
     Scenario("select-manifest", "select", "hf", "--drop lm_head.weight --manifest {place}/digests.json"),
+    _EXTRACT,
+    *(_ADAPTERS if ALL else ()),
 )
 
 
@@ -104,6 +118,10 @@ def make_sources(runner: Runner) -> None:
     for model, dtype in ((MODEL, "float32"), (OTHER, "bfloat16"), (OLD, "float16")):
         target = str(sources / f"train-{model}")
         _done(runner.run("cast", str(TRAINED), target, "--dtype", dtype, "--copy"))
+    for model, tuned in ((MODEL, OTHER), (OTHER, OLD), (OLD, MODEL)):
+        base, adapter = str(sources / f"hf-{model}"), str(sources / f"adapter-{model}")
+        _done(runner.run("adapter", "extract", str(sources / f"hf-{tuned}"), base, adapter, "--rank", "2"))
+        _done(runner.run("adapter", "to-maxtext", adapter, str(sources / f"lora-{model}"), "--base", base))
 
 
 def _done(ended: Ended) -> None:

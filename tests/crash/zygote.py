@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from crash.handlers import Counter, Failing, Recorder, Turns
@@ -89,7 +90,8 @@ def _learn(names: list[str]) -> None:
     """Imports what a fork had to import, for all later ones."""
     for name in names:
         if name.split(".")[0] not in _NOT_BEFORE_FORKS:
-            importlib.import_module(name)
+            with suppress(ModuleNotFoundError):  # Cython makes modules that no file is of
+                importlib.import_module(name)
 
 
 def _answer(value: object) -> None:

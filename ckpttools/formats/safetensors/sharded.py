@@ -154,5 +154,8 @@ def _whole(pieces: list[Piece]) -> LazyArray:
     ranks = {each.box.rank for each in pieces}
     if len(kinds) > 1 or len(ranks) > 1:
         raise ValueError(f"parts of several dtypes or ranks: {', '.join(sorted(map(str, kinds)))}")
+    # torch writes what several processes have once; what is there twice is of two saves.
+    if len({each.box for each in pieces}) < len(pieces):
+        raise ValueError("two files have the same part of it")
     shape = tuple(max(each.box.stop[axis] for each in pieces) for axis in range(ranks.pop()))
     return pieced(shape, kinds.pop(), pieces)

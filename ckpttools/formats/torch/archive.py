@@ -18,7 +18,9 @@ from ckpttools.stores.base import File
 
 MAGIC = b"PK\x03\x04"
 # Of `torch.save` before 1.6: protocol 2 and the number 0x1950a86a20f9469cfc6c.
-OLD_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
+_OLD_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
+# Before 0.1.10 (2017) it was a tar of these, of which any may come first.
+_TAR_AT, _TAR_MAGIC, _TAR_MEMBERS = 257, b"ustar", (b"sys_info", b"pickle", b"tensors", b"storages")
 _PICKLE, _BYTE_ORDER = "data.pkl", "byteorder"
 # A directory of 64 MiB is of half a million members; read it takes five times that. The order is one word.
 _MOST_DIRECTORY, _MOST_ORDER = 64 << 20, 64
@@ -67,6 +69,34 @@ class Archive:
         if not is_there or start + entry.file_size > self.file.size:
             raise _damaged(self.file.path, f"{entry.filename} is not where the directory of the archive says")
         return start, entry.file_size
+
+
+def kind_of(file: File) -> str | None:
+    """What a file begins as: "zip", "pickles" or "tar" of older torch, or None for nothing that it wrote."""
+    head = file.read(0, min(_TAR_AT + len(_TAR_MAGIC), file.size))
+    if head.startswith(MAGIC):
+        return "zip"
+    if head.startswith(_OLD_MAGIC):
+        return "pickles"
+    is_tar = head[_TAR_AT:] == _TAR_MAGIC and head.partition(b"\0")[0] in _TAR_MEMBERS
+    return "tar" if is_tar else None
+
+
+def refuse_old(file: File) -> None:
+    """Raises FormatError for a file of torch before 1.6, which has no index."""
+    kind = kind_of(file)
+    if kind not in ("pickles", "tar"):
+        return
+    is_tar = kind == "tar"
+    what = "0.1.10, a tar of pickles" if is_tar else "1.6, a row of pickles without an index"
+    # torch loads no tar as weights alone.
+    trusted = ", where you trust who wrote it" if is_tar else ""
+    raise FormatError(
+        f"the file is of torch.save before version {what}",
+        place=file.path,
+        hint=f"save it again{trusted}: "
+        f"torch.save(torch.load(FILE, map_location='cpu', weights_only={not is_tar}), OTHER)",
+    )
 
 
 def opened(file: File, most: int) -> Archive:

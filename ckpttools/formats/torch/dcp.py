@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
+from math import prod
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -25,6 +27,7 @@ from ckpttools.formats.json_file import DEEPEST
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.torch.alike import refuse_copies
 from ckpttools.formats.torch.entry import FilePart, SavedTensor, saved_value
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
@@ -37,6 +40,8 @@ from ckpttools.stores.place import Place
 METADATA, SUFFIX = ".metadata", ".distcp"
 # Objects of Python that are no tensors are read when the checkpoint is opened.
 _LARGEST_OBJECT = 64 << 20
+# Files that are compared: looking into one on a bucket takes as long as a small read.
+_MOST_COMPARED = 64
 _HINT = "copy the checkpoint again, with the files of all processes"
 
 
@@ -116,6 +121,8 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
             wanted="for each tensor parts that make it up, each in a file",
             hint=_HINT,
         )
+    for parts in _side_by_side(listed, files):
+        refuse_copies(parts, path, _HINT)
     scalars, others = _objects(path, listed, files, leaves)
     return Tree(
         leaves,
@@ -128,6 +135,19 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
 def _piece(box: Region, dtype: Any, entry: _Saved, files: Mapping[str, File]) -> Piece:
     saved = SavedTensor(files[entry.file], entry.offset, entry.nbytes, box.shape, dtype)
     return Piece(box, Decoded(box.shape, dtype, saved))
+
+
+def _side_by_side(listed: _Listing, files: Mapping[str, File]) -> Iterator[dict[str, LazyArray]]:
+    """Parts of a large tensor by file, of as few tensors as have parts in most of the files."""
+    rest = {*files}
+    for name, (_, dtype, boxes) in sorted(listed.arrays.items(), key=lambda each: -prod(each[1][0])):
+        found = {(entry := listed.entries[name, box.start]).file: (box, entry) for box in boxes if box.size}
+        if len(found) > 1 and not rest.isdisjoint(found):
+            some = islice(found.items(), _MOST_COMPARED)
+            yield {file: _piece(box, dtype, entry, files).array for file, (box, entry) in some}
+            rest -= found.keys()
+        if not rest:
+            return
 
 
 def _listed(path: Place, options: ReadOptions) -> _Listing:

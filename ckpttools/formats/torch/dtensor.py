@@ -86,7 +86,10 @@ def local_part(value: Record, storages: Mapping[str, StorageRange]) -> LocalPart
     splits = _splits(placements, spec.attribute("shard_order") if isinstance(spec, Record) else None)
     if len(placements) != len(coordinate) or any(axis >= len(shape) for axis, _ in splits):
         raise NotReadableError("a distributed tensor whose placements do not fit it")
-    return LocalPart(shape, dtype, lazy_tensor(local, storages), coordinate, splits)
+    array = lazy_tensor(local, storages)
+    if array.dtype != dtype:
+        raise NotReadableError(f"a distributed tensor of {dtype} whose part is of {array.dtype}")
+    return LocalPart(shape, dtype, array, coordinate, splits)
 
 
 def _splits(placements: Sequence[Any], order: Any) -> tuple[tuple[int, int], ...]:

@@ -70,10 +70,8 @@ class _StateFile:
 def _why_no_archive(path: Place) -> str | None:
     """Why a file is none of torch.save, in a few words; files of old ones are, and cannot be read."""
     with path.open() as file:
-        head = file.read(0, min(len(archive.OLD_MAGIC), file.size))
-    if head.startswith(archive.MAGIC) or head == archive.OLD_MAGIC:
-        return None
-    return "it does not begin as files of torch.save do"
+        known = archive.kind_of(file)
+    return None if known else "it does not begin as files of torch.save do"
 
 
 def _files_below(path: Place) -> Sequence[Place]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -11,11 +11,13 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.torch.alike import Twins
 from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
@@ -28,6 +30,8 @@ from ckpttools.stores.registry import parse
 _RANK = re.compile(r"model_world_size_(?P<count>\d+)_rank_(?P<rank>\d+)\.pt", re.DOTALL)
 # Where verl keeps configuration and tokenizer.
 _BESIDE = "huggingface"
+# What both keep of the schedule of learning rates, which tells the step.
+_EXTRA = "extra_state_world_size_{count}_rank_{rank}.pt"
 _HINT = "copy the files of all processes of one save into one directory"
 
 
@@ -66,6 +70,15 @@ class _Gathered:
         coordinates = [each.coordinate for each in self.parts.values()]
         return [1 + max(column) for column in zip(*coordinates, strict=True)]
 
+    @property
+    def twins(self) -> Iterator[tuple[int, int]]:
+        """Ranks that have the same part."""
+        first: dict[Region, int] = {}
+        for rank, part in self.parts.items():
+            known = first.setdefault(part.box(self.mesh), rank)
+            if known != rank:
+                yield known, rank
+
     def whole(self) -> LazyArray:
         """Raises ValueError or NotReadableError where the parts do not make it up."""
         kinds = {(each.shape, each.dtype, len(each.coordinate)) for each in self.parts.values()}
@@ -99,12 +112,34 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
     places = [path / name for name, _ in files.values()]
     saved = at_once(path.store, lambda place: saved_file(place, options), places)
     missing = sorted({*range(count)} - {*files})
+    _check_step(path, [_EXTRA.format(count=count, rank=rank) for rank in files], options)
     return _tree(path, dict(zip(files, saved, strict=True)), missing)
+
+
+def _check_step(path: Place, names: Sequence[str], options: ReadOptions) -> None:
+    """Raises FormatError where processes saved after other numbers of steps, as far as files say them."""
+    there = [name for name in names if (path / name).is_file()]
+    found = at_once(path.store, lambda name: _step(path / name, options), there)
+    steps = {name: step for name, step in zip(there, found, strict=True) if step is not None}
+    if len({*steps.values()}) > 1:
+        lines = [f"{name}: step {step}" for name, step in steps.items()]
+        raise FormatError("files of several steps lie here:" + listing(lines), place=path, hint=_HINT)
+
+
+def _step(place: Place, options: ReadOptions) -> int | None:
+    """How many steps a process had taken; None where that is not said, or the file is not understood."""
+    try:
+        value = saved_file(place, options).value
+    except FormatError:
+        return None
+    schedule = value.get("lr_scheduler") if isinstance(value, dict) else None
+    step = schedule.get("last_epoch") if isinstance(schedule, dict) else None
+    return step if type(step) is int else None
 
 
 def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int]) -> Tree:
     spread: dict[TreePath, _Gathered] = {}
-    whole = State()
+    plain: dict[int, State] = {}
     wrong: list[str] = []
     for rank, file in saved.items():
         rest = {}
@@ -113,7 +148,8 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int]) -
                 _gather(spread, name, value, rank, file, wrong)
             else:
                 rest[name] = value
-        _merge(whole, state_of(rest, file.nbytes, file.tensor, str(file.place)), rank, wrong)
+        plain[rank] = state_of(rest, file.nbytes, file.tensor, str(file.place))
+    whole, twins = _merged(plain)
     if len(saved) > 1 and not spread:
         raise FormatError(
             "no tensor in these files says where in the whole it belongs",
@@ -122,10 +158,15 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int]) -
             hint="save a whole state dict, or with torch.distributed.checkpoint",
         )
     for at, each in spread.items():
+        if at in whole.leaves:
+            wrong.append(f"{dotted(at)}: some processes have a part of it, others all")
         try:
             whole.leaves[at] = each.whole()
+            arrays = {rank: part.array for rank, part in each.parts.items()}
+            twins += [Twins(dotted(at), pair, (arrays[pair[0]], arrays[pair[1]])) for pair in each.twins]
         except (ValueError, NotReadableError) as error:
             wrong.append(f"{dotted(at)}: {error}")
+    wrong += filter(None, at_once(path.store, Twins.problem, twins))
     if wrong:
         _refuse(path, len(saved), missing, wrong)
     config = config_beside(path) or config_beside(path / _BESIDE)
@@ -156,14 +197,17 @@ def _gather(
     spread.setdefault((name,), _Gathered()).parts[rank] = part
 
 
-def _merge(whole: State, one: State, rank: int, wrong: list[str]) -> None:
-    """What is not spread over processes each has whole: that of the first is taken."""
-    for at, leaf in one.leaves.items():
-        known = whole.leaves.setdefault(at, leaf)
-        if isinstance(leaf, LazyArray) and isinstance(known, LazyArray) and leaf.shape != known.shape:
-            wrong.append(f"{dotted(at)}, rank {rank}: {list(leaf.shape)}, and {list(known.shape)} on others")
-    whole.scalars |= one.scalars
-    whole.others |= one.others
+def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
+    """What is not spread over processes, of the first that has it; and what others have of it, too."""
+    whole, owners, twins = State(), dict[TreePath, int](), list[Twins]()
+    for rank, one in plain.items():
+        for at, leaf in one.leaves.items():
+            known, owner = whole.leaves.setdefault(at, leaf), owners.setdefault(at, rank)
+            if owner != rank and isinstance(leaf, LazyArray) and isinstance(known, LazyArray):
+                twins.append(Twins(dotted(at), (owner, rank), (known, leaf)))
+        whole.scalars |= one.scalars
+        whole.others |= one.others
+    return whole, twins
 
 
 def _refuse(path: Place, count: int, missing: Sequence[int], wrong: Sequence[str]) -> NoReturn:
@@ -171,6 +215,6 @@ def _refuse(path: Place, count: int, missing: Sequence[int], wrong: Sequence[str
     raise FormatError(
         f"tensors cannot be put together from the files of {count} processes{lacking}:{listing(wrong)}",
         place=path,
-        wanted="for each tensor parts that make it up",
+        wanted="for each tensor parts that make it up, and the same numbers wherever it is twice",
         hint=_HINT,
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.budget import require_room
-from ckpttools.core.errors import FormatError
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.names import is_of_training
@@ -54,12 +53,7 @@ def saved_file(place: Place, options: ReadOptions) -> SavedFile:
     """
     file = place.open()
     try:
-        if file.read(0, min(len(archive.OLD_MAGIC), file.size)) == archive.OLD_MAGIC:
-            raise FormatError(
-                "the file is of torch.save before version 1.6, a row of pickles without an index",
-                place=place,
-                hint="where you trust who wrote it, load it with torch.load and save it again",
-            )
+        archive.refuse_old(file)
         found = archive.opened(file, options.max_header_bytes)
         require_room(len(found.storages), _OBJECTS * len(found.pickled), place)
         names = list(found.storages)

@@ -21,6 +21,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.torch.alike import refuse_copies
 from ckpttools.formats.torch.pickled import Record, described
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
@@ -114,6 +115,7 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     ranks = [_Rank.of(file) for file in optim]
     stage = _stage(ranks[0].state, step)
     _check_world(step, sorted(rank for rank, _ in names), ranks)
+    _refuse_copies(step, ranks)
     model = ModelStates(_models(step, stage, len(optim), options), is_cut=stage == _MOST_STAGE)
     model.check_step()
     done = step_array({rank.file.place.name: rank.step for rank in ranks})
@@ -187,6 +189,12 @@ def _check_world(step: Place, ranks: Sequence[int], saved: Sequence[_Rank]) -> N
             wanted="one of each process, and of no other save",
             hint=_HINT,
         )
+
+
+def _refuse_copies(step: Place, ranks: Sequence[_Rank]) -> None:
+    """Each process has other elements of the weights than all others."""
+    vectors = {rank.file.place.name: max(rank.vectors, key=lambda each: each.size) for rank in ranks}
+    refuse_copies({name: each for name, each in vectors.items() if each.size}, step, _HINT)
 
 
 def _models(step: Place, stage: int, world: int, options: ReadOptions) -> list[SavedFile]:
