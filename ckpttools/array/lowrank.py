@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array import slabs
 from ckpttools.array.lazy import LazyArray, OfAlikeParts, OfParts, ReadCost
-from ckpttools.array.rounding import as_float32, round_to
+from ckpttools.array.rounding import round_to
 from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 FLOAT32 = DTYPES["float32"]
 _WIDE = 8
 # OpenBLAS stays in the calling thread where a product has at most 2**18 multiplications; with threads of its
-# own beside the workers' it was ten times slower. Tiles stay in a core's L2 cache.
-_TILE_ROWS, _TILE_PRODUCTS, _TILE = 32, 1 << 18, 1 << 16
-# Elements that are added up and rounded at once, in that cache, too.
-_BLOCK = 1 << 15
+# own beside the workers' it was ten times slower. Many such products are one call of numpy: of rank 16, 0.88
+# ns an element in tiles of 8 rows and 1 MiB, 1.15 in single ones of 32 rows.
+_TILE_ROWS, _TILE_PRODUCTS, _TILE = 8, 1 << 18, 1 << 17
+# Elements that are added up and rounded at once: they stay in a core's cache.
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,9 +88,8 @@ class LowRank(OfParts):
     def scratch_bytes(self) -> int:
         rows, columns = self._rows, self._columns
         taken = (self.rank * columns, rows * self.rank, max(_TILE, max(rows, columns) * self.rank))
-        return sum(slabs.page(_WIDE * each) for each in taken) + max(
-            each.scratch_bytes for each in self.parts
-        )
+        own = sum(slabs.page(_WIDE * each) for each in taken) + slabs.page(0)
+        return own + max(each.scratch_bytes for each in self.parts)
 
     @property
     def computed(self) -> bool:
@@ -160,15 +160,23 @@ class Plus(OfAlikeParts):
 
         array, addend = self.parts
         self._read_addend(addend, slab, total, scratch)
+        block, carrier = min(_BLOCK, total.size), array.dtype.carrier
         with (
-            scratch.take(slab.shape, array.dtype.carrier) as buffer,
+            scratch.take(slab.shape, carrier) as buffer,
+            scratch.take((block,), self._sums.numpy) as spare,
+            scratch.take((block,), carrier) as made,
             np.errstate(over="ignore", invalid="ignore", under="ignore"),
         ):
-            array.read_into(slab, buffer, scratch)
-            sums, values = total.reshape(-1), buffer.reshape(-1)
-            for start in range(0, sums.size, _BLOCK):
-                self._add_block(sums[start : start + _BLOCK], values[start : start + _BLOCK], scratch)
-            out[...] = buffer
+            read = out if out.flags.c_contiguous else buffer
+            array.read_into(slab, read, scratch)
+            sums, values = total.reshape(-1), read.reshape(-1)
+            for start in range(0, sums.size, block):
+                some = values[start : start + block]
+                self._add_block(
+                    sums[start : start + block], some, spare[: some.size], made[: some.size], scratch
+                )
+            if read is not out:
+                out[...] = buffer
 
     def _read_addend(self, addend: LazyArray, slab: Region, total: np.ndarray, scratch: Scratch) -> None:
         if addend.dtype == self._sums:
@@ -176,19 +184,22 @@ class Plus(OfAlikeParts):
         else:
             _read_as(addend, slab, total, scratch)
 
-    def _add_block(self, sums: np.ndarray, values: np.ndarray, scratch: Scratch) -> None:
+    def _add_block(
+        self, sums: np.ndarray, values: np.ndarray, spare: np.ndarray, made: np.ndarray, scratch: Scratch
+    ) -> None:
         """values += sums, rounded once; counts what was a number and is none now."""
         import numpy as np
 
-        from ckpttools.array.elements import all_finite
+        from ckpttools.array.elements import all_finite, widen
 
-        numbers, is_wide = values.view(self.dtype.numpy), self.dtype.bits > 32
-        sums += numbers if is_wide else as_float32(numbers)
-        made = np.empty_like(values)
-        if is_wide:
+        numbers = values.view(self.dtype.numpy)
+        if self.dtype.bits >= 32:
+            sums += numbers
             made[...] = sums.view(self.dtype.carrier)
         else:
-            round_to(self.dtype, sums, made)
+            widen(values, self.dtype, spare)
+            sums += spare
+            round_to(self.dtype, sums, made, spare.view(np.uint32))
         if self.dtype.not_finite_from is not None and not all_finite(made, self.dtype):
             lost = np.isfinite(numbers) & ~np.isfinite(made.view(self.dtype.numpy))
             scratch.tally({"overflowed": int(np.count_nonzero(lost))} if lost.any() else {})
@@ -202,7 +213,7 @@ class Plus(OfAlikeParts):
     @property
     def scratch_bytes(self) -> int:
         slab = slabs.scratch(self.size * max(4, self.dtype.itemsize))
-        return 3 * slab + max(part.scratch_bytes for part in self.parts)
+        return 3 * slab + slabs.page(0) + max(part.scratch_bytes for part in self.parts)
 
     @property
     def read_kind(self) -> Hashable:
@@ -305,22 +316,44 @@ def renormed(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> Renorm
 
 
 def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-    """Reads as many elements as `out` has, in its dtype and shape."""
+    """Reads as many elements as `out` has, in its shape and dtype: float32 or float64, in C order."""
+    from ckpttools.array.elements import widen
+
     with scratch.take(region.shape, array.dtype.carrier) as buffer:
         array.read_into(region, buffer, scratch)
-        out[...] = buffer.view(array.dtype.numpy).reshape(out.shape)
+        values = buffer.reshape(out.shape)
+        if array.dtype.bits > 16:
+            out[...] = values.view(array.dtype.numpy)
+        elif out.dtype == FLOAT32.numpy:
+            widen(values, array.dtype, out)
+        else:
+            with scratch.take(out.shape, FLOAT32.numpy) as narrow:
+                widen(values, array.dtype, narrow)
+                out[...] = narrow
 
 
 def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndarray) -> None:
-    """out = left @ right, summed in `tile`, rounded to float32 from there."""
+    """out = left @ right, summed in `tile`, rounded to float32 from there; `left` is in C order."""
     import numpy as np
 
     (rows, rank), length = left.shape, right.shape[1]
-    columns = max(1, min(_TILE, _TILE_PRODUCTS // max(1, rank)) // _TILE_ROWS)
-    for start in range(0, rows, _TILE_ROWS):
-        some = left[start : start + _TILE_ROWS]
-        for first in range(0, length, columns):
-            others = right[:, first : first + columns]
+    columns = max(1, min(length, _TILE // _TILE_ROWS, _TILE_PRODUCTS // (_TILE_ROWS * max(1, rank))))
+    step = _TILE // (columns * _TILE_ROWS) * _TILE_ROWS
+    for first in range(0, length, columns):
+        others = right[:, first : first + columns]
+        for start in range(0, rows, step):
+            some = left[start : start + step]
             made = tile[: len(some) * others.shape[1]].reshape(len(some), -1)
-            np.matmul(some, others, out=made)
-            np.copyto(out[start : start + _TILE_ROWS, first : first + columns], made, casting="same_kind")
+            _multiply(some, others, made)
+            np.copyto(out[start : start + step, first : first + columns], made, casting="same_kind")
+
+
+def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+    """out = left @ right, a few rows at a time, in one call for all but the last of them."""
+    import numpy as np
+
+    whole = len(left) // _TILE_ROWS * _TILE_ROWS
+    few = (-1, _TILE_ROWS)
+    np.matmul(left[:whole].reshape(*few, left.shape[1]), right, out=out[:whole].reshape(*few, right.shape[1]))
+    if whole < len(left):
+        np.matmul(left[whole:], right, out=out[whole:])
