@@ -516,7 +516,7 @@ class TestInterrupted:
         shutil.copytree(SHARDED, source)
         (source / "big.bin").write_bytes(random.Random(0).randbytes(9 << 20))
         monkeypatch.setattr(transfer, "PIECE_BYTES", 2 << 20)
-        original = transfer._Run._copy
+        original = transfer._TransferState._copy
 
         def failing(self, piece, *rest):
             if piece.name == "big.bin" and piece.start >= 6 << 20:
@@ -524,7 +524,7 @@ class TestInterrupted:
             original(self, piece, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(transfer._Run, "_copy", failing)
+            patch.setattr(transfer._TransferState, "_copy", failing)
             with pytest.raises(StorageError, match="gone"):
                 ckpttools.copy(source, out, jobs=1)
         assert not out.exists()
@@ -535,7 +535,7 @@ class TestInterrupted:
     def test_a_source_that_changes(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
         shutil.copytree(SHARDED, source)
-        original, changes = transfer._Run._verified, []
+        original, changes = transfer._TransferState._verified, []
 
         def change(self, pieces):
             if not changes:
@@ -543,7 +543,7 @@ class TestInterrupted:
             changes.append(1)
             return original(self, pieces)
 
-        monkeypatch.setattr(transfer._Run, "_verified", change)
+        monkeypatch.setattr(transfer._TransferState, "_verified", change)
         with pytest.raises(SourceChangedError):
             ckpttools.copy(source, out, verify=True)
         assert not out.exists()
@@ -554,7 +554,7 @@ class TestInterrupted:
 
     def test_a_source_that_changes_in_a_bucket(self, gcs, target, monkeypatch):
         source = gcs.filled(files_in(SHARDED))
-        original = transfer._Run._work
+        original = transfer._TransferState._work
         name = next(
             key for key in gcs.server.buckets[gcs.bucket] if key.endswith("00002-of-00004.safetensors")
         )
@@ -564,7 +564,7 @@ class TestInterrupted:
             gcs.server.put(gcs.bucket, name, b"x")
 
         with monkeypatch.context() as patch:
-            patch.setattr(transfer._Run, "_work", change)
+            patch.setattr(transfer._TransferState, "_work", change)
             with pytest.raises(SourceChangedError):
                 ckpttools.copy(source, target)
         assert not any(key.startswith("runs/out/") for key in gcs.server.buckets[gcs.bucket])
@@ -574,19 +574,19 @@ class TestInterrupted:
     def test_a_file_that_is_added(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
         shutil.copytree(SHARDED, source)
-        original = transfer._Run._verified
+        original = transfer._TransferState._verified
 
         def change(self, pieces):
             (source / "new.json").write_bytes(b"{}")
             return original(self, pieces)
 
-        monkeypatch.setattr(transfer._Run, "_verified", change)
+        monkeypatch.setattr(transfer._TransferState, "_verified", change)
         with pytest.raises(SourceChangedError, match=r"new\.json is new|changed while"):
             ckpttools.copy(source, out, verify=True)
         assert not out.exists()
 
     def test_what_the_disk_has_changed_is_noticed(self, tmp_path, monkeypatch):
-        original = transfer._Run._verified
+        original = transfer._TransferState._verified
 
         def damage(self, found):
             name = found[0].name
@@ -595,7 +595,7 @@ class TestInterrupted:
             return original(self, found)
 
         with monkeypatch.context() as patch:
-            patch.setattr(transfer._Run, "_verified", damage)
+            patch.setattr(transfer._TransferState, "_verified", damage)
             with pytest.raises(StorageError, match="does not hold what was written"):
                 ckpttools.copy(SHARDED, tmp_path / "out", verify=True)
         assert not (tmp_path / "out").exists()

@@ -18,7 +18,7 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
-from ckpttools.quantized.encoders.mxfp4 import Mxfp4
+from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
 from ckpttools.quantized.modules import is_linear, left_modules
 from ckpttools.testing.strategies import stored
 from ckpttools.transforms.dequantize import Dequantize
@@ -93,7 +93,7 @@ def test_experts_of_gpt_oss_become_mxfp4(tmp_path):
     assert experts and made.keys() == before.keys() - experts | {
         f"{name}{end}" for name in experts for end in ("_blocks", "_scales")
     }
-    encoder = Mxfp4()
+    encoder = Mxfp4Encoder()
     for name in experts:
         swapped = np.ascontiguousarray(before[name].swapaxes(1, 2))
         flat = swapped.reshape(-1, swapped.shape[-1])

@@ -17,7 +17,7 @@ from ckpttools.core.region import ceil_div
 from ckpttools.core.tally import add
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
-from ckpttools.quantized.encoders.mxfp4 import Mxfp4
+from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
 from ckpttools.quantized.encoders.numbers import numbers, rounded
 from ckpttools.quantized.errors import errors_of, total, without_errors
 from ckpttools.testing.strategies import regions, stored, tilings
@@ -70,7 +70,7 @@ def test_fp8_blocks_are_as_the_formula_has_them_and_any_region_is_the_slice(trut
 @given(seed=st.integers(0, 99), groups=st.integers(1, 3), dtype=DTYPE, data=st.data())
 def test_mxfp4_groups_lose_at_most_half_a_step_and_any_region_is_the_slice(seed, groups, dtype, data):
     truth = values((2, 3, 32 * groups), dtype, seed)
-    codes, scales = block_codes(stored(truth, DTYPES[dtype]), Mxfp4())
+    codes, scales = block_codes(stored(truth, DTYPES[dtype]), Mxfp4Encoder())
     assert codes.shape == (2, 3, 16 * groups) and scales.shape == (2, 3, groups)
     whole = codes.read()
     exponents = scales.read().astype(int) - 127
@@ -151,13 +151,13 @@ def test_what_was_mxfp4_has_the_same_values_again(seed):
     codes, exponents = rng.integers(0, 16, (3, 64), np.uint8), rng.integers(-20, 20, (3, 2))
     truth = np.ldexp(numbers(codes, E2M1).reshape(3, 2, 32), exponents[..., None]).reshape(3, 64)
     array = stored(truth.astype(DTYPES["bfloat16"].numpy), DTYPES["bfloat16"])
-    again = Mxfp4().decoded(*(each.read() for each in block_codes(array, Mxfp4())))
+    again = Mxfp4Encoder().decoded(*(each.read() for each in block_codes(array, Mxfp4Encoder())))
     assert (again == truth).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
-@pytest.mark.parametrize("encoder", [Fp8Blocks(2, 2), Mxfp4()])
+@pytest.mark.parametrize("encoder", [Fp8Blocks(2, 2), Mxfp4Encoder()])
 def test_what_is_not_finite_is_refused_with_the_array(bad, dtype, encoder):
     truth = np.ones((5, 32), DTYPES[dtype].numpy)
     truth[4, 31] = bad
@@ -176,7 +176,7 @@ def test_what_has_no_blocks_is_refused():
     for shape, dtype, encoder in (
         ((4,), "float32", Fp8Blocks()),
         ((4, 4), "int8", Fp8Blocks()),
-        ((4, 5), "float32", Mxfp4()),
+        ((4, 5), "float32", Mxfp4Encoder()),
     ):
         with pytest.raises(ShapeError, match="in blocks"):
             block_codes(stored(np.zeros(shape, dtype), DTYPES[dtype]), encoder)
@@ -194,7 +194,7 @@ def test_large_arrays_are_read_in_long_pieces_within_their_scratch(monkeypatch):
 def test_nodes_are_described_and_come_back_from_lines():
     array = stored(values((6, 64), "float32", 3), DTYPES["float32"])
     swapped = relayout(array, ((6,), (64,)), (0, 1), (1, 1))
-    for made in (*block_codes(swapped, Fp8Blocks(4, 4), "w"), *block_codes(swapped, Mxfp4(), "w")):
+    for made in (*block_codes(swapped, Fp8Blocks(4, 4), "w"), *block_codes(swapped, Mxfp4Encoder(), "w")):
         lines = NodeLines(lambda source: 0)
         number = lines.number(made)
         again = Nodes([line.encode() for line in lines.lines], lambda number: array.source).array(number)

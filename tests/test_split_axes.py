@@ -19,7 +19,7 @@ from ckpttools.quantized.logical import logical
 from ckpttools.run import scanning
 from ckpttools.sharding.buffers import buffers
 from ckpttools.sharding.held import HeldParts, as_one_part
-from ckpttools.sharding.scatter import Reading, read_parts
+from ckpttools.sharding.scatter import ReadResources, read_parts
 from ckpttools.sharding.shards import Shards
 from ckpttools.testing.strategies import Known, factors, lazy_arrays, noise, regions, stored
 
@@ -81,7 +81,7 @@ def test_what_is_read_in_small_pieces_by_several_workers_is_what_numpy_cuts(data
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scanning, "fitted", small)
-        found = dict(read_parts(held, Reading(1 << 30, data.draw(st.sampled_from((1, 3))))))
+        found = dict(read_parts(held, ReadResources(1 << 30, data.draw(st.sampled_from((1, 3))))))
     assert sorted(found) == list(range(len(held)))
     for number, parts in found.items():
         shards = held[number].shards

@@ -106,7 +106,7 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
             hint="save each adapter in a directory of its own",
         )
     _check_all_there(config, parts, whole, place)
-    reader = _Reader(config, parts, place)
+    reader = _FactorReader(config, parts, place)
     factors = [factor for module in parts for factor in reader.factors(module)]
     return Adapter(place, tuple(factors), whole, config.said)
 
@@ -138,7 +138,7 @@ def _check_all_there(
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _FactorReader:
     """Makes factors of parts.
 
     Attributes:

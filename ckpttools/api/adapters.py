@@ -90,11 +90,11 @@ class _Merge:
         return merged(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
 
 
-class _ToMaxText(Storing, Writing, total=False):
+class _AdapterToMaxText(Storing, Writing, total=False):
     """What `adapter_to_maxtext` hands on."""
 
 
-@command(_ToMaxText)
+@command(_AdapterToMaxText)
 def adapter_to_maxtext(
     source: Where,
     destination: Where,
@@ -108,7 +108,7 @@ def adapter_to_maxtext(
     like: Where | None = None,
     family: Where | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
-    **common: Unpack[_ToMaxText],
+    **common: Unpack[_AdapterToMaxText],
 ) -> Prepared:
     """Writes a LoRA adapter of PEFT as MaxText restores it, by the rows of the base's family.
 

@@ -21,7 +21,7 @@ from ckpttools.formats.orbax.iterators import ITEM, iterators_of
 from ckpttools.formats.orbax.naming import ITEM as TREE_ITEM
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.orbax.saves import MissingCells, Save, newest_complete, saves_of
-from ckpttools.formats.orbax.shares import Share, shares_of
+from ckpttools.formats.orbax.shares import HostShare, shares_of
 from ckpttools.formats.orbax.twins import (
     TwinComparison,
     compared,
@@ -185,7 +185,7 @@ def _places(where: Where | Sequence[Where]) -> list[Place]:
     return [parse(each) for each in named]
 
 
-def _shares(hosts: Sequence[Place], max_index_bytes: int) -> list[Share]:
+def _shares(hosts: Sequence[Place], max_index_bytes: int) -> list[HostShare]:
     """Those of all hosts, each once, whatever links lead to it, with what tells whether it can be used."""
     if not hosts:
         raise UsageError("no directory of a host is named")
@@ -201,7 +201,7 @@ def _shares(hosts: Sequence[Place], max_index_bytes: int) -> list[Share]:
     return list(found.values())
 
 
-def _chosen(shares: Sequence[Share], step: int | None) -> Save:
+def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
     """The newest complete save.
 
     Raises:

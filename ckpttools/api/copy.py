@@ -21,7 +21,7 @@ from ckpttools.stores.at_once import at_once
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.publishing import staging_of
 from ckpttools.stores.registry import Where, parse
-from ckpttools.stores.sharing import Sharing, shared
+from ckpttools.stores.sharing import RepositoryOptions, shared
 
 
 @command(returns="CopyReport")
@@ -66,7 +66,7 @@ def copy(
         CheckpointError: it does not fit into the memory or the disk, or reading or writing fails.
     """
     read, written = parse(source), parse(destination, is_written=True)
-    written = shared(written, Sharing(public))
+    written = shared(written, RepositoryOptions(public))
     staging_of(written)  # raises where nothing can be written
     check_apart(read, written)
     if latest is not None and latest < 1:

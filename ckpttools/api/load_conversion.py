@@ -33,7 +33,7 @@ from ckpttools.maxtext.vocabulary import refuse_learned
 from ckpttools.stores.registry import Where
 
 if TYPE_CHECKING:
-    from ckpttools.sharding.templates import Template
+    from ckpttools.sharding.templates import TreeTemplate
 
 Side = Literal["maxtext", "hf"]
 
@@ -91,7 +91,7 @@ _ABOUT: Mapping[str, tuple[Side, ...]] = {
 
 
 def converted(
-    tree: Tree, to: str | None, template: Template | None, said: Converting, memory: int
+    tree: Tree, to: str | None, template: TreeTemplate | None, said: Converting, memory: int
 ) -> tuple[Tree, Notes]:
     """A tree as it is to be loaded, and what the user should know of that.
 
@@ -112,7 +112,7 @@ def converted(
     return tree, tree.metadata.notes
 
 
-def next_step(tree: Tree, to: str | None, template: Template) -> str:
+def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
     """What to do where a template wants what a checkpoint has not: say `to`, or look at the names.
 
     Args:
@@ -133,7 +133,7 @@ def next_step(tree: Tree, to: str | None, template: Template) -> str:
     return f"see whether {option('like')} describes this checkpoint; {what}{shown}"
 
 
-def _as_maxtext(tree: Tree, template: Template | None, said: Converting) -> tuple[Tree, Notes]:
+def _as_maxtext(tree: Tree, template: TreeTemplate | None, said: Converting) -> tuple[Tree, Notes]:
     """The parameters of a Hugging Face model as MaxText's Linen trees nest them."""
     with _worded("maxtext"):
         refuse_maxtext(tree)
@@ -205,13 +205,13 @@ def _of_the_same_model(tree: Tree, files: ModelFiles, family: str | None) -> Ite
         raise error.at(hint=hint) from error
 
 
-def _is_scanned(template: Template | None) -> bool:
+def _is_scanned(template: TreeTemplate | None) -> bool:
     """Whether layers of a template are stacked: none has a number of its own right below the decoder."""
     names = [leaf.name for leaf in template.leaves] if template else []
     return not any(re.search(r"(^|/)decoder/(\w+_)?layers_\d+/", name) for name in names)
 
 
-def _more_rows(tree: Tree, template: Template | None) -> int | None:
+def _more_rows(tree: Tree, template: TreeTemplate | None) -> int | None:
     """Rows of the embedding that a template wants, where they are more than the vocabulary has; warns."""
     config = tree.metadata.config or {}
     vocab = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")

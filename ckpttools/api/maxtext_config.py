@@ -17,7 +17,7 @@ from ckpttools.maxtext.config.checking import contradictions
 from ckpttools.maxtext.config.given import Given, given
 from ckpttools.maxtext.config.known import mistakes
 from ckpttools.maxtext.config.reading import Reading
-from ckpttools.maxtext.config.report import Deviation, MaxTextConfig, ModelSetting, ordered
+from ckpttools.maxtext.config.report import Discrepancy, MaxTextConfig, ModelSetting, ordered
 from ckpttools.maxtext.config.seen import SeenModel, seen_in, seen_in_config
 from ckpttools.maxtext.config.telling import MODEL_NAME, deviations, fitting_model, notes, settings_of, told
 from ckpttools.maxtext.layout import SCAN_LAYERS
@@ -124,7 +124,7 @@ def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:
         yield each
 
 
-def _tied(values: dict[str, ModelSetting]) -> Iterator[Deviation]:
+def _tied(values: dict[str, ModelSetting]) -> Iterator[Discrepancy]:
     if _TIED in values and values[_TIED].value:
         what = "the output head is the embedding"
-        yield Deviation(what, "MaxText rounds it to bfloat16 for logits, whatever dtype says")
+        yield Discrepancy(what, "MaxText rounds it to bfloat16 for logits, whatever dtype says")

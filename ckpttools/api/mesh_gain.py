@@ -11,7 +11,7 @@ from ckpttools.array.tree import Tree, spelled
 from ckpttools.core.region import grid_shape
 from ckpttools.formats.base import Layout, ReadOptions
 from ckpttools.formats.registry import storage_of
-from ckpttools.inspect.chunks import Loading, inspect_chunks
+from ckpttools.inspect.chunks import LoadCost, inspect_chunks
 from ckpttools.inspect.meshes import PathSpecs
 from ckpttools.sharding.applied_rules import AppliedRules
 
@@ -27,8 +27,8 @@ class MeshGain:
         after: of what is written; bytes as they are in memory, also where codecs make them fewer.
     """
 
-    before: Loading
-    after: Loading
+    before: LoadCost
+    after: LoadCost
 
     @property
     def is_loss(self) -> bool:
@@ -71,7 +71,7 @@ def rule_specs(asked: AppliedRules) -> PathSpecs:
     return PathSpecs(f"rules {asked.rules.name}", specs)
 
 
-def _loading(asked: AppliedRules, specs: PathSpecs, storage: Storage) -> Loading:
+def _loading(asked: AppliedRules, specs: PathSpecs, storage: Storage) -> LoadCost:
     found = inspect_chunks(asked.tree, storage, "*", asked.mesh, specs).loading
     assert found is not None  # there is a mesh
     return found

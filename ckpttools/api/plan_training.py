@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _YAML = (".yml", ".yaml")
 
 
-class _State(NamedTuple):
+class _TrainingState(NamedTuple):
     """What a checkpoint, or a configuration, says of a training state."""
 
     tree: Tree
@@ -45,7 +45,7 @@ class _State(NamedTuple):
     is_exact: bool
 
 
-class _Share(NamedTuple):
+class _HostBytes(NamedTuple):
     """What one host writes, what of it others write as well, and what to say of that."""
 
     nbytes: int
@@ -198,14 +198,14 @@ def _open(settings: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object]) -> _State:
+def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object]) -> _TrainingState:
     tree = source if isinstance(source, Tree) else _tree(source, settings, reading)
     known = roles(tree)
     parameters = {path for path in tree.arrays if known.of(path) == "parameter"}
     count = sum(tree.arrays[path].size for path in parameters)
     if any(known.of(path) == "optimizer" for path in tree.arrays):
-        return _State(tree, count, tree.nbytes, True)
-    return _State(tree, count, count * BYTES_PER_PARAMETER, False)
+        return _TrainingState(tree, count, tree.nbytes, True)
+    return _TrainingState(tree, count, count * BYTES_PER_PARAMETER, False)
 
 
 def _tree(source: Where, settings: Sequence[str], reading: Mapping[str, object]) -> Tree:
@@ -220,14 +220,14 @@ def _tree(source: Where, settings: Sequence[str], reading: Mapping[str, object])
     return synthetic(read_json(place / CONFIG)) if is_config else opened(source, read_options(reading))
 
 
-def _share(state: _State, hosts: int, slices: int, mesh: MeshShape | None) -> _Share:
+def _share(state: _TrainingState, hosts: int, slices: int, mesh: MeshShape | None) -> _HostBytes:
     """What each host holds, by the shardings with which the state was saved."""
     stored = stored_shardings(state.tree) if state.is_exact else {}
     named = {path: each for path, each in stored.items() if each.mesh}
     even = -(-state.nbytes // hosts)
     if not named:
         why = "no sharding is known: each host is taken to hold an even share"
-        return _Share(even, 0, (why,), False)
+        return _HostBytes(even, 0, (why,), False)
     saved = MeshShape(dict(next(iter(named.values())).mesh))
     used = _with_axes(saved, mesh)
     if used.size % (hosts * slices):
@@ -235,9 +235,9 @@ def _share(state: _State, hosts: int, slices: int, mesh: MeshShape | None) -> _S
             f"the checkpoint was saved on a mesh of {used.size} devices ({used}), which {hosts * slices} "
             "hosts cannot share evenly: each host is taken to hold an even share of a slice"
         )
-        return _Share(even, 0, (why,), False)
+        return _HostBytes(even, 0, (why,), False)
     nbytes = _held(state.tree, named, used, hosts * slices)
-    return _Share(nbytes, max(0, nbytes - even), (), True)
+    return _HostBytes(nbytes, max(0, nbytes - even), (), True)
 
 
 def _with_axes(saved: MeshShape, mesh: MeshShape | None) -> MeshShape:

@@ -32,7 +32,7 @@ from ckpttools.stores.models import model_at
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
-from ckpttools.stores.sharing import Sharing, shared
+from ckpttools.stores.sharing import RepositoryOptions, shared
 
 if TYPE_CHECKING:
     from ckpttools.api.mesh_gain import MeshGain
@@ -191,7 +191,7 @@ def prepare(
         check_beside(written, read or "", place)
         digests.check_manifest_name(written, overwrite=overwrite)
     base = str(parse(like)) if like is not None and model_card else ""
-    place = shared(place, Sharing(public, model_card, base))
+    place = shared(place, RepositoryOptions(public, model_card, base))
     resources = Resources(parse_size(memory), jobs, written is not None, place, requests)
     with allowing(resources.memory), requesting(requests):
         conversion = plan(resources)

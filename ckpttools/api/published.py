@@ -30,7 +30,7 @@ _Marks: TypeAlias = Mapping[str, Sequence[object]]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Published:
+class PublishedPlan:
     """A plan whose checkpoint has its name.
 
     Attributes:
@@ -50,7 +50,7 @@ class Published:
         return f"<Published {self.destination}: complete since {when}>"
 
 
-def published_at(file: PlanFile, destination: Place) -> Published | None:
+def published_at(file: PlanFile, destination: Place) -> PublishedPlan | None:
     """What is known of a plan that was published, where that is still at its destination; else None.
 
     Raises:
@@ -68,7 +68,7 @@ def published_at(file: PlanFile, destination: Place) -> Published | None:
     found = marks_of(destination, marks)
     if any(found.get(name, [])[:compared] != mark[:compared] for name, mark in marks.items()):
         return None
-    return Published(destination, file.header.plan, when)
+    return PublishedPlan(destination, file.header.plan, when)
 
 
 def check_unpublished(file: PlanFile, destination: Place) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
 from ckpttools.api.prepared import Prepared
-from ckpttools.api.published import Published, check_unpublished, note_published, published_at
+from ckpttools.api.published import PublishedPlan, check_unpublished, note_published, published_at
 from ckpttools.api.replanning import replanned
 from ckpttools.api.standing import PlanStatus, plan_status
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError
@@ -37,7 +37,7 @@ def publish_plan(
     waiting: Callable[[PlanStatus], None] = lambda status: None,
     warn: Callable[[str], None] = lambda text: None,
     prepared: Prepared | None = None,
-) -> Receipt | Published:
+) -> Receipt | PublishedPlan:
     """Writes index and metadata of what the parts of a plan have made, and gives it its name.
 
     Whoever comes while another process does that waits for it.
@@ -90,7 +90,7 @@ def _published(
     prepared: Prepared | None,
     *,
     was_done: bool,
-) -> Receipt | Published:
+) -> Receipt | PublishedPlan:
     header = file.header
     destination = destination_of(header, relocation)
     again = None
@@ -101,7 +101,7 @@ def _published(
             is_alone = not standing.is_begun and not standing.other
             if found is None and was_done and is_alone and destination.exists():
                 # Nothing could be noted beside the plan.
-                found = Published(destination, header.plan, time.time())
+                found = PublishedPlan(destination, header.plan, time.time())
             if found is not None:
                 return found
             _check_done(file, standing, destination)

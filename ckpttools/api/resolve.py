@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpttools.maxtext.loading.command import Command, merged, parsed
+from ckpttools.maxtext.loading.command import ParsedCommand, merged, parsed
 from ckpttools.maxtext.loading.configuration import settings_of
 from ckpttools.maxtext.loading.report import Resolution
 from ckpttools.maxtext.loading.resolving import resolution
@@ -50,8 +50,8 @@ def resolve(
     return _told_of_program(made, read.program)
 
 
-def _with(command: Command, settings: Mapping[str, Any]) -> Command:
-    return Command(command.program, command.file, merged(command.overrides, _plain(settings)))
+def _with(command: ParsedCommand, settings: Mapping[str, Any]) -> ParsedCommand:
+    return ParsedCommand(command.program, command.file, merged(command.overrides, _plain(settings)))
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from statistics import median
 
 from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, destination_of, opened_plan
-from ckpttools.api.published import Published, is_new, published_at
+from ckpttools.api.published import PublishedPlan, is_new, published_at
 from ckpttools.core.text import plural
 from ckpttools.plan.dealing import Part, dealt
 from ckpttools.plan.plan_file import PlanFile
@@ -27,7 +27,7 @@ _STRAGGLES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TaskProgress:
     """How far some tasks have come.
 
     Attributes:
@@ -45,7 +45,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class PartStatus(Progress):
+class PartStatus(TaskProgress):
     """A process that does a part, or did; the tasks are those of the part, whoever does them.
 
     Attributes:
@@ -66,11 +66,11 @@ class PartStatus(Progress):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PlanStatus(Progress):
+class PlanStatus(TaskProgress):
     """How far a plan has come.
 
     Attributes:
-        tasks, tasks_done, nbytes, bytes_done, bytes_per_second, seconds_left: of all of it; see `Progress`.
+        tasks, tasks_done, nbytes, bytes_done, bytes_per_second, seconds_left: of all; see `TaskProgress`.
         destination: of the conversion.
         plan: fingerprint.
         state: "not begun", "at work", "stopped" (tasks are missing, and nobody is at work), "done" (it can be
@@ -149,7 +149,7 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
     )
 
 
-def _complete(file: PlanFile, found: Published) -> PlanStatus:
+def _complete(file: PlanFile, found: PublishedPlan) -> PlanStatus:
     tasks, nbytes = file.header.tasks, sum(file.groups)
     return PlanStatus(tasks, tasks, nbytes, nbytes, 0.0, None, found.destination, found.plan, found.state, "")
 

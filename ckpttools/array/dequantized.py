@@ -29,7 +29,9 @@ class Decoding(Protocol):
     def kind(self) -> Hashable:
         """Equal for those that do the same to arrays of other names."""
 
-    def decode(self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: Piece, out: np.ndarray) -> None:
+    def decode(
+        self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: DequantizedPiece, out: np.ndarray
+    ) -> None:
         """Writes the numbers of a piece.
 
         Args:
@@ -44,7 +46,7 @@ class Decoding(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DequantizedPiece:
     """A part of a dequantised array.
 
     Attributes:
@@ -69,9 +71,9 @@ class Piece:
         """Of each array of scales those that it touches."""
         return [touched(self.region, block) for block in self.blocks]
 
-    def part(self, region: Region) -> Piece:
+    def part(self, region: Region) -> DequantizedPiece:
         """The same of fewer elements."""
-        return Piece(region, self.packed, self.blocks)
+        return DequantizedPiece(region, self.packed, self.blocks)
 
 
 def touched(region: Region, block: Shape) -> Region:
@@ -104,7 +106,7 @@ class Dequantized(LazyArray):
             for piece in self._pieces(self._piece(slab)):
                 self._read(piece, subview(out, piece.region.relative_to(region)), scratch)
 
-    def _pieces(self, piece: Piece) -> Iterator[Piece]:
+    def _pieces(self, piece: DequantizedPiece) -> Iterator[DequantizedPiece]:
         """The piece, or parts of it whose codes and scales fit into the scratch."""
         if self._fits(piece) or piece.region.size == 1:
             yield piece
@@ -112,20 +114,20 @@ class Dequantized(LazyArray):
         for half in split_to(piece.region, ceil_div(piece.region.size, 2)):
             yield from self._pieces(piece.part(half))
 
-    def _fits(self, piece: Piece) -> bool:
+    def _fits(self, piece: DequantizedPiece) -> bool:
         sizes = zip(piece.scales, self.scales, strict=True)
         return piece.codes.size * self.codes.dtype.itemsize <= slabs.SLAB_BYTES and all(
             region.size * array.dtype.itemsize <= _SCALES_BYTES for region, array in sizes
         )
 
-    def _read(self, piece: Piece, out: np.ndarray, scratch: Scratch) -> None:
+    def _read(self, piece: DequantizedPiece, out: np.ndarray, scratch: Scratch) -> None:
         with ExitStack() as taken:
             sources = zip((piece.codes, *piece.scales), (self.codes, *self.scales), strict=True)
             codes, *scales = (_read(each, region, taken, scratch) for region, each in sources)
             self.decoding.decode(codes, scales, piece, out)
 
-    def _piece(self, region: Region) -> Piece:
-        return Piece(region, self.packed, self.blocks)
+    def _piece(self, region: Region) -> DequantizedPiece:
+        return DequantizedPiece(region, self.packed, self.blocks)
 
     @property
     def scratch_bytes(self) -> int:

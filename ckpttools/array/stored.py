@@ -172,7 +172,7 @@ def _cost(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_R
     return ReadCost(fetched.size * itemsize, count_runs(shape, fetched))
 
 
-class _Span(NamedTuple):
+class _CellSpan(NamedTuple):
     """The part of a cell between two coordinates of it, along one axis, in so many cells."""
 
     start: int
@@ -180,16 +180,16 @@ class _Span(NamedTuple):
     cells: int
 
 
-def _spans(start: int, stop: int, chunk: int) -> list[_Span]:
+def _spans(start: int, stop: int, chunk: int) -> list[_CellSpan]:
     """What a stretch of an axis is in the cells that it meets: all but the first and the last are whole."""
     first, last = start // chunk, ceil_div(stop, chunk) - 1
     if first > last:
         return []
     if first == last:
-        return [_Span(start - first * chunk, stop - first * chunk, 1)]
-    ends = [_Span(start - first * chunk, chunk, 1), _Span(0, stop - last * chunk, 1)]
+        return [_CellSpan(start - first * chunk, stop - first * chunk, 1)]
+    ends = [_CellSpan(start - first * chunk, chunk, 1), _CellSpan(0, stop - last * chunk, 1)]
     between = last - first - 1
-    return [*ends, _Span(0, chunk, between)] if between else ends
+    return [*ends, _CellSpan(0, chunk, between)] if between else ends
 
 
 @dataclass(frozen=True, slots=True)

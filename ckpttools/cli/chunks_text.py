@@ -55,7 +55,7 @@ def _indexes(names: Sequence[str]) -> str:
 
 
 @dataclass
-class _FileGroup:
+class _FoldedFiles:
     """Files shown as one line.
 
     Attributes:
@@ -87,7 +87,7 @@ def _files(files: Sequence[FileChunks]) -> Iterator[str]:
     groups = sorted(_grouped(files), key=lambda group: (_KINDS.index(group.kind), -group.total("nbytes")))
     shown, rest = groups[:_MOST_FILES], [file for group in groups[_MOST_FILES:] for file in group.files]
     if rest:
-        shown.append(_FileGroup(f"… and {plural(len(rest), 'more file')}", rest))
+        shown.append(_FoldedFiles(f"… and {plural(len(rest), 'more file')}", rest))
     columns = [
         Column("file"),
         Column("kind"),
@@ -97,14 +97,14 @@ def _files(files: Sequence[FileChunks]) -> Iterator[str]:
     yield from draw_table(columns, [_file_cells(group) for group in shown], width())
 
 
-def _file_cells(group: _FileGroup) -> list[str]:
+def _file_cells(group: _FoldedFiles) -> list[str]:
     live, index, dead = (group.total(field) for field in ("live", "index", "dead"))
     sizes = [disk(n) if n else "" for n in (live, index, dead)]
     arrays = count(group.total("arrays")) if group.total("arrays") else ""
     return [printable(group.name), group.kind, disk(group.total("nbytes")), arrays, *sizes, group.remark]
 
 
-def _grouped(files: Sequence[FileChunks]) -> Iterator[_FileGroup]:
+def _grouped(files: Sequence[FileChunks]) -> Iterator[_FoldedFiles]:
     """Data files by themselves where they are few; others of one place and kind together."""
     few = sum(file.kind == "data" for file in files) <= _MOST_FILES
     groups: dict[tuple[str, str], list[FileChunks]] = defaultdict(list)
@@ -112,7 +112,7 @@ def _grouped(files: Sequence[FileChunks]) -> Iterator[_FileGroup]:
         groups[_place(file, few), file.kind].append(file)
     for (place, _), members in groups.items():
         name = members[0].name if len(members) == 1 else f"{place} ({len(members):,} files)"
-        yield _FileGroup(name, members)
+        yield _FoldedFiles(name, members)
 
 
 def _place(file: FileChunks, few: bool) -> str:

@@ -10,7 +10,7 @@ from ckpttools.cli.output import labelled, prose_width, say, show
 from ckpttools.cli.units import count, disk, exact, memory
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import plural
-from ckpttools.inspect.chunks import Loading
+from ckpttools.inspect.chunks import LoadCost
 from ckpttools.run.events import Receipt
 from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse
@@ -76,7 +76,7 @@ def say_gain(receipt: Receipt) -> None:
         say(*gain_lines(receipt.gain))
 
 
-def _fetched(loading: Loading) -> str:
+def _fetched(loading: LoadCost) -> str:
     reads = plural(loading.reads, "read")
     return f"{disk(loading.fetched)} in {reads}, over-read {loading.over_read:.2f}"
 

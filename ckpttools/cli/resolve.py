@@ -14,7 +14,7 @@ from ckpttools.cli.output import labelled, print_json, show, width
 from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
-    from ckpttools.maxtext.loading.report import Resolution, Setting
+    from ckpttools.maxtext.loading.report import Resolution, RunSetting
 
 _NOT_LOADED = 1
 _COLUMN = 11
@@ -95,7 +95,7 @@ def _labelled(label: str, text: str) -> list[str]:
     return labelled(f"  {label}", printable(text), _COLUMN, width(), whole_words=True)
 
 
-def _setting(setting: Setting) -> str:
+def _setting(setting: RunSetting) -> str:
     value = "" if setting.value is None else setting.value
     value = str(value).lower() if isinstance(value, bool) else value
     return f"{setting.name}={value}  ({setting.source})"

@@ -123,7 +123,7 @@ def _publish(
     file: PlanFile, root: Relocation, *, wait: bool, beside: bool, progress: bool, as_json: bool
 ) -> None:
     """Publishes; `beside` others that may do so, too: then whoever is at work does it later."""
-    from ckpttools.api.published import Published
+    from ckpttools.api.published import PublishedPlan
     from ckpttools.api.publishing import publish_plan
     from ckpttools.cli.next_text import print_next
     from ckpttools.cli.plan_text import closing_line, say_gain
@@ -141,7 +141,7 @@ def _publish(
         return
     if as_json:
         print_json(receipt)
-    elif isinstance(receipt, Published):
+    elif isinstance(receipt, PublishedPlan):
         show([f"{receipt.destination}: published before; nothing is left to do"])
     else:
         say_gain(receipt)

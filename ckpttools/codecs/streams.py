@@ -126,7 +126,7 @@ class BytesStream(Stream):
         return count
 
 
-class Repeated(Stream):
+class ConstantChunk(Stream):
     """One element over and over: a piece that was left out because it holds nothing else."""
 
     def __init__(self, element: bytes, nbytes: int) -> None:

@@ -16,7 +16,7 @@ _hash = algorithm_named(DEFAULT_ALGORITHM)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileRange:
     """A range of a file, copied by one worker.
 
     Attributes:
@@ -37,7 +37,7 @@ class Piece:
         return self.stop - self.start == self.size
 
 
-def pieces_of(sizes: Mapping[str, int], most: int | None) -> Sequence[Piece]:
+def pieces_of(sizes: Mapping[str, int], most: int | None) -> Sequence[FileRange]:
     """The pieces of files, those of large files first.
 
     Args:
@@ -47,7 +47,7 @@ def pieces_of(sizes: Mapping[str, int], most: int | None) -> Sequence[Piece]:
     ordered = sorted(sizes, key=lambda name: (-sizes[name], name))
     ranges = [(name, start) for name in ordered for start in range(0, max(sizes[name], 1), most or 1 << 62)]
     return [
-        Piece(number, name, start, min(sizes[name], start + (most or sizes[name])), sizes[name])
+        FileRange(number, name, start, min(sizes[name], start + (most or sizes[name])), sizes[name])
         for number, (name, start) in enumerate(ranges)
     ]
 
@@ -68,7 +68,7 @@ class PieceDigester:
         return _hash(self._digests).hex()
 
 
-def digest_of(piece: Piece, read_into: Callable[[int, memoryview], None], buffer: memoryview) -> str:
+def digest_of(piece: FileRange, read_into: Callable[[int, memoryview], None], buffer: memoryview) -> str:
     """The digest of a piece as it is read again.
 
     Args:
@@ -83,7 +83,7 @@ def digest_of(piece: Piece, read_into: Callable[[int, memoryview], None], buffer
     return digester.text
 
 
-def parts_of(piece: Piece, buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
+def parts_of(piece: FileRange, buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
     """The offsets of a piece at which its parts begin, and memory for each, one after the other."""
     for offset in range(piece.start, piece.stop, len(buffer)):
         yield offset, buffer[: min(len(buffer), piece.stop - offset)]

@@ -108,7 +108,7 @@ class PreparedCopy:
             return replace(report, traffic=traffic())
 
     def _run(self, observe: Observe | None) -> CopyReport:
-        started, tally = time.monotonic(), _Tally(sum(part.nbytes for part in self.todo), observe)
+        started, tally = time.monotonic(), _CopyTally(sum(part.nbytes for part in self.todo), observe)
         self._copy_small()
         done: list[CopiedPart] = []
         published: Published | None = None
@@ -211,7 +211,7 @@ class PreparedCopy:
 
 
 @dataclass
-class _Tally:
+class _CopyTally:
     """Adds up what is copied."""
 
     total: int

@@ -67,7 +67,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
         )
     found = described(source)
     if isinstance(found, OrbaxRun) and found.steps:
-        return _Run(source, found).selected(steps, latest)
+        return _RunRoot(source, found).selected(steps, latest)
     if steps or latest is not None:
         asked = option("steps") if steps else option("latest")
         raise UsageError(f"{source} is not a run with steps", hint=f"leave {asked} out")
@@ -96,7 +96,7 @@ def _part_of(step: Step, name: str) -> FileGroup:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _RunRoot:
     """A directory with steps, maybe one below what was named."""
 
     source: Place

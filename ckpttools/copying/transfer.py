@@ -11,7 +11,7 @@ import numpy as np
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.copying.part import FileGroup
-from ckpttools.copying.pieces import PIECE_BYTES, Piece, PieceDigester, digest_of, parts_of, pieces_of
+from ckpttools.copying.pieces import PIECE_BYTES, FileRange, PieceDigester, digest_of, parts_of, pieces_of
 from ckpttools.copying.room import CopyRoom
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
@@ -73,12 +73,12 @@ def transfer(
     pieces = pieces_of(sizes, None if destination.streams else PIECE_BYTES)
     large = {name: size for name, size in sizes.items() if size > _SMALL}
     with closing(work.data_files(large, {})) as files:
-        run = _Run(part, work, files, destination, room, observe)
+        run = _TransferState(part, work, files, destination, room, observe)
         return run.done(pieces, verify)
 
 
 @dataclass
-class _Run:
+class _TransferState:
     """The moving state of one transfer."""
 
     part: FileGroup
@@ -95,7 +95,7 @@ class _Run:
     error: BaseException | None = None
     sync_failed: bool = False
 
-    def done(self, pieces: Sequence[Piece], verify: bool) -> Transferred:
+    def done(self, pieces: Sequence[FileRange], verify: bool) -> Transferred:
         """Copies what earlier runs did not, and reads all of it back if that is asked for."""
         self.digests |= self._kept(pieces)
         resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
@@ -105,7 +105,7 @@ class _Run:
         verified = self._verified(pieces) if verify else 0
         return Transferred(resumed, sum(piece.size for piece in by_store), verified)
 
-    def _kept(self, pieces: Sequence[Piece]) -> dict[int, str]:
+    def _kept(self, pieces: Sequence[FileRange]) -> dict[int, str]:
         """What an earlier run entered, where the files are still there."""
         found: dict[int, str] = {}
         for record in self.work.records:
@@ -122,7 +122,7 @@ class _Run:
 
     # -- threads
 
-    def _work(self, pieces: Sequence[Piece]) -> None:
+    def _work(self, pieces: Sequence[FileRange]) -> None:
         todo = iter(pieces)
         trials = self._trials()
         workers: list[threading.Thread] = []
@@ -159,9 +159,9 @@ class _Run:
 
     def _worker(
         self,
-        todo: Iterator[Piece],
+        todo: Iterator[FileRange],
         trials: LinkTrials | None,
-        act: Callable[[Piece, np.ndarray, LinkTrials | None], None],
+        act: Callable[[FileRange, np.ndarray, LinkTrials | None], None],
     ) -> threading.Thread:
         scratch = Scratch(self.room.buffer_bytes)
 
@@ -199,7 +199,7 @@ class _Run:
     def _open(self, name: str) -> File:
         return (self.part.source / name).open(self.part.files[name])
 
-    def _copy(self, piece: Piece, buffer: np.ndarray, trials: LinkTrials | None) -> None:
+    def _copy(self, piece: FileRange, buffer: np.ndarray, trials: LinkTrials | None) -> None:
         with self._open(piece.name) as source:
             if trials is not None and trials.refusal(source) is None and self._linked(source, piece.name):
                 self._note(piece, _UNREAD)
@@ -223,7 +223,7 @@ class _Run:
         return True
 
     def _written(
-        self, piece: Piece, source: File, sink: Sink, buffer: np.ndarray, digester: PieceDigester
+        self, piece: FileRange, source: File, sink: Sink, buffer: np.ndarray, digester: PieceDigester
     ) -> bool:
         """Whether all of a piece was written; False where another worker has met an error."""
         address, is_small = buffer.ctypes.data, piece.size <= _SMALL
@@ -243,7 +243,7 @@ class _Run:
                 self._tell(piece, offset + len(part))
         return True
 
-    def _tell(self, piece: Piece, stop: int) -> None:
+    def _tell(self, piece: FileRange, stop: int) -> None:
         """Tells that a piece is copied up to an offset; nothing is told twice of what is sent twice."""
         with self.lock:
             before = self.told.get(piece.number, piece.start)
@@ -251,14 +251,14 @@ class _Run:
                 self.told[piece.number] = stop
                 self.observe(stop - before)
 
-    def _note(self, piece: Piece, digest: str) -> None:
+    def _note(self, piece: FileRange, digest: str) -> None:
         with self.lock:
             self.digests[piece.number] = digest
             self.unsynced.append([piece.number, digest])
 
     # -- once more
 
-    def _verified(self, pieces: Sequence[Piece]) -> int:
+    def _verified(self, pieces: Sequence[FileRange]) -> int:
         """Bytes that were read where they were written, and are the same."""
         todo, workers = iter(pieces), list[threading.Thread]()
         self.stop.clear()
@@ -276,7 +276,7 @@ class _Run:
         self._raise()
         return sum(piece.stop - piece.start for piece in pieces)
 
-    def _verify(self, piece: Piece, buffer: np.ndarray, trials: LinkTrials | None) -> None:
+    def _verify(self, piece: FileRange, buffer: np.ndarray, trials: LinkTrials | None) -> None:
         place, view = self.work.content / piece.name, buffer.data
         digest = self.digests[piece.number]
         if digest == _UNREAD:

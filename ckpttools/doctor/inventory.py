@@ -127,7 +127,7 @@ class ListedItem:
 
 
 @dataclass(frozen=True)
-class Weights:
+class SafetensorsFiles:
     """Safetensors in one directory.
 
     Attributes:
@@ -165,7 +165,7 @@ class Inventory:
     denied: Mapping[Place, CheckpointError] = field(default_factory=dict)
     items: tuple[ListedItem, ...] = ()
     steps: tuple[Directory, ...] = ()
-    weights: tuple[Weights, ...] = ()
+    weights: tuple[SafetensorsFiles, ...] = ()
     hierarchies: tuple[Place, ...] = ()
     leftovers: tuple[Place, ...] = ()
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -221,12 +221,12 @@ def inventory_of(path: Place, read: ReadOptions | None = None) -> Inventory:
     return walk.inventory(path)
 
 
-def _one_file(path: Place) -> Iterator[Weights]:
+def _one_file(path: Place) -> Iterator[SafetensorsFiles]:
     if path.name.endswith(INDEX):
         names = tuple(sorted(each.name for each in path.parent.glob(f"*{SAFETENSORS}")))
-        yield Weights(path.parent, names, (path.name,), is_whole=True)
+        yield SafetensorsFiles(path.parent, names, (path.name,), is_whole=True)
     elif path.name.endswith(SAFETENSORS):
-        yield Weights(path.parent, (path.name,), (), is_whole=False)
+        yield SafetensorsFiles(path.parent, (path.name,), (), is_whole=False)
 
 
 class _Walk:
@@ -323,7 +323,9 @@ def _is_ours(name: str) -> bool:
     return name.endswith((SAFETENSORS, INDEX)) and not name.startswith(".")
 
 
-def _weights(directory: Directory) -> Weights:
+def _weights(directory: Directory) -> SafetensorsFiles:
     ours = [name for name in directory.files if _is_ours(name)]
     files = tuple(name for name in ours if name.endswith(SAFETENSORS))
-    return Weights(directory.path, files, tuple(name for name in ours if name.endswith(INDEX)), is_whole=True)
+    return SafetensorsFiles(
+        directory.path, files, tuple(name for name in ours if name.endswith(INDEX)), is_whole=True
+    )

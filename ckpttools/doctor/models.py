@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.doctor.inventory import Inventory, Weights, json_or_error
+from ckpttools.doctor.inventory import Inventory, SafetensorsFiles, json_or_error
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.quantized.scales import Described
 from ckpttools.stores.place import Place
@@ -83,7 +83,7 @@ def models_in(inventory: Inventory) -> Iterator[StoredModel]:
             yield StoredModel(weights.folder, config, arrays, weights.files, weights.indexes)
 
 
-def described(weights: Weights) -> dict[str, Described] | None:
+def described(weights: SafetensorsFiles) -> dict[str, Described] | None:
     """All tensors; None if a file cannot be read, which other checks report."""
     headers = [header_of(weights.folder / name) for name in weights.files]
     read = [header for header in headers if not isinstance(header, CheckpointError)]

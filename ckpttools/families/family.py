@@ -55,7 +55,7 @@ class FlagRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class UnsupportedPart:
     """A part of a model that MaxText has no place for, with weights that somebody trained.
 
     Attributes:
@@ -228,7 +228,7 @@ class Family:
     flags: Mapping[str, FlagRule] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, UnsupportedPart] = field(default_factory=dict)
     towers: tuple[str, ...] = ()
     spellings: tuple[Spelling, ...] = (PLAIN,)
     maxtext_vocab: Mapping[int, int] = field(default_factory=dict)

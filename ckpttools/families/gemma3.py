@@ -1,7 +1,7 @@
 """Gemma 3: cycles of six layers, what remains, and the vision tower of multimodal models."""
 
 from ckpttools.families.decoder import ATTENTION, DECODER_SETTINGS, MLP
-from ckpttools.families.family import Family, Part, Spelling, decoder_layers, tower_blocks
+from ckpttools.families.family import Family, Spelling, UnsupportedPart, decoder_layers, tower_blocks
 from ckpttools.families.gemma import (
     FINAL_NORM,
     HEAD,
@@ -76,7 +76,7 @@ WITHIN = {
 }
 
 # A head over what the tower sees, which no Gemma asks.
-POOLING = Part(
+POOLING = UnsupportedPart(
     (
         "vision_tower.head.*",
         "vision_tower.vision_model.head.*",

@@ -1,7 +1,15 @@
 """Gemma 4, dense and with experts: blocks of five local layers and a global one, stacked twice; a tower."""
 
 from ckpttools.families.decoder import ATTENTION, DECODER_SETTINGS, HEAD_NORMS
-from ckpttools.families.family import Family, FlagRule, Part, Spelling, decoder_layers, tower_blocks, within
+from ckpttools.families.family import (
+    Family,
+    FlagRule,
+    Spelling,
+    UnsupportedPart,
+    decoder_layers,
+    tower_blocks,
+    within,
+)
 from ckpttools.families.gemma import HEAD, INTERNAL, NESTED, SETTINGS, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.families.tower import VISION, VISION_SIZES
 from ckpttools.mapping.row import row, rows
@@ -175,7 +183,9 @@ FAMILY = Family(
         "standardized": FlagRule(("vision_config.standardize",)),
     },
     parts={
-        "audio": Part(("model.audio_tower.*", "model.embed_audio.*", "audio_tower.*", "embed_audio.*")),
+        "audio": UnsupportedPart(
+            ("model.audio_tower.*", "model.embed_audio.*", "audio_tower.*", "embed_audio.*")
+        ),
     },
     towers=("vision",),
     spellings=(

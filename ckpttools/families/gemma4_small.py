@@ -5,7 +5,7 @@ groups of layers say each a part of a layer: a layer is in several.
 """
 
 from ckpttools.families.decoder import MLP
-from ckpttools.families.family import Family, FlagRule, Part, Spelling, decoder_layers, within
+from ckpttools.families.family import Family, FlagRule, Spelling, UnsupportedPart, decoder_layers, within
 from ckpttools.families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.families.gemma4 import EMBEDDING, FINAL_NORM, NORMS, SETTINGS_4
 from ckpttools.mapping.row import rows
@@ -125,8 +125,8 @@ FAMILY = Family(
     flags={"tied": TIED_BY_DEFAULT, "fives": FIVES, "wide": WIDE},
     left_out=UNREAD,
     parts={
-        "vision": Part(("model.vision_tower.*", "model.embed_vision.*")),
-        "audio": Part(("model.audio_tower.*", "model.embed_audio.*")),
+        "vision": UnsupportedPart(("model.vision_tower.*", "model.embed_vision.*")),
+        "audio": UnsupportedPart(("model.audio_tower.*", "model.embed_audio.*")),
     },
     spellings=(Spelling(INTERNAL, name="transformers"), Spelling(model_types=("gemma4_text",), name="text")),
     never_scanned="layers share keys and values across what a scan would make one",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckpttools.families.decoder import FUSED, TIED
 from ckpttools.families.deepseek import CORRECTED
 from ckpttools.families.deepseek import FAMILY as DEEPSEEK
-from ckpttools.families.family import FlagRule, Part, Spelling, within
+from ckpttools.families.family import FlagRule, Spelling, UnsupportedPart, within
 
 HUB = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 # As transformers 5.23 writes a model again: it calls all layers as the tower's are called on the hub.
@@ -32,7 +32,9 @@ FAMILY = replace(
         "model.language_model.layers.{prediction+#layers}.*",
     ),
     parts={
-        "vision": Part(("vision_tower.*", "mm_projector.*", "model.vision_tower.*", "model.mm_projector.*")),
+        "vision": UnsupportedPart(
+            ("vision_tower.*", "mm_projector.*", "model.vision_tower.*", "model.mm_projector.*")
+        ),
     },
     spellings=(Spelling(HUB), RESAVED, NESTED),
 )

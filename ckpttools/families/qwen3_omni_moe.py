@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ckpttools.families.decoder import FUSED, HEADS, TIED
-from ckpttools.families.family import Family, FlagRule, Part, Spelling, tower_blocks, within
+from ckpttools.families.family import Family, FlagRule, Spelling, UnsupportedPart, tower_blocks, within
 from ckpttools.families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.families.qwen3_moe import TEXT
 from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED, PATCHES
@@ -132,7 +132,10 @@ FAMILY = Family(
     },
     towers=("vision", "audio"),
     unscanned_with_towers=DEEPSTACK,
-    parts={"talker": Part(("talker.*",), SPEECH), "code2wav": Part(("code2wav.*",), SPEECH)},
+    parts={
+        "talker": UnsupportedPart(("talker.*",), SPEECH),
+        "code2wav": UnsupportedPart(("code2wav.*",), SPEECH),
+    },
     spellings=(
         Spelling(
             {

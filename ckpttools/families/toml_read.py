@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ckpttools.core.errors import FormatError, MappingError, did_you_mean
-from ckpttools.families.family import Family, FlagRule, Part, Spelling
+from ckpttools.families.family import Family, FlagRule, Spelling, UnsupportedPart
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.documents import (
@@ -87,9 +87,9 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
     }
 
 
-def _part(value: object, place: str) -> Part:
+def _part(value: object, place: str) -> UnsupportedPart:
     readers: Mapping[str, Reader] = {"keys": list_of(_key), "promise": text_or_texts, "idle": truth}
-    return Part(**fields(readers, required=("keys",))(value, place))
+    return UnsupportedPart(**fields(readers, required=("keys",))(value, place))
 
 
 def _alternatives(value: object, place: str) -> Alternatives:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import count, groupby
 
 from ckpttools.core.errors import MappingError
-from ckpttools.families.family import PLAIN, Family, FlagRule, Part, Spelling
+from ckpttools.families.family import PLAIN, Family, FlagRule, Spelling, UnsupportedPart
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row, rows_text
 from ckpttools.mapping.row import row as parse_row
@@ -117,7 +117,7 @@ def _settings(rules: SettingRules) -> Iterator[str]:
         yield f"settings = {_QUOTES}\n{text}\n{_QUOTES}"
 
 
-def _fields(table: str, name: str, rule: FlagRule | Part) -> Iterator[str]:
+def _fields(table: str, name: str, rule: FlagRule | UnsupportedPart) -> Iterator[str]:
     yield from ("", f"[{table}.{_key(name)}]")
     yield from _entries({each.name: getattr(rule, each.name) for each in fields(rule)})
 

@@ -14,7 +14,7 @@ from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family, Spelling
 from ckpttools.family_check.definition import Definition, is_fatal
 from ckpttools.family_check.findings import FamilyCheck, FamilyFinding, findings_of, hints_of
-from ckpttools.family_check.made_up import Model, Sizes, made_up
+from ckpttools.family_check.made_up import MadeUpModel, Sizes, made_up
 from ckpttools.family_check.round_trip import RoundTrip, round_trip
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
@@ -91,7 +91,7 @@ def check_on_config(family: Family, config: Mapping[str, Any], place: str) -> Fa
         return said
     model_type = config.get("model_type")
     spelling = family.spelling_for(model_type if isinstance(model_type, str) else None)
-    model = Model("", config, Sizes.of(definition).lengths, definition.unruled)
+    model = MadeUpModel("", config, Sizes.of(definition).lengths, definition.unruled)
     return _concluded(said, _trip(family, model, spelling))
 
 
@@ -149,7 +149,7 @@ def _concluded(said: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
     )
 
 
-def _trip(family: Family, model: Model, spelling: Spelling) -> RoundTrip:
+def _trip(family: Family, model: MadeUpModel, spelling: Spelling) -> RoundTrip:
     """The rows on one model in one spelling."""
 
     @cache

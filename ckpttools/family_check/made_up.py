@@ -21,7 +21,7 @@ _MOST_SETTINGS = 64
 
 
 @dataclass(frozen=True)
-class Model:
+class MadeUpModel:
     """A model to try the rows on.
 
     Attributes:
@@ -37,7 +37,7 @@ class Model:
     flags: Mapping[str, Flag] = field(default_factory=dict)
 
 
-def made_up(definition: Definition) -> Iterator[Model]:
+def made_up(definition: Definition) -> Iterator[MadeUpModel]:
     """Models that differ in their flags, and in whether fields with a default are there."""
     family = definition.family
     optional = frozenset(axis for axis, names in family.sizes.items() if isinstance(names[-1], int))
@@ -47,11 +47,11 @@ def made_up(definition: Definition) -> Iterator[Model]:
         for setting in islice(flag_settings(family, sizes.stated), _MOST_SETTINGS):
             said = ", ".join([*setting.said, *lacking]) or "no flags"
             config = configuration({**sizes.stated, **setting.fields})
-            yield Model(said, config, sizes.lengths, {**definition.unruled, **setting.flags})
+            yield MadeUpModel(said, config, sizes.lengths, {**definition.unruled, **setting.flags})
 
 
 @dataclass(frozen=True)
-class Setting:
+class FlagSetting:
     """One setting of a family's flags.
 
     Attributes:
@@ -68,7 +68,7 @@ class Setting:
         return fields + [f"{name} {str(flag.value).lower()}" for name, flag in self.flags.items()]
 
 
-def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[Setting]:
+def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[FlagSetting]:
     """Every setting of a family's flags; those of how files were written take turns, as they double no rule.
 
     Args:
@@ -97,7 +97,7 @@ def flag_settings(family: Family, stated: Mapping[str, int]) -> Iterator[Setting
     for (fields, values), turn in zip(settings, cycle((False, True)), strict=False):
         by_name = {**dict(zip(users, values, strict=True)), **dict.fromkeys(files, turn)}
         flags = {name: Flag(each, "made up") for name, each in by_name.items()}
-        yield Setting(dict(zip(choices, fields, strict=True)), flags)
+        yield FlagSetting(dict(zip(choices, fields, strict=True)), flags)
 
 
 def configuration(fields: Mapping[str, Any]) -> dict[str, Any]:

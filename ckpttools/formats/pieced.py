@@ -52,7 +52,7 @@ def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
         return _in_a_row(boxes, cut[0])
     if cells > _MOST_CELLS:
         raise ValueError(f"its parts meet at {cells:,} places")
-    grid = _Grid.of(shape, cell, boxes)
+    grid = _CellGrid.of(shape, cell, boxes)
     scratch = max(array.scratch_bytes for array in boxes.values())
     return Chunked(shape, dtype, cell, grid, scratch)
 
@@ -84,14 +84,14 @@ def _cell(length: int, axis: int, boxes: Iterable[Region]) -> int:
     return gcd(*ends) if ends else length
 
 
-class _Grid:
+class _CellGrid:
     """The cells of a grid that is fine enough for all boxes: each lies in one of them."""
 
     def __init__(self, cells: dict[Shape, LazyArray]) -> None:
         self._cells = cells
 
     @classmethod
-    def of(cls, shape: Shape, cell: Shape, boxes: dict[Region, LazyArray]) -> _Grid:
+    def of(cls, shape: Shape, cell: Shape, boxes: dict[Region, LazyArray]) -> _CellGrid:
         """Raises ValueError where two boxes have a cell in common, or one lies in none."""
         cells: dict[Shape, LazyArray] = {}
         for box, array in boxes.items():

@@ -12,7 +12,7 @@ from shlex import quote
 
 from ckpttools.array.chunk_sizes import FINE, is_fine, is_giant
 from ckpttools.core.region import grid_shape
-from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, Loading
+from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, LoadCost
 from ckpttools.sharding.mesh import MeshShape
 
 _MIB = 1 << 20
@@ -49,7 +49,7 @@ def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[Arra
     ]
 
 
-def _for_mesh(loading: Loading | None) -> str:
+def _for_mesh(loading: LoadCost | None) -> str:
     """What writes chunks that suit a mesh; any chunks of a good size where none is asked about."""
     if loading is None:
         return _REWRITE

@@ -71,7 +71,7 @@ class ArrayChunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class LoadCost:
     """What one device and all of them read, over all arrays of the report.
 
     Attributes:
@@ -136,7 +136,7 @@ class ChunksReport:
     nbytes: int
     stored_nbytes: int
     dead_nbytes: int
-    loading: Loading | None
+    loading: LoadCost | None
     arrays: tuple[ArrayChunks, ...]
     files: tuple[FileChunks, ...]
     advice: tuple[Advice, ...] = ()
@@ -226,13 +226,13 @@ def _array(
     )
 
 
-def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs | None) -> Loading | None:
+def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs | None) -> LoadCost | None:
     if mesh is None or spec is None:
         return None
     reads = [each.reads for each in arrays if each.reads is not None]
     total = together(reads)
     meant = mesh.size > 1 and bool(spec.cuts and reads)
-    return Loading(
+    return LoadCost(
         mesh=dict(mesh.axes),
         spec=spec.text,
         reads=total.reads,

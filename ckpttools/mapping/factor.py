@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpttools.array.dequantized import Dequantized, Piece
+from ckpttools.array.dequantized import Dequantized, DequantizedPiece
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.reshaped import reshaped
 from ckpttools.core.dtypes import DType
@@ -108,7 +108,9 @@ class Times:
     def kind(self) -> Hashable:
         return self
 
-    def decode(self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: Piece, out: np.ndarray) -> None:
+    def decode(
+        self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: DequantizedPiece, out: np.ndarray
+    ) -> None:
         """As `ckpttools.array.dequantized.Decoding.decode`."""
         import numpy as np
 

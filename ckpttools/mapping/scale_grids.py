@@ -97,7 +97,7 @@ def scale_grids(
             problems[_line(row, error)] = None
         else:
             found += [] if scaled is None else [scaled]
-    made = _Made(found, way)
+    made = _MadeScales(found, way)
     values: list[ValueNote] = []
     for scaled in found:
         try:
@@ -181,7 +181,7 @@ def _of_one(side: Side, other: Side) -> Side:
     return Side(side.key, own)
 
 
-class _Made:
+class _MadeScales:
     """Target scales as rows make them; those of several parts once all are there."""
 
     def __init__(self, rows: Iterable[_Scaled], way: _Way) -> None:

@@ -94,7 +94,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class SettingNote:
     """What there is to know of a model.
 
     Attributes:
@@ -120,7 +120,7 @@ class SettingRules:
     settings: tuple[Setting, ...] = ()
     limits: tuple[Limit, ...] = ()
     idle: tuple[Idle, ...] = ()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[SettingNote, ...] = ()
 
     def __add__(self, other: SettingRules) -> SettingRules:
         """These lines, then those."""
@@ -170,7 +170,7 @@ def setting_rules(text: str) -> SettingRules:
     settings: list[Setting] = []
     limits: list[Limit] = []
     idle: list[Idle] = []
-    notes: list[Note] = []
+    notes: list[SettingNote] = []
     for line in lines:
         if line.startswith(_MUST):
             limits.append(_limit(line))
@@ -226,12 +226,12 @@ def _idle(line: str) -> Idle:
     return Idle(fields, reason.strip())
 
 
-def _note(line: str) -> Note:
+def _note(line: str) -> SettingNote:
     said, dashes, text = line.removeprefix(_NOTE).partition(_REASON)
     if not dashes:
         raise _wrong(line, "note if CONDITION -- TEXT")
     text = text.replace(_REASON, " ").strip()
-    return Note(tuple(_condition(each, line) for each in _split(said, " and ")), text)
+    return SettingNote(tuple(_condition(each, line) for each in _split(said, " and ")), text)
 
 
 def _conditions(text: str, line: str) -> tuple[str, tuple[Condition, ...]]:

@@ -412,7 +412,7 @@ def _filled_up(settled: _Settled) -> _Settled:
 def _made(settled: _Settled, exact: bool) -> Mapped:
     """Every target array, once all is accounted for."""
     sizes, arrays = lengths_of(settled.sizes), settled.arrays
-    made = _Made(sizes)
+    made = _MadeArrays(sizes)
     notes: list[ValueNote] = []
     changed: set[str] = set()
     altered: set[str] = set()
@@ -488,7 +488,7 @@ def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str
         raise error if error.place else error.at(str(key)) from error
 
 
-class _Made:
+class _MadeArrays:
     """Target arrays as rows make them; those of several parts once all are there."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -510,7 +510,7 @@ class _Made:
 def _made_partly(settled: _Settled, exact: bool) -> Mapped:
     """Every target array whose sources are all there."""
     sizes = lengths_of(settled.sizes)
-    arrays, made, used = _filled_up(settled).arrays, _Made(sizes), set[str]()
+    arrays, made, used = _filled_up(settled).arrays, _MadeArrays(sizes), set[str]()
     for each in settled.directions:
         if not {*each.source.axes, *each.source.key.needs, *each.target.key.needs} <= sizes.keys():
             continue

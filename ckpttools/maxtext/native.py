@@ -53,7 +53,7 @@ UNQUANTIZED = (
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptWeights:
     """Quantised weights of a Hugging Face tree that stay as they are.
 
     Attributes:
@@ -69,7 +69,7 @@ class Kept:
     block: Block | None = None
 
 
-def kept_weights(tree: Tree) -> Kept:
+def kept_weights(tree: Tree) -> KeptWeights:
     """The quantised weights of a tree, and the rest of it; of scales that are few the values are looked at.
 
     Raises:
@@ -102,7 +102,7 @@ def kept_weights(tree: Tree) -> Kept:
     scales = {each.name: _plain(tree.arrays[paths[each.scales[0].name]], each) for each in weights}
     leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in away}
     aside = {name: tree.arrays[paths[name]] for name in away}
-    return Kept(Tree(leaves, tree.metadata), scales, aside, blocks.pop())
+    return KeptWeights(Tree(leaves, tree.metadata), scales, aside, blocks.pop())
 
 
 def _is_kept(weight: Weight) -> bool:
@@ -158,7 +158,7 @@ def refusing(problems: Sequence[str], config: Mapping[str, Any] | None, place: s
         raise refusal(problems, config, place)
 
 
-def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: Kept) -> ScaleGrids:
+def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeights) -> ScaleGrids:
     """The scales that go with MaxText's kernels, and the table without what their values would be changed by.
 
     Args:

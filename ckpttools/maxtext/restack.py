@@ -67,13 +67,13 @@ def stack_layers(
     spots = {key: (each, spot) for each in stacks for spot, key in enumerate(each.layer_keys)}
     view = view_of(tree)
     axis_of, known = _axes(view, axis), view.roles
-    gathered: dict[Path, _Gathered] = {}
+    gathered: dict[Path, _StackLeaves] = {}
     for path, leaf in tree.items():
         place = key_of_layers(path, spots)
         layers, spot = spots[path[place]] if place else (_ALONE, 0)
         target = _replaced(path, place, layers.key) if place else path
         first = (bool(first_axis) and spelled(target) in first_axis) or _is_scale_of_layer(path, leaf, ())
-        into = gathered.setdefault(target, _Gathered(layers, STATE_AXIS if first else axis_of(path)))
+        into = gathered.setdefault(target, _StackLeaves(layers, STATE_AXIS if first else axis_of(path)))
         if spot in into.leaves:
             raise _collision(target)
         into.leaves[spot], into.paths[spot] = leaf, path
@@ -101,7 +101,7 @@ def _is_scale_of_layer(path: Path, leaf: Leaf, stacked: Shape) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathered:
+class _StackLeaves:
     """The leaves that become one, by their places in the stack, and the axis they are stacked on."""
 
     layers: LayerStack
@@ -158,7 +158,7 @@ def _apart(path: Path, place: slice, layers: LayerStack, leaf: Leaf, axis: int) 
     return dict(zip(paths, parts, strict=True))
 
 
-def _together(path: Path, gathered: _Gathered) -> Leaf:
+def _together(path: Path, gathered: _StackLeaves) -> Leaf:
     """One leaf of a stack from those of its layers."""
     if gathered.missing:
         raise FormatError(

@@ -27,7 +27,7 @@ from ckpttools.maxtext.native import (
     HOW_LOADED,
     QUANTIZED,
     SCALE,
-    Kept,
+    KeptWeights,
     Quantized,
     kept_weights,
     native_grids,
@@ -209,7 +209,7 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     return MaxTextState(state, carried, spelling.name, notes, dtypes)
 
 
-def _unquantized(tree: Tree, options: ToMaxText) -> tuple[Kept, Notes]:
+def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Notes]:
     """The tree without scales: weights dequantised, or as they are; and what to say of it."""
     if options.quantized == "keep":
         kept = kept_weights(tree)
@@ -217,7 +217,7 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[Kept, Notes]:
         said = f"{count} of the source are kept in FP8, with their scales: {HOW_LOADED}"
         return kept, Notes(remarks=(said,))
     plain = dequantized(tree, options.dtype, options.dequantize_like)
-    return Kept(plain.tree), plain.notes
+    return KeptWeights(plain.tree), plain.notes
 
 
 def _without(arrays: Mapping[str, LazyArray], names: Collection[str]) -> dict[str, LazyArray]:

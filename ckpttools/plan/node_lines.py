@@ -234,7 +234,7 @@ class Nodes:
             case "decoded", [code]:
                 return Decoded(shape, dtype, self._unplain(code))
             case "chunked", [chunk, part_scratch, numbers]:
-                part = _Grid(self, grid_shape(shape, tuple(chunk)), numbers)
+                part = _LineGrid(self, grid_shape(shape, tuple(chunk)), numbers)
                 return Chunked(shape, dtype, tuple(chunk), part, part_scratch)
         raise ValueError(f"{kind!r:.80}")
 
@@ -276,7 +276,7 @@ class _Parts(Sequence[LazyArray]):
         return self._nodes.array(self._numbers[index])
 
 
-class _Grid:
+class _LineGrid:
     """The chunks of an array, by grid index."""
 
     def __init__(self, nodes: Nodes, grid: Shape, numbers: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ _MOST_WEIGHTS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Weight:
+class _ModuleWeight:
     """A weight as one of its module: `index` is its place where the key is of a list, else empty."""
 
     name: str
@@ -32,7 +32,7 @@ class _Weight:
     words: frozenset[str]
 
 
-class _Facts(NamedTuple):
+class _ModuleFacts(NamedTuple):
     """Of a module.
 
     Attributes:
@@ -58,21 +58,23 @@ class _Modules:
             quantisation or has their name.
     """
 
-    weights: Mapping[str, list[_Weight]]
-    below: Mapping[str, Mapping[str, list[_Weight]]]
-    objects: Mapping[str, Sequence[_Weight]]
+    weights: Mapping[str, list[_ModuleWeight]]
+    below: Mapping[str, Mapping[str, list[_ModuleWeight]]]
+    objects: Mapping[str, Sequence[_ModuleWeight]]
     whole: Collection[str]
-    known: dict[tuple[str, frozenset[str], str, bool, bool], Sequence[_Weight]] = field(default_factory=dict)
+    known: dict[tuple[str, frozenset[str], str, bool, bool], Sequence[_ModuleWeight]] = field(
+        default_factory=dict
+    )
 
-    facts: dict[str, _Facts] = field(default_factory=dict)
+    facts: dict[str, _ModuleFacts] = field(default_factory=dict)
 
-    def about(self, module: str) -> _Facts:
+    def about(self, module: str) -> _ModuleFacts:
         """What is known of a module, worked out when it is first asked for: of most it never is."""
         if module not in self.facts:
             theirs = self.weights.get(module, ())
             has_all = all(each.name in self.whole for each in theirs)
             words = frozenset(chain(*(each.words for each in theirs)))
-            self.facts[module] = _Facts(has_all, words, {*_stems(theirs)})
+            self.facts[module] = _ModuleFacts(has_all, words, {*_stems(theirs)})
         return self.facts[module]
 
     def is_bias(self, name: str) -> bool:
@@ -81,14 +83,14 @@ class _Modules:
         *words, last = words_of(key) or ("",)
         return key == _BIAS or (last == _BIAS and frozenset(words) in self.about(module).biased)
 
-    def owners(self, name: str) -> Iterable[_Weight]:
+    def owners(self, name: str) -> Iterable[_ModuleWeight]:
         """The weights that another array belongs to."""
         module, key, index = split_name(name)
         if module in self.weights:
             return self._owners(module, key, index, is_alone=bool(module))
         return self._above(module) or tuple(self._beneath(module, key)) or self._within(name)
 
-    def _above(self, module: str) -> Iterable[_Weight]:
+    def _above(self, module: str) -> Iterable[_ModuleWeight]:
         """`X.weight_quantizer._amax` is of the weight of `X`."""
         while module:
             module, _, key = module.rpartition(".")
@@ -105,7 +107,7 @@ class _Modules:
         """Whether all words of a weight are among these."""
         return any(each.words <= words for each in self.weights[module])
 
-    def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_Weight]:
+    def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_ModuleWeight]:
         """As `_owners`, worked out once for keys that have the same words in common with the weights."""
         words = frozenset(words_of(key)) & self.about(module).words
         like = module, words, index, is_alone, scales_word(key)
@@ -114,12 +116,12 @@ class _Modules:
             self.known[like] = _owners(self.weights[module], words, index, is_alone=is_alone, has_all=has_all)
         return self.known[like]
 
-    def _within(self, name: str) -> Sequence[_Weight]:
+    def _within(self, name: str) -> Sequence[_ModuleWeight]:
         """`X.weight.meta.table` is of the object that has `X.weight.data.qdata`."""
         found = self.objects.get(name.replace("/", ".").partition(OBJECT)[0], ())
         return found if all(self.about(split_name(each.name)[0]).has_all for each in found) else ()
 
-    def _beneath(self, module: str, key: str) -> Iterator[_Weight]:
+    def _beneath(self, module: str, key: str) -> Iterator[_ModuleWeight]:
         """`self_attn.k_scale` is of the weight of `self_attn.k_proj`."""
         words = set(owner_words(key)) if module in self.below and scales_word(key) else set()
         for below, weights in self.below[module].items() if words else ():
@@ -164,15 +166,15 @@ def belongings(
 
 
 def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
-    modules: defaultdict[str, list[_Weight]] = defaultdict(list)
+    modules: defaultdict[str, list[_ModuleWeight]] = defaultdict(list)
     for name in weights:
         module, key, index = split_name(name)
-        modules[module].append(_Weight(name, index, frozenset(words_of(key))))
-    below: defaultdict[str, dict[str, list[_Weight]]] = defaultdict(dict)
+        modules[module].append(_ModuleWeight(name, index, frozenset(words_of(key))))
+    below: defaultdict[str, dict[str, list[_ModuleWeight]]] = defaultdict(dict)
     for module, theirs in modules.items():
         above, _, key = module.rpartition(".")
         below[above][key] = theirs
-    objects: defaultdict[str, list[_Weight]] = defaultdict(list)
+    objects: defaultdict[str, list[_ModuleWeight]] = defaultdict(list)
     for each in chain(*modules.values()):
         above, nested, _ = each.name.replace("/", ".").partition(OBJECT)
         if nested:
@@ -180,15 +182,15 @@ def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
     return _Modules(modules, below, objects, whole)
 
 
-def _stems(weights: Iterable[_Weight]) -> Iterator[frozenset[str]]:
+def _stems(weights: Iterable[_ModuleWeight]) -> Iterator[frozenset[str]]:
     """What the names of weights have in common with those of their biases."""
     for each in weights:
         yield from (stem for stem in (each.words, each.words - _PACKINGS) if stem - _PACKINGS)
 
 
 def _owners(
-    weights: Sequence[_Weight], words: frozenset[str], index: str, *, is_alone: bool, has_all: bool
-) -> Sequence[_Weight]:
+    weights: Sequence[_ModuleWeight], words: frozenset[str], index: str, *, is_alone: bool, has_all: bool
+) -> Sequence[_ModuleWeight]:
     """Those of a module's weights that an array belongs to by its last key.
 
     Args:

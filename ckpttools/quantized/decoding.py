@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ckpttools.array.dequantized import Piece
+from ckpttools.array.dequantized import DequantizedPiece
 from ckpttools.array.rounding import round_to
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError
@@ -50,7 +50,9 @@ class Decode:
     def kind(self) -> Hashable:
         return self.numbers, self.scales, self.divides, self.result, self.like
 
-    def decode(self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: Piece, out: np.ndarray) -> None:
+    def decode(
+        self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: DequantizedPiece, out: np.ndarray
+    ) -> None:
         """As `ckpttools.array.dequantized.Decoding.decode`."""
         factors = self.factors(scales)
         self.check(factors)
@@ -74,7 +76,7 @@ class Decode:
                 part = flat[top : top + height, left : left + width]
                 self._multiply(rows.part(before + top, left, part.shape), part, numbers, products)
 
-    def _multiply(self, part: _Part, out: np.ndarray, numbers: np.ndarray, products: np.ndarray) -> None:
+    def _multiply(self, part: _RowBatch, out: np.ndarray, numbers: np.ndarray, products: np.ndarray) -> None:
         """Writes a few rows through two buffers."""
         import numpy as np
 
@@ -137,7 +139,7 @@ class Decode:
         return made
 
 
-class _Part(NamedTuple):
+class _RowBatch(NamedTuple):
     """A few rows.
 
     Attributes:
@@ -166,11 +168,11 @@ class _Rows:
 
     codes: np.ndarray
     factors: np.ndarray
-    piece: Piece
+    piece: DequantizedPiece
     within: Shape
 
     @classmethod
-    def of(cls, codes: np.ndarray, factors: np.ndarray, piece: Piece) -> _Rows:
+    def of(cls, codes: np.ndarray, factors: np.ndarray, piece: DequantizedPiece) -> _Rows:
         block, start = piece.blocks[0], piece.region.start
         within = tuple(a % n for a, n in zip(start, block, strict=True))
         return cls(codes.reshape(-1, codes.shape[-1]), factors, piece, within)
@@ -179,13 +181,13 @@ class _Rows:
     def packed(self) -> int:
         return self.piece.packed
 
-    def part(self, top: int, left: int, shape: Shape) -> _Part:
+    def part(self, top: int, left: int, shape: Shape) -> _RowBatch:
         """Some columns, from `left` on, of some rows, from `top` on."""
         height, width = shape
         start = self.piece.region.start[-1] % self.packed + left
         stop = ceil_div(start + width, self.packed)
         codes = self.codes[top : top + height, start // self.packed : stop]
-        return _Part(codes, self.packed, start % self.packed, self._factors(top, left, height, width))
+        return _RowBatch(codes, self.packed, start % self.packed, self._factors(top, left, height, width))
 
     def _factors(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         import numpy as np

@@ -15,7 +15,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.sharding.applied_rules import AppliedRules, Ruled
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.placing import Target
+from ckpttools.sharding.placing import ArrayTarget
 from ckpttools.sharding.rules import Rules, own_axes
 from ckpttools.sharding.specs import Spec, partition_spec
 from ckpttools.sharding.templates import Wanted
@@ -57,7 +57,7 @@ class Assigned:
 
     path: Path
     array: LazyArray
-    target: Target
+    target: ArrayTarget
     key_impl: str | None = None
     number: type | None = None
     wanted: Wanted = field(default_factory=lambda: Wanted((), None, None))
@@ -94,7 +94,7 @@ class Assigning:
         was_number = path in metadata.scalars and not is_data
         number = wanted.number or (_number_type(array.dtype) if was_number else None)
         key_impl = wanted.key_impl or (None if is_data else metadata.key_impls.get(path))
-        target = Target(array.shape, array.dtype, self._sharding(path, wanted))
+        target = ArrayTarget(array.shape, array.dtype, self._sharding(path, wanted))
         return Assigned(path, array, target, key_impl, number, wanted)
 
     def remarks(self, arrays: Iterable[Assigned]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region
-from ckpttools.sharding.placing import Target
+from ckpttools.sharding.placing import ArrayTarget
 from ckpttools.sharding.routes import Homes, Stretches, first_homes, shards_of
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import Shards
@@ -26,7 +26,7 @@ from ckpttools.sharding.specs import mesh_axes, partition_spec, spec_of
 _PROCESS, _DEVICE = "process", "device"
 
 
-def homes_of(target: Target) -> Homes:
+def homes_of(target: ArrayTarget) -> Homes:
     """What the devices of each process hold of an array."""
     found: dict[int, list[Region]] = {}
     placed: Mapping[Any, Any] = target.sharding.devices_indices_map(target.shape)
@@ -35,12 +35,12 @@ def homes_of(target: Target) -> Homes:
     return found
 
 
-def _region(index: Any, target: Target) -> Region:
+def _region(index: Any, target: ArrayTarget) -> Region:
     start = tuple(each.start or 0 for each in index or ())
     return Region(start, tuple(a + n for a, n in zip(start, target.part, strict=True)))
 
 
-def is_movable(target: Target) -> bool:
+def is_movable(target: ArrayTarget) -> bool:
     """Whether elements of this kind can be exchanged between the devices of this sharding."""
     dtype = target.dtype
     # Numbers of less than a byte, and pairs, JAX makes of no carrier.
@@ -48,7 +48,7 @@ def is_movable(target: Target) -> bool:
     return has_carrier and isinstance(target.sharding, NamedSharding)
 
 
-def devices_each(target: Target) -> int | None:
+def devices_each(target: ArrayTarget) -> int | None:
     """Devices of each process, where all have as many and they follow each other in the mesh."""
     order = [device.process_index for device in _devices(target)]
     count = order.count(order[0])
@@ -56,35 +56,35 @@ def devices_each(target: Target) -> int | None:
     return count if len(order) == count * len(set(order)) and together else None
 
 
-def _devices(target: Target) -> list[Any]:
+def _devices(target: ArrayTarget) -> list[Any]:
     sharding = target.sharding
     if not isinstance(sharding, NamedSharding):
         return list(sharding.device_set)
     return list(sharding.mesh.devices.reshape(-1))
 
 
-def stretch_target(target: Target, cut: Stretches, devices: int) -> Target:
+def stretch_target(target: ArrayTarget, cut: Stretches, devices: int) -> ArrayTarget:
     """Where carriers of an array are when each process has read its stretch."""
     mesh = _auto_mesh(np.array(_devices(target)).reshape(-1, devices), (_PROCESS, _DEVICE))
     spec: list[tuple[str, ...]] = [()] * len(target.shape)
     spec[cut.over_processes] += (_PROCESS,)
     spec[cut.over_devices] += (_DEVICE,)
-    return Target(target.shape, target.dtype, NamedSharding(mesh, partition_spec(tuple(spec))))
+    return ArrayTarget(target.shape, target.dtype, NamedSharding(mesh, partition_spec(tuple(spec))))
 
 
-def exchanged(parts: Parts, read: Target, target: Target) -> jax.Array:
+def exchanged(parts: Parts, read: ArrayTarget, target: ArrayTarget) -> jax.Array:
     """The array on its devices, of the stretches that processes have read; called by all of them in turn."""
     carriers = _global(parts, read)
     return _settled(_mover(_auto(target.sharding))(carriers), target)
 
 
-def own_shards(target: Target) -> Shards:
+def own_shards(target: ArrayTarget) -> Shards:
     """What this process reads where one reads for all: parts that no process before it needs."""
     mine = first_homes(homes_of(target)).get(jax.process_index(), [])
     return Shards(target.shape, target.part, shards_of(target.shape, mine).held)
 
 
-def broadcast(parts: Parts, target: Target) -> jax.Array:
+def broadcast(parts: Parts, target: ArrayTarget) -> jax.Array:
     """The array on its devices, of parts of which each was read by one process; called by all in turn.
 
     Args:
@@ -109,13 +109,13 @@ def broadcast(parts: Parts, target: Target) -> jax.Array:
     return _settled(_summer(carrier, auto)(whole), target)
 
 
-def _global(parts: Parts, read: Target) -> jax.Array:
+def _global(parts: Parts, read: ArrayTarget) -> jax.Array:
     """Carriers of what all processes have read."""
     singles = [jax.device_put(parts[cell], device) for device, cell in read.homes]
     return jax.make_array_from_single_device_arrays(read.shape, read.sharding, singles)
 
 
-def _settled(moved: jax.Array, target: Target) -> jax.Array:
+def _settled(moved: jax.Array, target: ArrayTarget) -> jax.Array:
     """Carriers on their devices as what they are."""
     typed = _bits(moved, target.dtype)
     singles = [shard.data for shard in typed.addressable_shards]

@@ -18,7 +18,7 @@ from ckpttools.sharding.cutting import projected
 from ckpttools.sharding.exchange import devices_each, homes_of, is_movable, own_shards, stretch_target
 from ckpttools.sharding.held import HeldParts
 from ckpttools.sharding.interleaved import Joint, joints
-from ckpttools.sharding.placing import Target
+from ckpttools.sharding.placing import ArrayTarget
 from ckpttools.sharding.request import Request
 from ckpttools.sharding.routes import Way, way_of
 
@@ -60,7 +60,7 @@ class Route:
     way: Way
     held: HeldParts
     needed: HeldParts
-    read: Target | None = None
+    read: ArrayTarget | None = None
 
     @property
     def array(self) -> LazyArray:

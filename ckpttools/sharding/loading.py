@@ -19,7 +19,7 @@ from ckpttools.sharding.load_progress import JobProgress, Teller
 from ckpttools.sharding.placing import Batches
 from ckpttools.sharding.processes import Processes, is_spread
 from ckpttools.sharding.request import Request
-from ckpttools.sharding.scatter import Parts, Reading, read_parts
+from ckpttools.sharding.scatter import Parts, ReadResources, read_parts
 
 
 def loaded(
@@ -54,7 +54,7 @@ def loaded(
     def losing(name: str, counts: Mapping[str, float]) -> None:
         lost.setdefault(name, Counter()).update(counts)
 
-    reading = Reading(plan.memory, jobs, plan.staging, observe, losing)
+    reading = ReadResources(plan.memory, jobs, plan.staging, observe, losing)
     on_the_way: list[jax.Array] = []
     for group in groups(plan.routes, plan.staging // 2):
         found = _parts(group, reading)
@@ -170,7 +170,7 @@ def _with_all(
         yield number, parts
 
 
-def _parts(routes: Sequence[Route], reading: Reading) -> Iterator[tuple[int, Parts]]:
+def _parts(routes: Sequence[Route], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
     """The parts of each route, by its number."""
     made = joined(routes)
     for number, parts in in_order(read_parts([each.held for each in made], reading)):

@@ -20,7 +20,7 @@ _BATCH_PARTS = 256
 
 
 @dataclass(frozen=True)
-class Target:
+class ArrayTarget:
     """Where an array goes.
 
     Attributes:
@@ -74,7 +74,7 @@ def _cell(index: object, part: Shape) -> Shape:
     return tuple((each.start or 0) // max(1, n) for each, n in zip(slices, part, strict=True))
 
 
-def put(made: Sequence[tuple[Target, Parts]]) -> Iterator[jax.Array]:
+def put(made: Sequence[tuple[ArrayTarget, Parts]]) -> Iterator[jax.Array]:
     """Arrays of these parts; parts on the CPU stay where they are and belong to JAX from now on."""
     buffers: list[np.ndarray] = []
     places: list[jax.sharding.Sharding] = []
@@ -98,10 +98,10 @@ class Batches:
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._made: list[tuple[Target, Parts]] = []
+        self._made: list[tuple[ArrayTarget, Parts]] = []
         self._parts = 0
 
-    def add(self, number: int, target: Target, parts: Parts) -> Iterator[tuple[int, jax.Array]]:
+    def add(self, number: int, target: ArrayTarget, parts: Parts) -> Iterator[tuple[int, jax.Array]]:
         """Takes an array; yields those that are put now."""
         self._numbers.append(number)
         self._made.append((target, parts))

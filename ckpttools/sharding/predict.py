@@ -11,7 +11,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, Shape, grid_index
 from ckpttools.core.wording import option
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.routes import Fetches, Homes, Way, some_of, way_of
+from ckpttools.sharding.routes import FetchPlan, Homes, Way, some_of, way_of
 from ckpttools.sharding.specs import Spec, cuts, shard_shape
 
 # As of `ckpttools.load`.
@@ -73,7 +73,7 @@ def process_loading(
             wanted=f"a divisor of {mesh.size}",
         )
     devices = mesh.size // processes
-    found = _Found(mesh, processes, max_over_read)
+    found = _Predicted(mesh, processes, max_over_read)
     for path, array in arrays.items():
         found.add(array, specs.get(path, ()))
     return ProcessLoading(
@@ -91,15 +91,15 @@ def process_loading(
 
 
 @dataclass
-class _Found:
+class _Predicted:
     """What has been found out of some arrays, by the ways in which they may be read."""
 
     mesh: MeshShape
     processes: int
     max_over_read: float
-    alone: Fetches = field(default_factory=Fetches)
-    together: Fetches = field(default_factory=Fetches)
-    single: Fetches = field(default_factory=Fetches)
+    alone: FetchPlan = field(default_factory=FetchPlan)
+    together: FetchPlan = field(default_factory=FetchPlan)
+    single: FetchPlan = field(default_factory=FetchPlan)
     exchanged: int = 0
     broadcast: int = 0
 
@@ -123,7 +123,7 @@ class _Found:
 
     def _way(
         self, array: LazyArray, homes: Homes, most: float, *, single_replica: bool = False
-    ) -> tuple[Way, Fetches]:
+    ) -> tuple[Way, FetchPlan]:
         way, _, found = way_of(
             array,
             homes,

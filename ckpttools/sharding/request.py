@@ -25,7 +25,7 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.roles.names import is_wrapper
 from ckpttools.sharding.assigned import Assigned, Assigning, Devices
 from ckpttools.sharding.matching import match
-from ckpttools.sharding.templates import Template, Wanted
+from ckpttools.sharding.templates import TreeTemplate, Wanted
 from ckpttools.sharding.unfit import reasons
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import CastMap, can_cast, cast, cast_notes
@@ -52,7 +52,7 @@ class Request:
 
 
 def request(
-    tree: Tree, template: Template | None, devices: Devices, dtype: DType | str | None, place: str
+    tree: Tree, template: TreeTemplate | None, devices: Devices, dtype: DType | str | None, place: str
 ) -> Request:
     """Checks all that was asked for against a checkpoint.
 
@@ -98,7 +98,9 @@ def request(
 Pairs = list[tuple[Path, Wanted]]
 
 
-def _pairs(tree: Tree, template: Template | None) -> tuple[Pairs, Mapping[Path, str], list[str], list[str]]:
+def _pairs(
+    tree: Tree, template: TreeTemplate | None
+) -> tuple[Pairs, Mapping[Path, str], list[str], list[str]]:
     """Paths and what is wanted of each; texts by their names; what is not there; remarks."""
     if template is None:
         return [(path, Wanted(path, None, None)) for path in tree.arrays], {}, [], []
@@ -139,7 +141,7 @@ def _misread(matched: Pairs, tree: Tree) -> Iterator[str]:
             yield f"{each.name}: is {type_text(array.dtype, array.shape)}, wanted a text"
 
 
-def _with_texts(template: Template, texts: Mapping[Path, str]) -> Callable[[Sequence[Any]], Any]:
+def _with_texts(template: TreeTemplate, texts: Mapping[Path, str]) -> Callable[[Sequence[Any]], Any]:
     """Makes the tree of values of what is no text."""
 
     def filled(values: Sequence[Any]) -> Any:

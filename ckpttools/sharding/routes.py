@@ -28,7 +28,7 @@ _MOST_LOOKED_AT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Fetches:
+class FetchPlan:
     """What processes fetch of an array, or of several.
 
     Attributes:
@@ -44,8 +44,8 @@ class Fetches:
         """Bytes that are read for each byte that is needed."""
         return self.fetched / self.needed if self.needed else 1.0
 
-    def __add__(self, other: Fetches) -> Fetches:
-        return Fetches(self.needed + other.needed, self.fetched + other.fetched)
+    def __add__(self, other: FetchPlan) -> FetchPlan:
+        return FetchPlan(self.needed + other.needed, self.fetched + other.fetched)
 
 
 def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
@@ -56,11 +56,11 @@ def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
     return Shards(shape, part, tuple(cells))
 
 
-def reads(array: LazyArray, homes: Homes) -> Fetches:
+def reads(array: LazyArray, homes: Homes) -> FetchPlan:
     """What a process fetches of an array, for itself; of many processes, what some do."""
     held = [HeldParts(array, shards_of(array.shape, homes[each])) for each in some_of(list(homes))]
     needed = sum(each.stored_bytes for each in held)
-    return Fetches(needed // len(held), projected(held, PIECE_BYTES).nbytes // len(held))
+    return FetchPlan(needed // len(held), projected(held, PIECE_BYTES).nbytes // len(held))
 
 
 def some_of(processes: Sequence[int]) -> Sequence[int]:
@@ -104,7 +104,7 @@ def _stretch(box: Region, axis: int, count: int, place: int) -> Region:
     return box.replaced(axis, start, start + length)
 
 
-def stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches, Fetches] | None:
+def stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches, FetchPlan] | None:
     """The cut with which processes fetch least; None where no axes can be divided evenly.
 
     Args:
@@ -139,7 +139,7 @@ def way_of(
     devices: int | None,
     max_over_read: float,
     single_replica: bool,
-) -> tuple[Way, Stretches | None, Fetches]:
+) -> tuple[Way, Stretches | None, FetchPlan]:
     """How an array is read, and what that fetches.
 
     Args:

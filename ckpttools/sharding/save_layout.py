@@ -85,7 +85,7 @@ class OwnedWriter:
         }
         if self.streams is None:
             return replace(found, placements=placements)
-        files = _Files(self.streams.file_bytes)
+        files = _ProcessFiles(self.streams.file_bytes)
         placed = {
             path: files.placed(tree.arrays[path], each) if isinstance(each.home, DataFile) else each
             for path, each in placements.items()
@@ -142,7 +142,7 @@ def _dividing(length: int, most: int) -> int:
 
 
 @dataclass
-class _Files:
+class _ProcessFiles:
     """Data files, each of one process.
 
     Attributes:

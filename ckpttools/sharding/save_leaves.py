@@ -32,7 +32,7 @@ def tree_of(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
         UnknownNameError: an array of a dtype that no format has.
     """
     _refuse_path(pytree)
-    found = _Found()
+    found = _HeldLeaves()
     for path, leaf in _leaves(pytree):
         found.add(path, leaf)
     if not any(isinstance(leaf, LazyArray) for leaf in found.leaves.values()):
@@ -96,7 +96,7 @@ def is_shared(tree: Tree | Any) -> bool:
 
 
 @dataclass
-class _Found:
+class _HeldLeaves:
     """What was found so far; an array that is in several places is held once."""
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)

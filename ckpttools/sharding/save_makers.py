@@ -41,7 +41,7 @@ class Makers:
         Raises:
             UsageError: it would be too many.
         """
-        asked = _Asked(array)
+        asked = _Owners(array)
         found = self._found.get((array.shape, region), ())
         if not found or any(asked.maker(piece) != process for process, piece in found):
             found = _cut(path, asked, region)
@@ -49,7 +49,7 @@ class Makers:
         return found
 
 
-def _cut(path: Path, asked: _Asked, region: Region) -> Sequence[Piece]:
+def _cut(path: Path, asked: _Owners, region: Region) -> Sequence[Piece]:
     found: list[Piece] = []
     rest = [region]
     while rest:
@@ -69,7 +69,7 @@ def _cut(path: Path, asked: _Asked, region: Region) -> Sequence[Piece]:
     return found
 
 
-class _Asked:
+class _Owners:
     """Who has what regions of an array are read from."""
 
     def __init__(self, array: LazyArray) -> None:

@@ -22,7 +22,7 @@ from ckpttools.sharding.held import HeldParts
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadResources:
     """What reading may take, and who is told of it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Reading:
     lost: Callable[[str, Mapping[str, float]], None] = lambda name, counts: None
 
 
-def read_parts(held: Sequence[HeldParts], reading: Reading) -> Iterator[tuple[int, Parts]]:
+def read_parts(held: Sequence[HeldParts], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
     """The parts of all arrays, each array as soon as all of it was read.
 
     Args:

@@ -51,7 +51,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Template:
+class TreeTemplate:
     """A flattened tree.
 
     Attributes:
@@ -63,7 +63,7 @@ class Template:
     filled: Callable[[Sequence[Any]], Any]
 
 
-def template_of(like: Any) -> Template:
+def template_of(like: Any) -> TreeTemplate:
     """A pytree as what is wanted.
 
     Args:
@@ -82,14 +82,14 @@ def template_of(like: Any) -> Template:
             nnx.update(like, inner.filled(values))
             return like
 
-        return Template(inner.leaves, filled)
+        return TreeTemplate(inner.leaves, filled)
     found, structure = jax.tree_util.tree_flatten_with_path(like)
     if not found:
         raise UsageError("a tree without leaves says nothing", got=f"like={like!r}")
     names = _axis_names(like)
     leaves = tuple(_wanted(path_of(keys), leaf) for keys, leaf in found)
     leaves = tuple(replace(each, axes=names.get(each.path, ())) for each in leaves)
-    return Template(leaves, lambda values: jax.tree_util.tree_unflatten(structure, values))
+    return TreeTemplate(leaves, lambda values: jax.tree_util.tree_unflatten(structure, values))
 
 
 def _axis_names(like: Any) -> dict[Path, AxisNames]:

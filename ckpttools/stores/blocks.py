@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ckpttools.stores.kept import Kept, is_document
+from ckpttools.stores.kept import ByteCache, is_document
 
 SIZE = 256 << 10
 """Bytes of a block. The header of a shard with 1,500 tensors fits into one."""
@@ -28,8 +28,8 @@ class BlockCache:
         kept: where they are kept, maybe with others; None for a place of their own.
     """
 
-    def __init__(self, kept: Kept[Any] | None = None) -> None:
-        self._kept: Kept[_Name] = kept or Kept(MOST_BYTES)
+    def __init__(self, kept: ByteCache[Any] | None = None) -> None:
+        self._kept: ByteCache[_Name] = kept or ByteCache(MOST_BYTES)
         self._changed = threading.Condition()
         self._under_way: set[_Name] = set()
 

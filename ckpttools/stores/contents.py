@@ -125,7 +125,7 @@ def differing(
     requests = min(costs.requests or os.cpu_count() or 1, room // _BLOCK)
     at_once = max(1, min(jobs or _HASHED_AT_ONCE, requests, len(files)))
     with ThreadPoolExecutor(requests) as reading, ThreadPoolExecutor(at_once) as hashing:
-        check = _Check(root, reading, requests // at_once, observe)
+        check = _FileHasher(root, reading, requests // at_once, observe)
         futures = [hashing.submit(check, name, wanted) for name, wanted in sorted(files.items())]
         try:
             found = [each.result() for each in futures]
@@ -135,7 +135,7 @@ def differing(
 
 
 @dataclass(frozen=True, slots=True)
-class _Check:
+class _FileHasher:
     """Reads one file, some blocks ahead of the one that is being hashed; none once it has ended for all."""
 
     root: Place

@@ -17,7 +17,7 @@ def is_document(key: str, size: int) -> bool:
     return key.endswith(_DOCUMENT) and size <= _LARGEST_DOCUMENT
 
 
-class Kept(Generic[_Name]):
+class ByteCache(Generic[_Name]):
     """Bytes by name, those that were used last; for many threads at once.
 
     Args:

@@ -55,7 +55,7 @@ class Bytes(File):
 
 
 @dataclass(frozen=True)
-class _Content:
+class _StoredBytes:
     """What a key holds: bytes that change only while nobody reads them, and a number that no other has."""
 
     data: bytes | bytearray
@@ -108,7 +108,7 @@ class MemoryStore(Store):
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._files: dict[str, _Content] = {}
+        self._files: dict[str, _StoredBytes] = {}
         self.begun: dict[str, Begun] = {}
 
     def stat(self, key: str) -> Status | None:
@@ -148,7 +148,7 @@ class MemoryStore(Store):
             above = [key[:at] for at, letter in enumerate(key) if letter == "/"]
             if file := next((each for each in above if each in self._files), None):
                 raise StorageError(f"cannot write {place}", got=f"{self.spelled(file)} is a file")
-            self._files[key] = _Content(content)
+            self._files[key] = _StoredBytes(content)
 
     def write(self, key: str, content: bytes) -> None:
         self.put(key, content)
@@ -161,7 +161,7 @@ class MemoryStore(Store):
             if not isinstance(data, bytearray) or offset + len(content) > len(data):
                 data = bytearray(data).ljust(offset + len(content), b"\0")
             data[offset : offset + len(content)] = content
-            self._files[key] = _Content(data)
+            self._files[key] = _StoredBytes(data)
 
     def remove(self, key: str) -> None:
         """Removes a file, or all below a key; nothing if nothing is there."""
@@ -208,7 +208,7 @@ class MemoryStore(Store):
         with self.lock:
             moved = ((_joined(new, name), self._files[_joined(old, name)]) for name in self._below(old))
             # What is read by others does not change any more: a later `write_at` copies it.
-            files = {name: _Content(bytes(found.data), found.number) for name, found in moved}
+            files = {name: _StoredBytes(bytes(found.data), found.number) for name, found in moved}
             self.remove(old)
             self.remove(new)
             self._files.update(files)

@@ -52,7 +52,9 @@ class ReadPool:
     def read_into(self, start: int, out: memoryview, fetch: Fetch) -> None:
         """Fills `out` with the bytes from `start` on; raises what `fetch` raises of any part."""
         changed = threading.Condition()
-        parts = [_Part(start + at, out[at : at + PART], fetch, changed) for at in range(0, len(out), PART)]
+        parts = [
+            _ReadPart(start + at, out[at : at + PART], fetch, changed) for at in range(0, len(out), PART)
+        ]
         try:
             for part in parts:
                 self._threads.run(partial(self._answer, part))
@@ -67,18 +69,18 @@ class ReadPool:
                 for part in parts:
                     part.out = None
 
-    def _raise_first(self, parts: list[_Part]) -> None:
+    def _raise_first(self, parts: list[_ReadPart]) -> None:
         for part in parts:
             if part.has_failed:
                 raise part.errors[0]
 
-    def _answer(self, part: _Part) -> None:
+    def _answer(self, part: _ReadPart) -> None:
         if part.out is None:
             return
         with self.pace.read(part.length):
             self._lateness.note(part.length, part.attempt())
 
-    def _ask_again_if_late(self, part: _Part) -> None:
+    def _ask_again_if_late(self, part: _ReadPart) -> None:
         """Called with the lock of `part` held."""
         if part.is_over or part.attempts > 1 or part.began is None:
             return
@@ -86,14 +88,14 @@ class ReadPool:
             part.attempts += 1
             threading.Thread(target=self._answer_again, args=(part,), daemon=True).start()
 
-    def _answer_again(self, part: _Part) -> None:
+    def _answer_again(self, part: _ReadPart) -> None:
         try:
             self._lateness.note(part.length, part.attempt())
         finally:
             self._lateness.ended()
 
 
-class _Part:
+class _ReadPart:
     """A part of a read.
 
     Args:

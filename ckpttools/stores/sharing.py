@@ -12,7 +12,7 @@ from ckpttools.stores.place import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class RepositoryOptions:
     """What a user says of a repository that is written.
 
     Attributes:
@@ -30,7 +30,7 @@ class Sharing:
 class Shares(Protocol):
     """A store of repositories that others read."""
 
-    def shared(self, sharing: Sharing) -> Store:
+    def shared(self, sharing: RepositoryOptions) -> Store:
         """The same store, in which what is written is shared so."""
 
     def is_of_repository(self, path: str) -> bool:
@@ -40,13 +40,13 @@ class Shares(Protocol):
         """
 
 
-def shared(destination: Place, sharing: Sharing) -> Place:
+def shared(destination: Place, sharing: RepositoryOptions) -> Place:
     """The destination, written as the user says.
 
     Raises:
         UsageError: it is shared with nobody, whatever the user says.
     """
-    if sharing == Sharing():
+    if sharing == RepositoryOptions():
         return destination
     if isinstance(destination.store, Shares):
         return Place(destination.store.shared(sharing), destination.key)

@@ -16,7 +16,7 @@ from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
-from ckpttools.quantized.encoders.mxfp4 import GROUP, Mxfp4
+from ckpttools.quantized.encoders.mxfp4 import GROUP, Mxfp4Encoder
 from ckpttools.quantized.modules import (
     EXPERTS_APART,
     MLP_EXPERTS,
@@ -51,7 +51,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Scheme:
+class TargetScheme:
     """What a scheme makes of the weights of a model.
 
     Attributes:
@@ -93,7 +93,7 @@ def _is_mxfp4(name: str, array: LazyArray, model: Model) -> bool:
 def _mxfp4(name: str, array: LazyArray) -> dict[str, LazyArray]:
     experts, into, out = array.shape
     swapped = relayout(array, ((experts,), (into,), (out,)), (0, 2, 1), (1, 1, 1))
-    codes, scales = block_codes(swapped, Mxfp4(), name)
+    codes, scales = block_codes(swapped, Mxfp4Encoder(), name)
     groups = (into // GROUP, GROUP // codes.encoder.packed)
     return {
         f"{name}_blocks": relayout(codes, ((experts,), (out,), groups), (0, 1, 2, 3), (1, 1, 1, 1)),
@@ -101,8 +101,8 @@ def _mxfp4(name: str, array: LazyArray) -> dict[str, LazyArray]:
     }
 
 
-SCHEMES: Mapping[str, Scheme] = {
-    _FP8: Scheme(
+SCHEMES: Mapping[str, TargetScheme] = {
+    _FP8: TargetScheme(
         _is_fp8,
         _fp8,
         {
@@ -114,7 +114,7 @@ SCHEMES: Mapping[str, Scheme] = {
         f"quantised to FP8 (E4M3) in blocks of {_BLOCK} x {_BLOCK} with float32 scales: rounded",
         "the matrices of linear layers, as `X.weight`, and fused experts where single ones are loaded, too",
     ),
-    _MXFP4: Scheme(
+    _MXFP4: TargetScheme(
         _is_mxfp4,
         _mxfp4,
         {"quant_method": "mxfp4"},
@@ -214,7 +214,7 @@ def _model(config: Mapping[str, Any] | None) -> Model:
     )
 
 
-def _with_scheme(tree: Tree, chosen: Collection[str], how: Scheme) -> Mapping[str, Any] | None:
+def _with_scheme(tree: Tree, chosen: Collection[str], how: TargetScheme) -> Mapping[str, Any] | None:
     if tree.metadata.config is None:
         return None
     arrays = {dotted(path): array for path, array in tree.arrays.items()}
@@ -222,7 +222,7 @@ def _with_scheme(tree: Tree, chosen: Collection[str], how: Scheme) -> Mapping[st
     return {**tree.metadata.config, FIELD: {**how.said, **left}}
 
 
-def _remarks(tree: Tree, chosen: Collection[Path], how: Scheme) -> Iterator[str]:
+def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
     if tree.metadata.config is None:
         yield f"no config.json is at hand: what loads this has to be told {dict(how.said)}"
     fused = [path for path, array in tree.arrays.items() if is_fused(dotted(path), array)]

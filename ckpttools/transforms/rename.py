@@ -29,7 +29,7 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Mapped, Table
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved, path_like
-from ckpttools.transforms.templates import Filled, Template, parse_template, slot
+from ckpttools.transforms.templates import Bindings, Template, parse_template, slot
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Rule:
         targets = axes if self.target_axes is None else self.target_axes
         return Row(parse_side(self.target or "", targets), parse_side(self.source, axes))
 
-    def match(self, path: Path) -> Filled | None:
+    def match(self, path: Path) -> Bindings | None:
         """What the name of `path` has in the fields, None where the rule is not for it."""
         return self.template.match(self.name(path))
 
@@ -176,7 +176,7 @@ class Remap:
         moves = [*_renamed(tree, taken), *self._arranged(tree, taken)]
         return Transformed(moved(tree, moves), Notes(dropped=tuple(map(spelled, dropped))))
 
-    def _taken(self, path: Path) -> tuple[Rule, Filled] | None:
+    def _taken(self, path: Path) -> tuple[Rule, Bindings] | None:
         """The rule for a leaf, and what its fields are filled with."""
         matches = ((rule, rule.match(path)) for rule in self.rules)
         return next(((rule, filled) for rule, filled in matches if filled), None)
@@ -204,7 +204,7 @@ class Remap:
                 hint="add rules for them, with `drop = true` for what is to be left out",
             )
 
-    def _arranged(self, tree: Tree, taken: Mapping[Path, tuple[Rule, Filled] | None]) -> Iterator[Move]:
+    def _arranged(self, tree: Tree, taken: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
         """Where arrays go that rules with axes make."""
         rules = [rule for rule in self.rules if rule.axes is not None]
         names: dict[str, Path] = {}
@@ -249,7 +249,7 @@ class Remap:
             ) from error
 
 
-def _renamed(tree: Tree, taken: Mapping[Path, tuple[Rule, Filled] | None]) -> Iterator[Move]:
+def _renamed(tree: Tree, taken: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
     """Where leaves go that stay as they are."""
     for path, found in taken.items():
         if found is None:

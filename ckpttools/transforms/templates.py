@@ -20,7 +20,7 @@ Slot = tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class Bindings:
     """What a name has where its template has fields.
 
     Attributes:
@@ -48,10 +48,10 @@ class Template:
     def fields(self) -> tuple[Field, ...]:
         return self.before.fields + (self.after.fields if self.after else ())
 
-    def match(self, name: str) -> Filled | None:
+    def match(self, name: str) -> Bindings | None:
         """What `name` has in the fields; None where it is not of this template."""
         found = ((self._numbers(numbers), text) for numbers, text in self._readings(name))
-        return next((Filled(numbers, text) for numbers, text in found if numbers is not None), None)
+        return next((Bindings(numbers, text) for numbers, text in found if numbers is not None), None)
 
     def _readings(self, name: str) -> Iterator[tuple[Sequence[int], str | None]]:
         """Numbers for all fields, and the text between."""
@@ -69,7 +69,7 @@ class Template:
         found = dict(pairs)
         return found if len(found) == len(pairs) else None
 
-    def format(self, filled: Filled) -> str:
+    def format(self, filled: Bindings) -> str:
         """The name that has this in its fields.
 
         Raises:

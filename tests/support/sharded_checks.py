@@ -579,7 +579,7 @@ def arrays_of_one_kind_are_exchanged_by_one_program() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from ckpttools.sharding.exchange import broadcast, exchanged, own_shards
-    from ckpttools.sharding.placing import Target
+    from ckpttools.sharding.placing import ArrayTarget
 
     compiled: list[str] = []
     register_event_duration_secs_listener(
@@ -588,7 +588,7 @@ def arrays_of_one_kind_are_exchanged_by_one_program() -> None:
     mesh = mesh_of("data=2,fsdp=4")
     rows, columns = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("fsdp", None), (None, "fsdp")))
     value = values((16, 8), DTYPES["bfloat16"], 3)
-    read, target = (Target(value.shape, DTYPES["bfloat16"], each) for each in (rows, columns))
+    read, target = (ArrayTarget(value.shape, DTYPES["bfloat16"], each) for each in (rows, columns))
     carriers = value.view(np.uint16)
     read_parts = {cell: carriers[4 * cell[0] : 4 * cell[0] + 4] for cell in read.shards.held}
     own_parts = {cell: carriers[:, 2 * cell[1] : 2 * cell[1] + 2] for cell in own_shards(target).held}

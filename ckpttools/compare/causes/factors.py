@@ -54,7 +54,7 @@ def factor(case: Case) -> Iterator[Hypothesis]:
         ratio = _ratio(x[good], y[good], a.dtype)
     # Rounding alone makes a factor that is nearly one.
     if np.isfinite(ratio) and ratio != 0 and abs(ratio - 1) >= 2 * a.dtype.epsilon:
-        made = as_dtype(elementwise(a, _Times(ratio)), b.dtype)
+        made = as_dtype(elementwise(a, _ByFactor(ratio)), b.dtype)
         yield Hypothesis(_of_factor(case, ratio), ((made, b),), ulps=2)
 
 
@@ -66,7 +66,7 @@ def _ratio(x: np.ndarray, y: np.ndarray, dtype: DType) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class _ByFactor:
     """x * factor in float64, rounded to x's dtype."""
 
     factor: float

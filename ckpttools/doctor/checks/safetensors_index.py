@@ -23,7 +23,7 @@ from ckpttools.doctor.base import (
     set_aside,
     told,
 )
-from ckpttools.doctor.inventory import INDEX, SAFETENSORS, Inventory, Weights, json_or_error
+from ckpttools.doctor.inventory import INDEX, SAFETENSORS, Inventory, SafetensorsFiles, json_or_error
 from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.probing import is_file
 from ckpttools.formats.base import ReadOptions
@@ -46,7 +46,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             yield from _folder(inventory, weights)
 
 
-def _folder(inventory: Inventory, weights: Weights) -> Iterator[Finding]:
+def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding]:
     for name in weights.indexes:
         yield from _index(weights, name)
     lost = list(_lost_numbers(weights.files))
@@ -85,7 +85,7 @@ def _lost_numbers(files: Iterable[str]) -> Iterator[str]:
                     yield f"{stem}-{number:0{digits}}-of-{count}{SAFETENSORS}"
 
 
-def _beside_the_model(weights: Weights) -> Finding:
+def _beside_the_model(weights: SafetensorsFiles) -> Finding:
     """An adapter, or the same weights under other names: some repositories have both."""
     others = [name for name in weights.files if name != _WHOLE]
     what = f"{_some(others)} beside {_WHOLE}"
@@ -94,7 +94,7 @@ def _beside_the_model(weights: Weights) -> Finding:
     return Finding(INFO, str(weights.folder), what, why, do)
 
 
-def _without_index(inventory: Inventory, weights: Weights) -> Finding:
+def _without_index(inventory: Inventory, weights: SafetensorsFiles) -> Finding:
     what = f"{len(weights.files)} files and no {_NAME}"
     why = "transformers does not find the weights; ckpttools takes them all"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
@@ -137,7 +137,7 @@ def _places(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> dict[
     return places
 
 
-def _index(weights: Weights, name: str) -> Iterator[Finding]:
+def _index(weights: SafetensorsFiles, name: str) -> Iterator[Finding]:
     place = weights.folder / name
     document = json_or_error(place)
     if isinstance(document, CheckpointError):
@@ -151,7 +151,7 @@ def _index(weights: Weights, name: str) -> Iterator[Finding]:
     yield from _against_files(weights, place, named)
 
 
-def _against_files(weights: Weights, place: Place, named: Mapping[str, str]) -> Iterator[Finding]:
+def _against_files(weights: SafetensorsFiles, place: Place, named: Mapping[str, str]) -> Iterator[Finding]:
     shards = sorted(set(named.values()))
     outside = [file for file in shards if not is_inside(file)]
     if outside:

@@ -19,7 +19,7 @@ from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.orbax.metadata import SHARDING_FILE
 from ckpttools.formats.orbax.saves import Save
 from ckpttools.formats.orbax.sharding import shardings_in
-from ckpttools.formats.orbax.shares import Share
+from ckpttools.formats.orbax.shares import HostShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Mesh:
     shardings: Mapping[str, Sharding]
 
 
-def _mesh_of(shares: Sequence[Share]) -> _Mesh | None:
+def _mesh_of(shares: Sequence[HostShare]) -> _Mesh | None:
     for share in shares:
         if share.mesh and (share.item / SHARDING_FILE).is_file():
             by_process, devices = map(parse_json, share.mesh)

@@ -46,7 +46,7 @@ def read(fetch: Fetch, max_bytes: int = MAX_INDEX_BYTES) -> dict[bytes, Entry]:
     Raises:
         FormatError: it is damaged, or would take more.
     """
-    reader = _Reader(fetch, max_bytes)
+    reader = _NodeReader(fetch, max_bytes)
     body = reader.open(fetch(MANIFEST, 0, None), MANIFEST_MAGIC, MANIFEST)
     root, height = _root(body)
     entries = list(reader.walk(root, height, b"")) if root else []
@@ -109,7 +109,7 @@ class _Body:
         return number
 
 
-class _Reader:
+class _NodeReader:
     """Reads nodes, each of them once, as long as there is memory for what they hold."""
 
     def __init__(self, fetch: Fetch, max_bytes: int) -> None:

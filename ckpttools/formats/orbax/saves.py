@@ -17,7 +17,7 @@ from ckpttools.array.tree import Path, dotted, spelled
 from ckpttools.core.region import Shape, grid_indices
 from ckpttools.formats.orbax.metadata import SavedLeaf, parse_tree
 from ckpttools.formats.orbax.ocdbt import Entry
-from ckpttools.formats.orbax.shares import Share
+from ckpttools.formats.orbax.shares import HostShare
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.array import ZarrArray
 from ckpttools.formats.zarr.chunks import parse_array
@@ -65,7 +65,7 @@ class Save:
     """
 
     step: int
-    shares: tuple[Share, ...]
+    shares: tuple[HostShare, ...]
 
     @cached_property
     def began(self) -> float | None:
@@ -164,12 +164,12 @@ def _prefix(path: Path) -> str:
     return f"{dotted(path)}/" if path else ""
 
 
-def saves_of(shares: Sequence[Share]) -> list[Save]:
+def saves_of(shares: Sequence[HostShare]) -> list[Save]:
     """The saves that shares are of, the newest step first, and of one step the one that began last.
 
     Shares of which nothing can be used are left out.
     """
-    found: list[list[Share]] = []
+    found: list[list[HostShare]] = []
     for share in shares:
         if share.fault is not None:
             continue
@@ -182,7 +182,7 @@ def saves_of(shares: Sequence[Share]) -> list[Save]:
     return sorted(saves, key=lambda save: (save.step, save.began or 0.0), reverse=True)
 
 
-def _belongs(share: Share, group: Sequence[Share]) -> bool:
+def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
     """Whether a share is of the save that others are of."""
     first = group[0]
     if share.number != first.number or not _are_together(share.began, [each.began for each in group]):
@@ -208,7 +208,7 @@ def _are_together(began: float | None, others: Sequence[float | None]) -> bool:
     return began is None or not known or min(abs(began - each) for each in known) <= _TOGETHER_SECONDS
 
 
-def _documents_agree(share: Share, other: Share) -> bool:
+def _documents_agree(share: HostShare, other: HostShare) -> bool:
     """Whether arrays have the same shape, dtype, grid and codecs in both, as far as both have them."""
     ours, theirs = share.entries, other.entries
     both = (key for key in ours if key.endswith(DOCUMENTS) and key in theirs and ours[key] != theirs[key])

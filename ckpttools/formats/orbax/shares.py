@@ -46,7 +46,7 @@ def _parsed(content: bytes) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Share:
+class HostShare:
     """What one host kept of one step.
 
     Attributes:
@@ -143,7 +143,7 @@ class Share:
         return tuple(map(str, self.index.faults.values()))
 
 
-def shares_of(place: Place, max_index_bytes: int = MAX_INDEX_BYTES) -> list[Share]:
+def shares_of(place: Place, max_index_bytes: int = MAX_INDEX_BYTES) -> list[HostShare]:
     """The shares of hosts in a directory: that of a host, of one of its steps, or one above several hosts.
 
     Of an emergency manager the hosts of the first slice have none.
@@ -160,7 +160,7 @@ def shares_of(place: Place, max_index_bytes: int = MAX_INDEX_BYTES) -> list[Shar
     return list(_below(place, _DEEPEST, max_index_bytes))
 
 
-def _below(place: Place, deepest: int, most: int) -> Iterator[Share]:
+def _below(place: Place, deepest: int, most: int) -> Iterator[HostShare]:
     own = list(_of_host(place, place, most))
     yield from own
     if not own and deepest:
@@ -168,7 +168,7 @@ def _below(place: Place, deepest: int, most: int) -> Iterator[Share]:
             yield from _below(each, deepest - 1, most)
 
 
-def _of_host(host: Place, directory: Place, most: int) -> Iterator[Share]:
+def _of_host(host: Place, directory: Place, most: int) -> Iterator[HostShare]:
     """The shares directly below a directory, and those that were fetched from peers."""
     told = _job_of(directory)
     for place in directories(directory):
@@ -188,8 +188,8 @@ def _job_of(host: Place) -> str:
     return found[1].decode(errors="replace").strip("\"'") if found else ""
 
 
-def _share(host: Place, number: int, step: Step, most: int, job: str) -> Iterator[Share]:
+def _share(host: Place, number: int, step: Step, most: int, job: str) -> Iterator[HostShare]:
     items = {item.directory.name: item.directory for item in step.items if item.directory != step.path}
     name = next((name for name in _ITEMS if name in items), next(iter(items), None))
     if name is not None and (name in _ITEMS or len(items) == 1):
-        yield Share(host, number, step, items[name], most, job)
+        yield HostShare(host, number, step, items[name], most, job)

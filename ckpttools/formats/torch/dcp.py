@@ -69,7 +69,7 @@ FORMAT = DistributedFormat()
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
+class _DcpItem:
     """One entry of a file: a part of a tensor, or an object.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Saved:
 
 
 @dataclass
-class _Listing:
+class _DcpEntries:
     """What the metadata list.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Listing:
 
     arrays: dict[str, tuple[Shape, Any, list[Region]]] = field(default_factory=dict)
     objects: list[str] = field(default_factory=list)
-    entries: dict[tuple[str, Shape | None], _Saved] = field(default_factory=dict)
+    entries: dict[tuple[str, Shape | None], _DcpItem] = field(default_factory=dict)
     paths: dict[str, TreePath] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -132,12 +132,12 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
     )
 
 
-def _piece(box: Region, dtype: Any, entry: _Saved, files: Mapping[str, File]) -> Piece:
+def _piece(box: Region, dtype: Any, entry: _DcpItem, files: Mapping[str, File]) -> Piece:
     saved = SavedTensor(files[entry.file], entry.offset, entry.nbytes, box.shape, dtype)
     return Piece(box, Decoded(box.shape, dtype, saved))
 
 
-def _side_by_side(listed: _Listing, files: Mapping[str, File]) -> Iterator[dict[str, LazyArray]]:
+def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> Iterator[dict[str, LazyArray]]:
     """Parts of a large tensor by file, of as few tensors as have parts in most of the files."""
     rest = {*files}
     for name, (_, dtype, boxes) in sorted(listed.arrays.items(), key=lambda each: -prod(each[1][0])):
@@ -150,7 +150,7 @@ def _side_by_side(listed: _Listing, files: Mapping[str, File]) -> Iterator[dict[
             return
 
 
-def _listed(path: Place, options: ReadOptions) -> _Listing:
+def _listed(path: Place, options: ReadOptions) -> _DcpEntries:
     """What `.metadata` say."""
     place = path / METADATA
     with place.open() as file:
@@ -167,7 +167,7 @@ def _listed(path: Place, options: ReadOptions) -> _Listing:
         raise FormatError(
             "the metadata are not those of a distributed checkpoint of PyTorch", place=place, hint=_HINT
         )
-    listed = _Listing()
+    listed = _DcpEntries()
     for name, each in state.items():
         if type(name) is not str:
             listed.faults.append(f"a {type(name).__name__} as a name")
@@ -182,7 +182,7 @@ def _listed(path: Place, options: ReadOptions) -> _Listing:
     return listed
 
 
-def _list(listed: _Listing, name: str, said: Any) -> None:
+def _list(listed: _DcpEntries, name: str, said: Any) -> None:
     if isinstance(said, Record) and said.name == "BytesStorageMetadata":
         listed.objects.append(name)
         return
@@ -208,7 +208,7 @@ def _box(said: Any) -> Region | None:
     return Region(start, tuple(a + n for a, n in zip(start, lengths, strict=True)))
 
 
-def _locate(listed: _Listing, index: Any, info: Any) -> None:
+def _locate(listed: _DcpEntries, index: Any, info: Any) -> None:
     if not (isinstance(index, Record) and isinstance(info, Record)):
         listed.faults.append("an entry that says neither what nor where")
         return
@@ -219,12 +219,12 @@ def _locate(listed: _Listing, index: Any, info: Any) -> None:
     elif info.attribute("transform_descriptors"):
         listed.faults.append(f"{name}: stored under a code (transform_descriptors), which is not read")
     elif type(file) is str and type(at) is int and type(nbytes) is int and at >= 0 and nbytes >= 0:
-        listed.entries[name, offset] = _Saved(file, at, nbytes)
+        listed.entries[name, offset] = _DcpItem(file, at, nbytes)
     else:
         listed.faults.append(f"{name}: its place is damaged")
 
 
-def _lacking(listed: _Listing) -> Iterator[str]:
+def _lacking(listed: _DcpEntries) -> Iterator[str]:
     for name, (_, _, boxes) in listed.arrays.items():
         missing = [box for box in boxes if (name, box.start) not in listed.entries]
         if missing:
@@ -232,7 +232,7 @@ def _lacking(listed: _Listing) -> Iterator[str]:
     yield from (f"{name}: no file" for name in listed.objects if (name, None) not in listed.entries)
 
 
-def _files(path: Place, listed: _Listing) -> dict[str, File]:
+def _files(path: Place, listed: _DcpEntries) -> dict[str, File]:
     """The files that entries lie in, opened; each must have all of its entries."""
     ends: dict[str, int] = defaultdict(int)
     for entry in listed.entries.values():
@@ -255,7 +255,7 @@ def _files(path: Place, listed: _Listing) -> dict[str, File]:
 
 
 def _objects(
-    path: Place, listed: _Listing, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
+    path: Place, listed: _DcpEntries, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
 ) -> tuple[frozenset[TreePath], dict[TreePath, str]]:
     """Puts numbers and texts among the leaves; returns paths of numbers, and what is neither."""
     scalars: set[TreePath] = set()

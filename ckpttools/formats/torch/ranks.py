@@ -59,7 +59,7 @@ FORMAT = RanksFormat()
 
 
 @dataclass
-class _Gathered:
+class _RankShards:
     """What the processes have of one tensor, by rank."""
 
     parts: dict[int, LocalPart] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def _step(place: Place, options: ReadOptions) -> int | None:
 
 
 def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int]) -> Tree:
-    spread: dict[TreePath, _Gathered] = {}
+    spread: dict[TreePath, _RankShards] = {}
     plain: dict[int, State] = {}
     wrong: list[str] = []
     for rank, file in saved.items():
@@ -187,14 +187,19 @@ def _state_dict(file: SavedFile) -> dict[Any, Any]:
 
 
 def _gather(
-    spread: dict[TreePath, _Gathered], name: Any, value: Record, rank: int, file: SavedFile, wrong: list[str]
+    spread: dict[TreePath, _RankShards],
+    name: Any,
+    value: Record,
+    rank: int,
+    file: SavedFile,
+    wrong: list[str],
 ) -> None:
     try:
         part = local_part(value, file.storages)
     except NotReadableError as error:
         wrong.append(f"{name}, rank {rank}: {error}")
         return
-    spread.setdefault((name,), _Gathered()).parts[rank] = part
+    spread.setdefault((name,), _RankShards()).parts[rank] = part
 
 
 def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:

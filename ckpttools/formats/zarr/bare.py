@@ -106,7 +106,7 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
     entries = entries_of(path, None, options.max_index_bytes)
     names = sorted(_names(entries))
     require_room(len(names), 0, path)
-    arrays = _Arrays(path, entries)
+    arrays = _BareArrays(path, entries)
     found = dict(zip(names, at_once(path.store, arrays.array, names), strict=True))
     state = opened_state(path / _STATE) if _has_state(path) else None
     leaves = _put_in(state, found, path) if state else _by_key(found, path)
@@ -185,7 +185,7 @@ def _document(entries: Entries, key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class _Arrays:
+class _BareArrays:
     """The arrays of a directory; of those whose metadata give a fill value, chunks may be left out."""
 
     def __init__(self, path: Place, entries: Entries) -> None:

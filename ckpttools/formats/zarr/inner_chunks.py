@@ -18,7 +18,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Decoded, Stored, relayout
 from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.sharding import ShardIndex
-from ckpttools.codecs.streams import ByteRange, ExactReader, Repeated, Stream
+from ckpttools.codecs.streams import ByteRange, ConstantChunk, ExactReader, Stream
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, Shape, contiguous_runs, split_to
 from ckpttools.stores.memory import Bytes
@@ -155,7 +155,7 @@ class EncodedChunk(ByteRange):
             return self.coding.decoded(found, self.extent)
         if shard.fill is None:
             raise FormatError("a piece of a shard is missing", got="no entry in the shard's index")
-        return Repeated(shard.fill, self.decoded_bytes)
+        return ConstantChunk(shard.fill, self.decoded_bytes)
 
 
 def _rows(shape: Shape, region: Region) -> Region:

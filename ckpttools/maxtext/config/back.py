@@ -14,7 +14,7 @@ from ckpttools.families.registry import families, family_called
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
-from ckpttools.maxtext.config.choices import Known
+from ckpttools.maxtext.config.choices import Observed
 from ckpttools.maxtext.config.given import Given, given
 from ckpttools.maxtext.config.inverting import Candidate, candidates
 from ckpttools.maxtext.config.models import defaults
@@ -60,9 +60,9 @@ def config_of_settings(
             hint=f"{option('like')} takes the config.json of the model it came from",
         )
     if arrays is None:
-        return _loadable(_only(found, said, [*candidates(found, said, Known())]).config)
+        return _loadable(_only(found, said, [*candidates(found, said, Observed())]).config)
     _refuse_towers(found, () if text_alone else arrays)
-    seen = _Arrays.of(found, arrays, scan_axis)
+    seen = _ModelArrays.of(found, arrays, scan_axis)
     every = [*candidates(found, said, seen.known())]
     # Settings alone may leave open what arrays decide; if none is right, the conversion says why.
     fitting = [each for each in every if _is_whole(each) and seen.are_of(each.config)]
@@ -106,7 +106,7 @@ def _blocks(family: Family) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class _Arrays:
+class _ModelArrays:
     """The arrays of a checkpoint as those of a text model of a family."""
 
     family: Family
@@ -114,17 +114,17 @@ class _Arrays:
     scan_axis: int | None
 
     @classmethod
-    def of(cls, family: Family, arrays: Mapping[str, LazyArray], scan_axis: int | None) -> _Arrays:
+    def of(cls, family: Family, arrays: Mapping[str, LazyArray], scan_axis: int | None) -> _ModelArrays:
         family = family_as_stored(family, arrays)
         towers = family.of_towers(arrays)
         text = {name: each for name, each in arrays.items() if name not in towers}
         return cls(family, text, stored_scan_axis(family, arrays, scan_axis))
 
-    def known(self) -> Known:
+    def known(self) -> Observed:
         """What they show without a configuration."""
         tied = self._tied()
         lengths, _ = self._table(None, tied).known_of(self.arrays, left=True)
-        return Known(lengths, {name: flag.value for name, flag in tied.items()}, True)
+        return Observed(lengths, {name: flag.value for name, flag in tied.items()}, True)
 
     def are_of(self, config: Mapping[str, Any]) -> bool:
         """Whether they are those of a model with this configuration."""

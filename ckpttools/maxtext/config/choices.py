@@ -15,7 +15,7 @@ from ckpttools.maxtext.config.written import MODEL_TYPE, text_types
 
 
 @dataclass(frozen=True)
-class Known:
+class Observed:
     """What the arrays of a checkpoint show.
 
     Attributes:
@@ -29,7 +29,7 @@ class Known:
     has_arrays: bool = False
 
 
-def choices_of(family: Family, given: Given, known: Known) -> dict[str, list[Any]]:
+def choices_of(family: Family, given: Given, known: Observed) -> dict[str, list[Any]]:
     """Field -> its possible values, of those on which it depends which rules apply."""
     found: dict[str, list[Any]] = {MODEL_TYPE: list(text_types(family))}
     for name, rule in family.flags.items():

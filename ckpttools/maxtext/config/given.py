@@ -13,7 +13,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.maxtext.config.models import defaults, models, tower_defaults
 from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.config.telling import MODEL_NAME
-from ckpttools.maxtext.loading.command import Command, parsed
+from ckpttools.maxtext.loading.command import ParsedCommand, parsed
 from ckpttools.maxtext.loading.configuration import COMMAND_LINE, Layer, files_of, flat, model_of
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.maxtext.loading.sizes import architecture
@@ -80,7 +80,7 @@ def _split(line: str) -> list[str]:
         ) from error
 
 
-def _given(command: Command) -> Given:
+def _given(command: ParsedCommand) -> Given:
     path = parse(command.file) if command.file else None
     files = files_of(path, []) if path else []
     own = Layer(COMMAND_LINE, command.overrides)

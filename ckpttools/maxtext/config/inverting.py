@@ -17,7 +17,7 @@ from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.setting_terms import FLAG, Term
 from ckpttools.mapping.settings import Limit, Setting
 from ckpttools.maxtext.config.checking import agrees, same
-from ckpttools.maxtext.config.choices import Known, choices_of
+from ckpttools.maxtext.config.choices import Observed, choices_of
 from ckpttools.maxtext.config.facts import CYCLE, LAYER_TYPES, ModelFacts, layer_types
 from ckpttools.maxtext.config.given import Given
 from ckpttools.maxtext.config.models import defaults
@@ -51,7 +51,7 @@ class Candidate:
     contradictions: tuple[Contradiction, ...]
 
 
-def candidates(family: Family, given: Given, known: Known) -> Iterator[Candidate]:
+def candidates(family: Family, given: Given, known: Observed) -> Iterator[Candidate]:
     """The configurations by all choices, likely ones first."""
     choices = choices_of(family, given, known)
     for values in product(*choices.values()):
@@ -61,7 +61,7 @@ def candidates(family: Family, given: Given, known: Known) -> Iterator[Candidate
 class _Attempt:
     """One choice, and what follows from it."""
 
-    def __init__(self, family: Family, given: Given, known: Known, choice: Mapping[str, Any]) -> None:
+    def __init__(self, family: Family, given: Given, known: Observed, choice: Mapping[str, Any]) -> None:
         self.family, self.given, self.known = family, given, known
         self.choice = {name: each for name, each in choice.items() if not name.startswith(FLAG)}
         self.assumed = {

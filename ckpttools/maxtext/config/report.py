@@ -41,7 +41,7 @@ class ModelSetting:
 
 
 @dataclass(frozen=True)
-class Deviation:
+class Discrepancy:
     """What MaxText computes otherwise, whatever its settings.
 
     Attributes:
@@ -119,7 +119,7 @@ class MaxTextConfig:
     is_named: bool
     settings: tuple[ModelSetting, ...]
     told: tuple[ModelSetting, ...]
-    deviations: tuple[Deviation, ...] = ()
+    deviations: tuple[Discrepancy, ...] = ()
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     contradictions: tuple[Contradiction, ...] = ()

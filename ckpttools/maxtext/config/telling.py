@@ -15,7 +15,7 @@ from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.known import known
 from ckpttools.maxtext.config.models import defaults, models, tower_defaults
 from ckpttools.maxtext.config.reading import TOWERS, Reading
-from ckpttools.maxtext.config.report import Deviation, ModelSetting
+from ckpttools.maxtext.config.report import Discrepancy, ModelSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.maxtext.versions import NEWEST
 
@@ -126,21 +126,21 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def deviations(family: Family, facts: ModelFacts) -> Iterator[Deviation]:
+def deviations(family: Family, facts: ModelFacts) -> Iterator[Discrepancy]:
     """What MaxText computes otherwise."""
     reading = Reading(family, facts)
     broken = (each for each in rules_of(family).limits if not each.holds(facts))
     yield from dict.fromkeys(_deviation(each, reading) for each in broken)
 
 
-def _deviation(limit: Limit, reading: Reading) -> Deviation:
+def _deviation(limit: Limit, reading: Reading) -> Discrepancy:
     called = reading.called(limit.wanted.left)
     if limit.wanted.left.kind == "field" and reading.facts.place_of(limit.wanted.left.name) is None:
         value = json.dumps(limit.wanted.left.of(reading.facts))
-        return Deviation(f"nothing says {called}, which means {value} to transformers", limit.reason)
+        return Discrepancy(f"nothing says {called}, which means {value} to transformers", limit.reason)
     said = nested(reading.facts.config, called)
     value = limit.wanted.left.of(reading.facts) if said is None else said
-    return Deviation(f"{called} is {json.dumps(_whole(value))}", limit.reason)
+    return Discrepancy(f"{called} is {json.dumps(_whole(value))}", limit.reason)
 
 
 def notes(family: Family, facts: ModelFacts) -> Iterator[str]:

@@ -24,7 +24,7 @@ _DEEPEST = 50
 
 
 @dataclass(frozen=True)
-class Command:
+class ParsedCommand:
     """A command, read.
 
     Attributes:
@@ -38,7 +38,7 @@ class Command:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parsed(words: Sequence[str]) -> Command:
+def parsed(words: Sequence[str]) -> ParsedCommand:
     """A command as MaxText reads it.
 
     Args:
@@ -56,7 +56,7 @@ def parsed(words: Sequence[str]) -> Command:
         if not equals or not _SETTING.match(word):
             raise _no_setting(word)
         _put(overrides, name.split("."), value_of(word, value))
-    return Command(program, file, overrides)
+    return ParsedCommand(program, file, overrides)
 
 
 def _without_program(words: list[str]) -> tuple[str | None, list[str]]:

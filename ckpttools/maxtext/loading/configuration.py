@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ckpttools.core.errors import ConfigError
-from ckpttools.maxtext.loading.command import Command, merged, read_yaml, value_of
-from ckpttools.maxtext.loading.report import Problem, Setting
+from ckpttools.maxtext.loading.command import ParsedCommand, merged, read_yaml, value_of
+from ckpttools.maxtext.loading.report import Problem, RunSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS, LORA, Settings
 from ckpttools.maxtext.loading.sizes import MODELS, architecture
 from ckpttools.stores.place import Place
@@ -37,7 +37,7 @@ class Layer:
     values: Mapping[str, Any]
 
 
-def settings_of(command: Command, environment: Mapping[str, str]) -> Settings:
+def settings_of(command: ParsedCommand, environment: Mapping[str, str]) -> Settings:
     """The settings of a run.
 
     Args:
@@ -56,9 +56,9 @@ def settings_of(command: Command, environment: Mapping[str, str]) -> Settings:
     contradictions = list(_said_twice(model, said, files))
     env = _environment(environment, [*files, model, said])
     contradictions += _said_in_environment(env, model, said)
-    found: dict[str, Setting] = {}
+    found: dict[str, RunSetting] = {}
     for layer in (*files, _weaker(model, said), said, env):
-        found |= {name: Setting(name, value, layer.source) for name, value in flat(layer.values)}
+        found |= {name: RunSetting(name, value, layer.source) for name, value in flat(layer.values)}
     known = {name: each for name, each in found.items() if name in DEFAULTS or f"{LORA}.{name}" in DEFAULTS}
     odd = [name for name, each in known.items() if isinstance(each.value, str) and "${" in each.value]
     notes += [f"{name} has ${{…}} in it, which is not worked out here: its default is taken" for name in odd]

@@ -19,7 +19,7 @@ Wanted = Literal["full state", "parameters", "adapter", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSetting:
     """One of MaxText's settings, as the run would have it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Resolution:
     tried: tuple[Tried, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[RunSetting, ...]
     adapter: Resolution | None = None
 
     @property

@@ -31,7 +31,7 @@ _WHAT: Mapping[Rule, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Resolved:
     """What a rule leads to, before the checkpoint is opened."""
 
     rule: Rule
@@ -62,7 +62,7 @@ def resolution(settings: Settings, version: Version, environment: Mapping[str, s
             Tried(name, text, "not looked at: the run itself goes first")
             for name, text in _explicit(settings)
         ]
-        made = _opened(_Found("resume", "full state", run.led), settings, version, made)
+        made = _opened(_Resolved("resume", "full state", run.led), settings, version, made)
         made = replace(made, tried=(*made.tried, *others), problems=(*run.problems, *made.problems))
     elif (named := _named(settings, version)) is not None:
         path = next((text for _, text in _explicit(settings)), None)
@@ -109,21 +109,21 @@ def _found_text(led: Led, path: str | None) -> str:
     return f"that is {led.path}" if is_other else "found"
 
 
-def _named(settings: Settings, version: Version) -> _Found | None:
+def _named(settings: Settings, version: Version) -> _Resolved | None:
     """What the paths in the settings lead to; None where there are none."""
     rule, text = next(_explicit(settings), (None, ""))
     layout = settings.text("source_checkpoint_layout")
     if layout == "safetensors_dynamic":
-        return _Found("safetensors_dynamic", "parameters", on_the_fly(text, settings))
+        return _Resolved("safetensors_dynamic", "parameters", on_the_fly(text, settings))
     if rule is None:
         return None
     if layout == "safetensors" and rule == "load_full_state_path":
-        return _Found("safetensors", "full state", by_function(text, settings, version))
+        return _Resolved("safetensors", "full state", by_function(text, settings, version))
     wanted: Wanted = "parameters" if rule == "load_parameters_path" else "full state"
-    return _Found(rule, wanted, led_to(rule, text, version))
+    return _Resolved(rule, wanted, led_to(rule, text, version))
 
 
-def _opened(found: _Found, settings: Settings, version: Version, blank: Resolution) -> Resolution:
+def _opened(found: _Resolved, settings: Settings, version: Version, blank: Resolution) -> Resolution:
     """With what is in the checkpoint that a rule leads to."""
     item, problems, notes = found.led.item, list(found.led.problems), list(blank.notes)
     is_orbax = found.rule not in _OF_HUGGING_FACE
@@ -162,7 +162,7 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
         return replace(blank, verdict="does not look for adapters", problems=(problem,))
     # Both versions read it by Orbax's older API.
     led = led_to("lora.lora_restore_path", text, replace(version, orbax="v0"))
-    made = _judged(_opened(_Found("lora_restore_path", "adapter", led), settings, version, blank), False)
+    made = _judged(_opened(_Resolved("lora_restore_path", "adapter", led), settings, version, blank), False)
     notes = [*made.notes, "pre-training adds no adapters to the model; fine-tuning does, and reads them so"]
     notes += ["they replace the adapters of the step that is resumed"] if is_resumed else []
     return replace(made, notes=tuple(notes))

@@ -10,7 +10,7 @@ from ckpttools.formats.orbax.skipping import remedy
 from ckpttools.formats.orbax.steps import Step, directories, is_item
 from ckpttools.maxtext.loading.paths import Led, other_store, rewritten, unread
 from ckpttools.maxtext.loading.report import Problem, Tried
-from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, Seen, seen_in
+from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, OrbaxSteps, seen_in
 from ckpttools.maxtext.loading.settings import Settings
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -82,7 +82,7 @@ def _checkpoints(name: str, settings: Settings, notes: list[str]) -> Place:
     return place / name / "checkpoints"
 
 
-def _on_this_host(settings: Settings, notes: list[str]) -> Seen | None:
+def _on_this_host(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
     """What the local disk has; None where it is not here."""
     place = parse(settings.text("local_checkpoint_directory"))
     if not place.is_dir():
@@ -100,7 +100,7 @@ def _on_this_host(settings: Settings, notes: list[str]) -> Seen | None:
     return next((each for each in whole if each.steps), found[0])
 
 
-def _chosen(seen: Sequence[Seen], settings: Settings) -> OwnRun:
+def _chosen(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     """The latest step of all places."""
     if not seen:
         return OwnRun(Tried("resume", settings.text("local_checkpoint_directory"), "not here"))

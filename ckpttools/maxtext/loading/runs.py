@@ -18,7 +18,7 @@ _STEP = re.compile(r"0|[1-9][0-9]*")
 
 
 @dataclass(frozen=True)
-class Seen:
+class OrbaxSteps:
     """A directory of steps as Orbax lists it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Seen:
         return "; ".join([listed, *skipped])
 
 
-def seen_in(directory: Place) -> Seen:
+def seen_in(directory: Place) -> OrbaxSteps:
     """What Orbax's manager lists in a directory.
 
     Raises:
@@ -61,7 +61,7 @@ def seen_in(directory: Place) -> Seen:
             steps[int(place.name)] = place
         elif Step(place).number is not None:
             passed[place.name] = reason
-    return Seen(directory, steps, passed)
+    return OrbaxSteps(directory, steps, passed)
 
 
 def _why_not(place: Place) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ckpttools.core.errors import did_you_mean
-from ckpttools.maxtext.loading.report import Problem, Setting
+from ckpttools.maxtext.loading.report import Problem, RunSetting
 from ckpttools.maxtext.loading.sizes import KNOWN_NAMES
 from ckpttools.maxtext.versions import Version
 
@@ -104,14 +104,14 @@ class Settings:
         unknown: names of other settings.
     """
 
-    said: Mapping[str, Setting]
+    said: Mapping[str, RunSetting]
     has_file: bool = False
     contradictions: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
-    def __getitem__(self, name: str) -> Setting:
-        return self.said.get(name) or Setting(name, DEFAULTS[name], DEFAULT)
+    def __getitem__(self, name: str) -> RunSetting:
+        return self.said.get(name) or RunSetting(name, DEFAULTS[name], DEFAULT)
 
     def text(self, name: str) -> str:
         """A text; "" where it is not one."""
@@ -136,7 +136,7 @@ class Settings:
         return name in self.said or self.has_file
 
     @property
-    def that_matter(self) -> tuple[Setting, ...]:
+    def that_matter(self) -> tuple[RunSetting, ...]:
         """Those that decide what is loaded and are not at their defaults, in order."""
         said = [self.said[name] for name in DEFAULTS if name in self.said and name not in SIZES]
         return tuple(each for each in said if each.value != DEFAULTS[each.name])
@@ -180,7 +180,7 @@ def _wrong_types(settings: Settings) -> Iterator[Problem]:
             yield Problem(what, _instead(setting))
 
 
-def _wrong_type(setting: Setting) -> str | None:
+def _wrong_type(setting: RunSetting) -> str | None:
     """What MaxText wants instead of a value; None where it takes it."""
     wanted, value = DEFAULTS[setting.name], setting.value
     if isinstance(wanted, bool):
@@ -202,7 +202,7 @@ def _wrong_number(value: object, is_whole: bool) -> str | None:
     return "MaxText wants a whole number" if is_whole and not number.is_integer() else None
 
 
-def _instead(setting: Setting) -> str:
+def _instead(setting: RunSetting) -> str:
     if setting.value is None:
         return "leave it out, or quote the empty text for YAML too: " + f"{setting.name}='\"\"'"
     if isinstance(DEFAULTS.get(setting.name), str):

@@ -9,7 +9,7 @@ from shlex import quote
 from ckpttools.array.tree import Empty, Path, Tree, spelled
 from ckpttools.maxtext.layout import DECODER, EMBEDDING, HEAD, OPTIMIZER, PARAMS
 from ckpttools.maxtext.loading.layouts import unread_layouts
-from ckpttools.maxtext.loading.report import Problem, Setting, Wanted
+from ckpttools.maxtext.loading.report import Problem, RunSetting, Wanted
 from ckpttools.maxtext.loading.settings import DEFAULT, Settings
 from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView, view_of
@@ -24,7 +24,7 @@ _AXES: Mapping[Path, Sequence[str | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class FoundWeights:
     """What was found in a checkpoint.
 
     Attributes:
@@ -36,7 +36,7 @@ class Looked:
     notes: tuple[str, ...]
 
 
-def looked_at(tree: Tree, wanted: Wanted, key: str, settings: Settings, version: Version) -> Looked:
+def looked_at(tree: Tree, wanted: Wanted, key: str, settings: Settings, version: Version) -> FoundWeights:
     """What MaxText would miss in a checkpoint.
 
     Args:
@@ -47,9 +47,9 @@ def looked_at(tree: Tree, wanted: Wanted, key: str, settings: Settings, version:
         version: of MaxText.
     """
     if wanted == "adapter":
-        return Looked(tuple(_adapter_problems(tree, settings)), ())
+        return FoundWeights(tuple(_adapter_problems(tree, settings)), ())
     if settings.flag("lora.enable_lora") and wanted == "full state":
-        return Looked((), ("with lora.enable_lora only adapters and the step are taken from it",))
+        return FoundWeights((), ("with lora.enable_lora only adapters and the step are taken from it",))
     where = str(tree.metadata.place)
     problems = [*_nesting(tree, key, where)]
     notes: list[str] = []
@@ -59,7 +59,7 @@ def looked_at(tree: Tree, wanted: Wanted, key: str, settings: Settings, version:
         problems += unread_layouts(view, wanted, version, _model(settings), where)
         problems += _sizes(view, settings)
         notes += _notes(tree, view, wanted, settings)
-    return Looked(tuple(problems), tuple(notes))
+    return FoundWeights(tuple(problems), tuple(notes))
 
 
 def _model(settings: Settings) -> str:
@@ -141,7 +141,7 @@ def _is_pipelined(settings: Settings) -> bool:
     return any((settings.number(f"{mesh}_pipeline_parallelism") or 1) != 1 for mesh in ("ici", "dcn"))
 
 
-def _text(setting: Setting) -> str:
+def _text(setting: RunSetting) -> str:
     value = str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
     return f"{value} ({setting.source})"
 

@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4:
+class Mxfp4Encoder:
     """E2M1 in groups of 32 on the last axis."""
 
     @property

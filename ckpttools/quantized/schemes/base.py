@@ -105,7 +105,7 @@ def scales_no_weight(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Scales:
     """Scales of a weight.
 
     Attributes:
@@ -149,7 +149,7 @@ class Weight:
     layout: Shape
     packed: int
     numbers: str
-    scales: tuple[Scale, ...]
+    scales: tuple[Scales, ...]
     aside: tuple[str, ...] = ()
     of_activations: tuple[str, ...] = ()
     is_swapped: bool = False
@@ -189,7 +189,7 @@ class Scheme(Protocol):
         """
 
 
-def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DType | None = None) -> Scale:
+def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DType | None = None) -> Scales:
     """Scales of blocks of a weight.
 
     Args:
@@ -211,10 +211,10 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
             f"{name}: {_times(array.shape)} scales, where {module.name} of {_times(shape)} in blocks of "
             f"{said} has {_times(wanted)}"
         )
-    return Scale(name, dtype or array.dtype, array.shape, cell)
+    return Scales(name, dtype or array.dtype, array.shape, cell)
 
 
-def whole(module: Module, name: str, shape: Shape, *, divides: bool = False) -> Scale:
+def whole(module: Module, name: str, shape: Shape, *, divides: bool = False) -> Scales:
     """The one scale of a weight.
 
     Raises:
@@ -223,7 +223,7 @@ def whole(module: Module, name: str, shape: Shape, *, divides: bool = False) -> 
     array = module.arrays[name]
     if any(length != 1 for length in array.shape):
         raise UnreadableError(f"{name}: {_times(array.shape)} scales, where {module.name} has one")
-    return Scale(name, array.dtype, (1,) * len(shape), shape, divides)
+    return Scales(name, array.dtype, (1,) * len(shape), shape, divides)
 
 
 def _times(shape: Shape) -> str:

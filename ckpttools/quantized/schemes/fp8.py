@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.quantized.schemes.base import Module, Scale, UnreadableError, Weight, blocked, whole
+from ckpttools.quantized.schemes.base import Module, Scales, UnreadableError, Weight, blocked, whole
 from ckpttools.quantized.schemes.groups import weight_groups
 
 _FIELD, _DEFAULT_BLOCK = "weight_block_size", (128, 128)
@@ -62,7 +62,7 @@ def dtype_of_scales(module: Module, name: str) -> DType:
     return dtype
 
 
-def _scale(module: Module, name: str) -> tuple[Scale, str]:
+def _scale(module: Module, name: str) -> tuple[Scales, str]:
     """The scales, and in words what each of them is for."""
     shape, given, dtype = module.shape, module.arrays[name].shape, dtype_of_scales(module, name)
     block = _block(module)
@@ -75,13 +75,13 @@ def _scale(module: Module, name: str) -> tuple[Scale, str]:
     if block is not None:
         return blocked(module, name, shape, block, dtype=dtype), "x".join(map(str, block))
     if is_of_rows and prod(given) > 1:
-        return Scale(name, dtype, (*shape[:-1], 1), (*(1,) * (len(shape) - 1), shape[-1])), "per row"
+        return Scales(name, dtype, (*shape[:-1], 1), (*(1,) * (len(shape) - 1), shape[-1])), "per row"
     if is_of_experts and prod(given) > 1:
-        return Scale(name, dtype, (shape[0], 1, 1), (1, *shape[1:])), "per expert"
+        return Scales(name, dtype, (shape[0], 1, 1), (1, *shape[1:])), "per expert"
     return whole(module, name, shape), "per tensor"
 
 
-def _of_columns(module: Module, name: str) -> Scale:
+def _of_columns(module: Module, name: str) -> Scales:
     """Of Llama 4's experts (expert, in, out).
 
     They are (expert, 1, out) of `gate_up_proj` and (expert, out, 1) of `down_proj`: in memory the same.
@@ -95,7 +95,7 @@ def _of_columns(module: Module, name: str) -> Scale:
             f"{name}: {list(array.shape)} scales, where {module.name} of {list(module.shape)} has one for "
             f"each expert and column: {[experts, 1, out]} or {[experts, out, 1]}"
         )
-    return Scale(name, array.dtype, (experts, 1, out), (1, inside, 1))
+    return Scales(name, array.dtype, (experts, 1, out), (1, inside, 1))
 
 
 def _block(module: Module) -> Block | None:

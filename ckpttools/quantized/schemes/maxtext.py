@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpttools.core.region import Shape
 from ckpttools.quantized.scales import last_key
-from ckpttools.quantized.schemes.base import Module, Scale, UnreadableError, Weight
+from ckpttools.quantized.schemes.base import Module, Scales, UnreadableError, Weight
 
 # Leaves of which Hugging Face's checkpoints have none.
 _LEAVES = ("kernel", "wi", "wi_0", "wi_1", "wo")
@@ -55,7 +55,7 @@ def _scale_of(module: Module) -> str:
     return f"{module.key}_scale"
 
 
-def _scale(module: Module, name: str) -> Scale:
+def _scale(module: Module, name: str) -> Scales:
     array, shape = module.arrays[name], module.shape
     if not array.dtype.is_float:
         raise UnreadableError(f"{name}: {array.dtype}, which scales are not")
@@ -63,7 +63,7 @@ def _scale(module: Module, name: str) -> Scale:
     if grid is None or any(count == 0 or length % count for length, count in zip(shape, grid, strict=True)):
         raise UnreadableError(f"{name}: {list(array.shape)} scales do not fit {module.name} of {list(shape)}")
     block = tuple(length // count for length, count in zip(shape, grid, strict=True))
-    return Scale(name, array.dtype, grid, block)
+    return Scales(name, array.dtype, grid, block)
 
 
 def _with_axes_of(shape: Shape, scales: Shape) -> Shape | None:

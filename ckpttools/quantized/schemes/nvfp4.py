@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Shape
-from ckpttools.quantized.schemes.base import Module, Scale, UnreadableError, Weight, blocked, whole
+from ckpttools.quantized.schemes.base import Module, Scales, UnreadableError, Weight, blocked, whole
 
 _BLOCK = (1, 16)
 
@@ -43,7 +43,7 @@ class Nvfp4:
         )
 
 
-def _of_groups(module: Module, name: str, shape: Shape) -> Scale:
+def _of_groups(module: Module, name: str, shape: Shape) -> Scales:
     if module.arrays[name].dtype.name != "float8_e4m3fn":
         raise UnreadableError(f"{name}: {module.arrays[name].dtype}, wanted float8_e4m3fn")
     return blocked(module, name, shape, _BLOCK)

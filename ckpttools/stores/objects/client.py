@@ -14,7 +14,7 @@ from ckpttools.core.errors import FormatError, StorageError, UsageError
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects.errors import (
-    Asked,
+    BucketRequest,
     Words,
     explained,
     is_broken_off,
@@ -233,7 +233,7 @@ class Bucket:
             place = self.spelled(key)
             access = self._access
             words = replace(self._words, log_in=access.log_in) if access.log_in else self._words
-            asked = Asked(doing, place, self._name, access.identity, self._endpoint, words)
+            asked = BucketRequest(doing, place, self._name, access.identity, self._endpoint, words)
             raise explained(error, asked) from error
         self._has_answered = True
         return answer

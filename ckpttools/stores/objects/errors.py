@@ -44,7 +44,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BucketRequest:
     """A question to a bucket.
 
     Attributes:
@@ -98,7 +98,7 @@ def is_no_key(error: Exception) -> bool:
     return "Encountered object with invalid path" in str(error)
 
 
-def explained(error: Exception, asked: Asked) -> StorageError:
+def explained(error: Exception, asked: BucketRequest) -> StorageError:
     """What obstore raised, in our words."""
     text = str(error)
     status = _STATUS.search(text)
@@ -123,11 +123,11 @@ def explained(error: Exception, asked: Asked) -> StorageError:
     return _error(asked, _answer(text), None, asked.words.log_in if "redential" in text else None)
 
 
-def _error(asked: Asked, got: str, wanted: str | None, hint: str | None) -> StorageError:
+def _error(asked: BucketRequest, got: str, wanted: str | None, hint: str | None) -> StorageError:
     return StorageError(f"{asked.doing} {asked.place}", got=got, wanted=wanted, hint=hint)
 
 
-def _no_bucket(asked: Asked) -> StorageError:
+def _no_bucket(asked: BucketRequest) -> StorageError:
     words = asked.words
     return StorageError(
         f"there is no {words.bucket} {asked.bucket!r}",
@@ -140,7 +140,7 @@ def _no_bucket(asked: Asked) -> StorageError:
     )
 
 
-def _not_allowed(asked: Asked, answer: str) -> StorageError:
+def _not_allowed(asked: BucketRequest, answer: str) -> StorageError:
     words = asked.words
     permission = {"list": words.list_permission, "write": words.write_permission}.get(
         asked.doing.rpartition(" ")[2], words.read_permission
@@ -153,7 +153,7 @@ def _not_allowed(asked: Asked, answer: str) -> StorageError:
     )
 
 
-def _no_connection(asked: Asked, text: str) -> StorageError:
+def _no_connection(asked: BucketRequest, text: str) -> StorageError:
     causes = [each for found in _CAUSE.findall(text) for each in found if each]
     got = "no answer in time" if "TimedOut" in text else causes[-1] if causes else _answer(text)
     return StorageError(

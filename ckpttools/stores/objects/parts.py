@@ -53,7 +53,7 @@ def claimed(bucket: Bucket, partial: str, place: str, plan: str, share: Share) -
     token = uuid.uuid4().hex[:12]
     key = f"{partial}/{PARTS}/{token}"
     said = {"plan": plan, "share": [share.name, share.first, share.stop], "began": time.time()}
-    lock = _Kept(bucket, key, place, said)
+    lock = _HeldLock(bucket, key, place, said)
     with lock:
         try:
             yield PartClaim(token, lock)
@@ -63,7 +63,7 @@ def claimed(bucket: Bucket, partial: str, place: str, plan: str, share: Share) -
             raise
 
 
-class _Kept(Lock):
+class _HeldLock(Lock):
     """A lock that says how it ended."""
 
     outcome = ""

@@ -16,7 +16,7 @@ from ckpttools.stores.base import File, Store
 from ckpttools.stores.blocks import BlockCache
 from ckpttools.stores.contents import WrongLengthError
 from ckpttools.stores.costs import FAR, Costs, Traffic
-from ckpttools.stores.kept import Kept, is_document
+from ckpttools.stores.kept import ByteCache, is_document
 from ckpttools.stores.pace import MOST, USUAL, asked_for
 from ckpttools.stores.web.attempts import Attempts
 from ckpttools.stores.web.client import Client, closing, described, discard, status_text
@@ -106,7 +106,7 @@ class WebStore(Store):
 
     def __init__(self) -> None:
         self.client = Client()
-        self.kept: Kept[tuple[str, str]] = Kept(_KEPT)
+        self.kept: ByteCache[tuple[str, str]] = ByteCache(_KEPT)
         self.blocks = BlockCache(self.kept)
 
     @property

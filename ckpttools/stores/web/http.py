@@ -65,7 +65,7 @@ _FOUND = frozenset((200, 206, 416))
 _NOTHING = frozenset((401, 403, 404, 410))
 
 
-class _Looked(NamedTuple):
+class _KeyState(NamedTuple):
     """What was at a key.
 
     Attributes:
@@ -79,13 +79,13 @@ class _Looked(NamedTuple):
     time: float
 
 
-class _Directory(NamedTuple):
+class _DirectoryListing(NamedTuple):
     """Names in a directory.
 
     Attributes:
         kinds: by name.
         is_complete: whether there are no others.
-        time: as `_Looked`.
+        time: as `_KeyState`.
     """
 
     kinds: Mapping[str, FileKind]
@@ -101,8 +101,8 @@ class HttpStore(WebStore):
     def __init__(self) -> None:
         super().__init__()
         self._logins = Logins()
-        self._looked: dict[str, _Looked] = {}
-        self._directories: dict[str, _Directory] = {}
+        self._looked: dict[str, _KeyState] = {}
+        self._directories: dict[str, _DirectoryListing] = {}
 
     def url(self, key: str) -> str:
         host, _, path = key.partition("/")
@@ -174,7 +174,7 @@ class HttpStore(WebStore):
             hint=f"if it needs a login, write it into ~/.netrc: machine {host} login NAME password WORD",
         )
 
-    def _look(self, key: str) -> _Looked:
+    def _look(self, key: str) -> _KeyState:
         """What is at a key, as far as possible by what is known of the directory that it would be in."""
         found = self._looked.get(key)
         if found is None or found.time + _REMEMBERED < time.monotonic():
@@ -183,7 +183,7 @@ class HttpStore(WebStore):
             self._looked[key] = found
         return found
 
-    def _found(self, key: str) -> _Looked:
+    def _found(self, key: str) -> _KeyState:
         above = self._looked.get(_above(key))
         if "/" not in key or above is None:
             return self._asked(key)
@@ -197,7 +197,7 @@ class HttpStore(WebStore):
             return self._begun(key) or self._asked(key, is_file=True)
         return _nothing() if directory.is_complete else self._guessed(key)
 
-    def _begun(self, key: str) -> _Looked | None:
+    def _begun(self, key: str) -> _KeyState | None:
         """The same of weights, by their beginning: one request for length, version and header.
 
         Returns:
@@ -218,7 +218,7 @@ class HttpStore(WebStore):
             self.kept.put((key, looked.status.version), _header(start))
         return looked
 
-    def _asked(self, key: str, is_file: bool = False) -> _Looked:
+    def _asked(self, key: str, is_file: bool = False) -> _KeyState:
         """What the server says now of a key that somebody has named.
 
         Raises:
@@ -239,7 +239,7 @@ class HttpStore(WebStore):
             return _nothing()
         raise self.refusal(key, response)
 
-    def _guessed(self, key: str) -> _Looked:
+    def _guessed(self, key: str) -> _KeyState:
         """The same of a key that nobody has named; errors as `_asked`."""
         response, _ = self._answer(key, frozenset((405, 501)))
         # Applications and logins have a page for every name.
@@ -270,7 +270,7 @@ class HttpStore(WebStore):
         response.close()
         return response, url
 
-    def _file(self, key: str, response: BaseHTTPResponse) -> _Looked:
+    def _file(self, key: str, response: BaseHTTPResponse) -> _KeyState:
         size, validator = _size(response), Validator.of(response)
         if size is None or response.headers.get("Content-Encoding"):
             raise StorageError(
@@ -285,12 +285,12 @@ class HttpStore(WebStore):
         status = Status(FileKind.FILE, size, version, modified=_nanoseconds(validator.modified))
         return _looked(status, validator)
 
-    def _directory(self, key: str) -> _Directory:
+    def _directory(self, key: str) -> _DirectoryListing:
         found = self._directories.get(key)
         if found is not None and found.time + _REMEMBERED >= time.monotonic():
             return found
         if self._listed(key) is None:
-            self._directories[key] = _Directory(self._named(key), False, time.monotonic())
+            self._directories[key] = _DirectoryListing(self._named(key), False, time.monotonic())
         return self._directories[key]
 
     def _listed(self, key: str) -> Mapping[str, FileKind] | None:
@@ -305,7 +305,7 @@ class HttpStore(WebStore):
         )
         kinds = names_in(page.decode(errors="replace"), found) if response.status == 200 else None
         if kinds is not None:
-            self._directories[key] = _Directory(kinds, True, time.monotonic())
+            self._directories[key] = _DirectoryListing(kinds, True, time.monotonic())
         return kinds
 
     def _named(self, key: str) -> Mapping[str, FileKind]:
@@ -337,11 +337,11 @@ def _header(start: bytes) -> bytes:
     return start[: max(_SHORTEST, 8 + int.from_bytes(start[:8], "little"))]
 
 
-def _looked(status: Status | None, validator: Validator | None = None) -> _Looked:
-    return _Looked(status, validator or Validator(), time.monotonic())
+def _looked(status: Status | None, validator: Validator | None = None) -> _KeyState:
+    return _KeyState(status, validator or Validator(), time.monotonic())
 
 
-def _nothing() -> _Looked:
+def _nothing() -> _KeyState:
     return _looked(None)
 
 

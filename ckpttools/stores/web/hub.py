@@ -22,7 +22,7 @@ from ckpttools.stores.base import DirEntry, File, Status, is_inside
 from ckpttools.stores.contents import Content, Contents
 from ckpttools.stores.costs import Streams
 from ckpttools.stores.fetching import Observe
-from ckpttools.stores.sharing import Sharing
+from ckpttools.stores.sharing import RepositoryOptions
 from ckpttools.stores.web.client import joined
 from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import CachedFile, cached_file, cached_snapshot, note_revision
@@ -89,7 +89,7 @@ class HubStore(WebStore):
         super().__init__()
         self.cached: dict[str, CachedFile] = {}
         self._looked_into: set[str] = set()
-        self._sharing = Sharing()
+        self._sharing = RepositoryOptions()
         self._lock = threading.Lock()
         self._snapshots: dict[tuple[str, str], Snapshot] = {}
 
@@ -252,7 +252,7 @@ class HubStore(WebStore):
 
     # -- what is written
 
-    def shared(self, sharing: Sharing) -> HubStore:
+    def shared(self, sharing: RepositoryOptions) -> HubStore:
         """See `Shares`."""
         made = copy(self)
         made._sharing = sharing

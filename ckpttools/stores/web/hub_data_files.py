@@ -69,7 +69,7 @@ class HubDataFiles:
         for attempt in range(1, _ATTEMPTS + 1):
             if not missing:
                 return
-            with closing(_Streams(self, missing)) as streams:
+            with closing(_UploadStreams(self, missing)) as streams:
                 if streams.files:
                     # What was told once is not told again.
                     is_silent = streams.have_failed if attempt == 1 else lambda: True
@@ -196,7 +196,7 @@ class HubSink:
         self._begun[name] = output, position + len(data)
 
 
-class _Digest:
+class _FileDigest:
     """What a file is, found out from its bytes."""
 
     def __init__(self, group: _Digests) -> None:
@@ -233,14 +233,14 @@ class _Digests:
     """
 
     def __init__(self) -> None:
-        self.files: dict[str, _Digest] = {}
+        self.files: dict[str, _FileDigest] = {}
         self.room = KEPT_BYTES
 
-    def begun(self, path: str) -> _Digest:
-        return self.files.setdefault(path, _Digest(self))
+    def begun(self, path: str) -> _FileDigest:
+        return self.files.setdefault(path, _FileDigest(self))
 
 
-class _Streams:
+class _UploadStreams:
     """Files of a group on their way.
 
     Attributes:

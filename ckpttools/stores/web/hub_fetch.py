@@ -53,7 +53,7 @@ def fetch(files: Sequence[WantedFile], endpoint: str, explain: Explain, observe:
         FormatError: what came of some is not what the hub lists of them; those are removed.
         StorageError, NoSpaceError: a file does not come, or cannot be kept.
     """
-    progress = _Progress(sum(each.content.size for each in files), observe)
+    progress = _FetchProgress(sum(each.content.size for each in files), observe)
     _check_room(progress.total)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as pool:
         futures = [pool.submit(_fetched, each, endpoint, explain, progress) for each in files]
@@ -72,11 +72,11 @@ def fetch(files: Sequence[WantedFile], endpoint: str, explain: Explain, observe:
         )
 
 
-class _StoppedError(Exception):
+class _FetchStoppedError(Exception):
     """Another file could not be fetched, or the user has stopped it."""
 
 
-class _Progress:
+class _FetchProgress:
     """Adds up what has come of all files; who tells it of more after the end is stopped."""
 
     def __init__(self, total: int, observe: Observe) -> None:
@@ -89,13 +89,13 @@ class _Progress:
 
     def add(self, nbytes: int) -> None:
         if self.ended.is_set():
-            raise _StoppedError
+            raise _FetchStoppedError
         with self._lock:
             self._done += nbytes
             self._observe(self._done, self.total)
 
 
-class _Bar:
+class _TqdmBar:
     """What `huggingface_hub` takes for a bar of tqdm's, of one file."""
 
     def __init__(self, add: Callable[[int], None], **_: object) -> None:
@@ -116,7 +116,7 @@ class _Bar:
         return
 
 
-def _fetched(wanted: WantedFile, endpoint: str, explain: Explain, progress: _Progress) -> str | None:
+def _fetched(wanted: WantedFile, endpoint: str, explain: Explain, progress: _FetchProgress) -> str | None:
     """Fetches a file; what is wrong with it, None if nothing is."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -127,7 +127,7 @@ def _fetched(wanted: WantedFile, endpoint: str, explain: Explain, progress: _Pro
         came += nbytes
         progress.add(nbytes)
 
-    bar: Any = partial(_Bar, add)
+    bar: Any = partial(_TqdmBar, add)
     progress.add(0)
     with _explained(wanted, explain):
         known = try_to_load_from_cache(wanted.repo, wanted.path, revision=wanted.commit)
@@ -148,7 +148,7 @@ def _fetched(wanted: WantedFile, endpoint: str, explain: Explain, progress: _Pro
     return f"{wanted.place}: {wanted.content.algorithm} {got} instead of {wanted.content.digest}"
 
 
-def _digest(path: str, content: Content, progress: _Progress) -> str:
+def _digest(path: str, content: Content, progress: _FetchProgress) -> str:
     hasher = content.hasher()
     with Path(path).open("rb") as file:
         while block := file.read(_BLOCK):
@@ -182,7 +182,7 @@ def _explained(wanted: WantedFile, explain: Explain) -> Iterator[None]:
 
     try:
         yield
-    except (CheckpointError, _StoppedError):
+    except (CheckpointError, _FetchStoppedError):
         raise
     except Exception as error:
         for each in (error, error.__cause__):

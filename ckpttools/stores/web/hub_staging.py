@@ -22,7 +22,7 @@ from ckpttools.core.wording import option
 from ckpttools.stores.objects.pending import PendingFiles
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Published, Purpose, Record
-from ckpttools.stores.sharing import Sharing
+from ckpttools.stores.sharing import RepositoryOptions
 from ckpttools.stores.web.hub_card import CARD, model_card
 from ckpttools.stores.web.hub_data_files import HubDataFiles
 from ckpttools.stores.web.hub_name import COMMIT, HubName
@@ -51,7 +51,7 @@ class HubStaging:
     repository: Repository
     overwrite: bool
     check_replaced: Callable[[], None]
-    sharing: Sharing
+    sharing: RepositoryOptions
 
     @property
     def taken(self) -> tuple[Place, Place]:

@@ -44,7 +44,7 @@ class HubStream:
         self._hasher = hashlib.sha256()
         self._parts = iter(target.parts)
         self._left = 0
-        self._part: _Part | None = None
+        self._part: _UploadPart | None = None
         self._tags: list[str] = []
         self._held = b""
         self._error: Exception | None = None
@@ -99,7 +99,7 @@ class HubStream:
         while piece:
             if self._part is None:
                 url, self._left = next(self._parts)
-                self._part = _Part(self._repository, url, self._target, self._left)
+                self._part = _UploadPart(self._repository, url, self._target, self._left)
             now, piece = piece[: self._left], piece[self._left :]
             self._part.write(now)
             self._left -= len(now)
@@ -120,7 +120,7 @@ class HubStream:
         )
 
 
-class _Part:
+class _UploadPart:
     """One request; another thread sends what is handed over here."""
 
     def __init__(self, repository: Repository, url: str, target: CommitTarget, nbytes: int) -> None:

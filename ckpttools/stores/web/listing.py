@@ -26,7 +26,7 @@ def names_in(page: str, url: str) -> Mapping[str, FileKind] | None:
     """
     if page.lstrip().startswith("["):
         return _from_json(page)
-    parser = _Page()
+    parser = _HtmlPage()
     parser.feed(page)
     if not any(_TITLE.match(title) for title in parser.titles):
         return None
@@ -89,7 +89,7 @@ def _below(base: str, link: str) -> tuple[str, FileKind] | None:
     return (plain, FileKind.DIRECTORY if slash else FileKind.FILE) if is_name(plain) else None
 
 
-class _Page(HTMLParser):
+class _HtmlPage(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.links: list[str] = []
