@@ -14,7 +14,7 @@ from support.places import GOLDEN, TRAINED
 from support.trees import hugging_face, lazy, parameters_of, values_of
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.array.tree import Tree, dotted, keystr
 from ckpttools.compare.align import AlignOptions, align, as_maxtext
 from ckpttools.compare.verify import compare
 from ckpttools.core.dtypes import DTYPES
@@ -233,7 +233,7 @@ class TestMaxTextAgainstMaxText:
     def test_stacks_that_cannot_be_taken_apart(self):
         values = values_of("qwen3")
         scanned = dict(parameters_of(values, scan=True))
-        path = next(path for path in scanned if spelled(path).endswith("mlp/wi_0/kernel"))
+        path = next(path for path in scanned if keystr(path).endswith("mlp/wi_0/kernel"))
         scanned[path] = lazy(np.ones((64, 3, 128), np.float32))
         both = align(Tree(scanned), Tree(scanned))
         assert_equal(both)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.command_line import run
 
-from ckpttools.array.tree import Metadata, Tree, spelled
+from ckpttools.array.tree import Metadata, Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -90,7 +90,7 @@ class TestNames:
         tree = Tree({path: stored(noise((2,), F32), F32)}, Metadata(step=0))
         with pytest.raises(FormatError) as error:
             writer.layout(tree, 1 << 20)
-        assert json.dumps(path) in error.value.message or f"in {spelled(path)}" in error.value.message
+        assert json.dumps(path) in error.value.message or f"in {keystr(path)}" in error.value.message
 
     def test_tensorstore_takes_one_for_the_other(self, tmp_path):
         """Why: what was written as `a/` is read as `a`."""

@@ -22,7 +22,7 @@ from support.places import HF, ORBAX
 from support.stored_trees import write
 
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
-from ckpttools.array.tree import Metadata, Tree, spelled
+from ckpttools.array.tree import Metadata, Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, ceil_div, count_runs, grid_cell, grid_indices
@@ -231,9 +231,9 @@ class TestSurvey:
             assert file.nbytes == (Path(storage.root) / file.name).stat().st_size
             assert min(file.live, file.index, file.dead) >= 0
         assert {each.path: each.shape for each in storage.arrays} == {
-            spelled(path): leaf.shape for path, leaf in tree.arrays.items()
+            keystr(path): leaf.shape for path, leaf in tree.arrays.items()
         }
-        assert [each.path for each in storage.arrays] == [spelled(path) for path in tree.arrays]
+        assert [each.path for each in storage.arrays] == [keystr(path) for path in tree.arrays]
         assert not any(each.missing for each in storage.arrays)
 
     def test_files_for_each_chunk(self):

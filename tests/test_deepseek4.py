@@ -19,7 +19,7 @@ import ckpttools
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CoverageError, MappingError, ShapeError
 from ckpttools.families.deepseek4 import RESAVED
@@ -137,7 +137,7 @@ class TestTable:
         """256 in bfloat16 may have been 257."""
         tree = changed(open_tree(runs[False]), ("tid2eid",), 256)
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
-        cast_down = CastMap({spelled(path): "bfloat16"})(tree).tree
+        cast_down = CastMap({keystr(path): "bfloat16"})(tree).tree
         with pytest.raises(MappingError, match="may have been another one") as caught:
             back(cast_down, tmp_path / "hf")
         assert "256" in str(caught.value.wanted)
@@ -149,7 +149,7 @@ class TestTable:
         assert {each.dtype.name for at, each in made.tree.arrays.items() if at != path} >= {"bfloat16"}
         assert made.tree.arrays[path].dtype.name == "float32"
         assert "numbers of experts" in " ".join(made.notes.remarks)
-        named = CastMap({spelled(path): "float64"}, "bfloat16")(tree).tree
+        named = CastMap({keystr(path): "float64"}, "bfloat16")(tree).tree
         assert named.arrays[path].dtype.name == "float64"
 
     @given(st.lists(st.integers(-(2**33), 2**33), min_size=1))

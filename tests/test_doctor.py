@@ -32,7 +32,7 @@ from support.orbax_items import (
 from support.places import GOLDEN, HF, ORBAX
 
 import ckpttools
-from ckpttools.array.tree import spelled
+from ckpttools.array.tree import keystr
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import LEVELS, pasted
@@ -646,7 +646,7 @@ class TestMerge:
         restored = ocp.PyTreeCheckpointer().restore(item)
         wanted = ocp.PyTreeCheckpointer().restore(ORBAX / "lazy_2proc" / "7" / "items")
         np.testing.assert_array_equal(restored["params"]["params"]["w"], wanted["params"]["params"]["w"])
-        assert {spelled(path) for path in open_tree(item)} == {"step", "params/params/w"}
+        assert {keystr(path) for path in open_tree(item)} == {"step", "params/params/w"}
 
     def test_it_is_done_once(self, tmp_path):
         item = self.unmerged(tmp_path)

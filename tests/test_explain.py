@@ -16,7 +16,7 @@ from support.trees import Values, hugging_face, lazy, parameters_of, values_of
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.codecs.zstd import Zstd
 from ckpttools.compare.align import align
 from ckpttools.compare.deviation import EXACT, Tolerances
@@ -283,7 +283,7 @@ class TestPlanted:
         leaves = dict(hf)
         for path, array in hf.arrays.items():
             for end, change in changes.items():
-                if spelled(path).endswith(end):
+                if keystr(path).endswith(end):
                     leaves[path] = lazy(change(array.read()))
         found = causes(compared(hf, Tree(leaves, hf.metadata)))
         layers = [f"model.layers.{k}.self_attn." for k in LAYERS]
@@ -295,7 +295,7 @@ class TestPlanted:
         """DeepSeek V2 Lite has no low rank for its queries: that length is 0."""
         hf = hugging_face("deepseek2")
         leaves = {
-            path: lazy(times(0.25)(leaf.read())) if spelled(path).endswith("q_proj.weight") else leaf
+            path: lazy(times(0.25)(leaf.read())) if keystr(path).endswith("q_proj.weight") else leaf
             for path, leaf in hf.items()
         }
         found = causes(compared(hf, Tree(leaves, hf.metadata)))
@@ -373,7 +373,7 @@ def test_encoded_arrays_are_sampled_in_memory_where_there_is_room(tmp_path: Path
     for name, values in (("a", truth), ("b", truth.T)):
         write(Tree({("w",): lazy(values)}), OrbaxWriter(compression=Zstd(1)), tmp_path / name)
     a, b = (
-        {spelled(path): array for path, array in open_tree(tmp_path / name).arrays.items()} for name in "ab"
+        {keystr(path): array for path, array in open_tree(tmp_path / name).arrays.items()} for name in "ab"
     )
     (found,) = explained(a, b)
     assert found.cause is not None and found.cause.name == "transposed"

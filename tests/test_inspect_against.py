@@ -17,7 +17,7 @@ from support.trees import maxtext_tree, right_one, without
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.families.family import Family
@@ -47,7 +47,7 @@ class TestTrees:
         self, mine: dict[TreePath, Constant], theirs: dict[TreePath, Constant]
     ):
         found = against_tree(Tree(mine), Tree(theirs))
-        made = {spelled(path): (array.shape, array.dtype.name) for path, array in mine.items()}
+        made = {keystr(path): (array.shape, array.dtype.name) for path, array in mine.items()}
         for extra in found.extra:
             assert made.pop(extra.path) == (extra.shape, extra.dtype)
         for each in found.different:
@@ -58,7 +58,7 @@ class TestTrees:
         for missing in found.missing:
             assert missing.path not in made
             made[missing.path] = (missing.shape, missing.dtype)
-        assert made == {spelled(path): (array.shape, array.dtype.name) for path, array in theirs.items()}
+        assert made == {keystr(path): (array.shape, array.dtype.name) for path, array in theirs.items()}
         assert found.is_same == (not found.missing and not found.extra and not found.different)
 
     @given(
@@ -70,7 +70,7 @@ class TestTrees:
         self, mine: dict[TreePath, Constant], theirs: dict[TreePath, Constant], pattern: str
     ):
         matching = [
-            Tree({path: array for path, array in tree.items() if fnmatchcase(spelled(path), pattern)})
+            Tree({path: array for path, array in tree.items() if fnmatchcase(keystr(path), pattern)})
             for tree in (mine, theirs)
         ]
         if any(matching) or not (mine or theirs):
@@ -143,13 +143,13 @@ class TestFamilies:
 
     def test_a_layer_between_others_that_is_not_there(self):
         tree = open_tree(GOLDEN / "llama3.1" / "hf")
-        arrays = {path: leaf for path, leaf in tree.items() if ".layers.2." not in spelled(path)}
+        arrays = {path: leaf for path, leaf in tree.items() if ".layers.2." not in keystr(path)}
         found = against_family(Tree(arrays), families()["llama"])
         assert found.missing == (ArraySpec("model.layers.2.*", None, None),)
 
     def test_the_first_layer_that_is_not_there(self):
         tree = open_tree(GOLDEN / "llama3.1" / "hf")
-        arrays = {path: leaf for path, leaf in tree.items() if ".layers.0." not in spelled(path)}
+        arrays = {path: leaf for path, leaf in tree.items() if ".layers.0." not in keystr(path)}
         found = against_family(Tree(arrays), families()["llama"])
         assert found.missing == (ArraySpec("model.layers.0.*", None, None),)
 
@@ -177,7 +177,7 @@ class TestFamilies:
 
     def test_no_absurd_number_makes_a_list_of_all_that_would_be_before_it(self):
         tree = Tree(dict(open_tree(LLAMA / "hf")))
-        last = max(tree, key=spelled)
+        last = max(tree, key=keystr)
         odd = Tree({**tree, (f"model.layers.{10**30}.mlp.up_proj.weight",): tree[last]})
         found = against_family(odd, families()["llama"])
         assert len(found.missing) + len(found.extra) < 20
@@ -229,9 +229,7 @@ class TestCommand:
     def test_filter_sort_and_flat(self, tmp_path: Path):
         """With --flat one line for each array; the filter may mean nothing but what is missing."""
         tree = open_tree(LLAMA / "hf")
-        arrays = {
-            spelled(p): each.read() for p, each in tree.arrays.items() if ".layers.3." not in spelled(p)
-        }
+        arrays = {keystr(p): each.read() for p, each in tree.arrays.items() if ".layers.3." not in keystr(p)}
         save_file(arrays, tmp_path / "model.safetensors")
         arguments = ("--against", LLAMA / "hf", "--filter", "*.3.mlp.*", "--sort", "size", "--flat")
         result = ckpt("inspect", "tree", tmp_path, *arguments)

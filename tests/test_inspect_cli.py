@@ -17,7 +17,7 @@ from support.command_line import ckpt
 from support.hf_models import write_llama
 from support.places import GOLDEN, ORBAX
 
-from ckpttools.array.tree import spelled
+from ckpttools.array.tree import keystr
 from ckpttools.cli.output import print_json
 from ckpttools.cli.table import TreeRow, draw_tree
 from ckpttools.cli.tree_text import COLUMNS, amounts, shortened
@@ -263,7 +263,7 @@ class TestTree:
         for shard in sorted(llama.glob("*.safetensors")):
             alone = shutil.copy(shard, tmp_path)
             assert "family" in facts_of(alone)
-        shapes = {spelled(path): array.shape for path, array in open_tree(llama).arrays.items()}
+        shapes = {keystr(path): array.shape for path, array in open_tree(llama).arrays.items()}
         del shapes["model.norm.weight"]
         arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
         save_file(arrays, tmp_path / "n.safetensors")
@@ -397,5 +397,5 @@ def test_lines_fit_the_terminal(place: str, options: tuple[str, ...]):
     lines = lines_of(GOLDEN / place, *options, COLUMNS="80")
     assert max(map(len, lines[1:])) <= 80
     if "--flat" in options:
-        names = {spelled(path) for path in open_tree(GOLDEN / place).arrays}
+        names = {keystr(path) for path in open_tree(GOLDEN / place).arrays}
         assert names <= {line.split(" ")[0] for line in lines}

@@ -14,7 +14,7 @@ from support.places import ORBAX
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import Metadata, Tree, spelled
+from ckpttools.array.tree import Metadata, Tree, keystr
 from ckpttools.cli.tree_text import array_type
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
@@ -32,13 +32,13 @@ MESH_AXES = st.lists(
 
 def test_what_orbax_stored():
     tree = open_tree(ORBAX / "multihost_plain")
-    found = {spelled(path): each for path, each in stored_shardings(tree).items()}
+    found = {keystr(path): each for path, each in stored_shardings(tree).items()}
     mesh = (("fsdp", 4),)
     assert found["params/params/decoder/w_col"] == Sharding(
         "NamedSharding", mesh, ((), ("fsdp",)), write_shape=(16, 8)
     )
     assert found["step"] == Sharding("NamedSharding", mesh, write_shape=())
-    assert set(found) == {spelled(path) for path in tree.arrays}
+    assert set(found) == {keystr(path) for path in tree.arrays}
 
 
 def test_one_device():

@@ -52,7 +52,7 @@ def test_large_products_are_made_in_parts_of_the_same_bits():
     left = random.standard_normal((3000, 33)).astype(np.float32)
     right = random.standard_normal((33, 9000)).astype(np.float32)
     array = low_rank(lazy(left), lazy(right), 1 / 3)
-    # A scratch in proportion to slabs, not to the array.
+    # A scratch in proportion to read blocks, not to the array.
     assert array.scratch_bytes < 9 << 20 < array.nbytes // 8
     wanted = (left.astype(np.float64) / 3 @ right).astype(np.float32)
     whole = read(array, Region.whole(array.shape))

@@ -17,7 +17,7 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.save import plan_save, save
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -189,7 +189,7 @@ class TestSource:
         leaves = dict.fromkeys(beside, stored(np.zeros(5, np.float32), DTYPES["float32"]))
         files = ModelFiles(config=open_tree(hf("qwen3")).metadata.config)
         tree = Tree({**made.state.leaves, **leaves}, made.state.metadata)
-        assert to_huggingface(tree, ToHuggingFace(), files).notes.dropped == tuple(map(spelled, beside))
+        assert to_huggingface(tree, ToHuggingFace(), files).notes.dropped == tuple(map(keystr, beside))
 
     def test_names_that_would_become_one_are_refused(self):
         made = to_maxtext(open_tree(hf("qwen3")), ToMaxText())

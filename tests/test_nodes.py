@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttools.array import copy as copying
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array import stored as storing
 from ckpttools.array.lazy import ReadCost
 from ckpttools.array.nodes import (
@@ -47,13 +47,13 @@ orders = cache(st.permutations)
 STEPS = st.sampled_from((1, 1, 2))
 
 
-@pytest.fixture(params=[64, 512, 4096, None], ids=lambda size: f"slab {size}")
-def slab(request):
-    """Reads everything through slabs of this many bytes."""
+@pytest.fixture(params=[64, 512, 4096, None], ids=lambda size: f"read block {size}")
+def block(request):
+    """Reads everything through read blocks of this many bytes."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param:
-            patch.setattr(slabs, "SLAB_BYTES", request.param)
-            patch.setattr(storing, "_PACKED_SLAB", min(request.param, storing._PACKED_SLAB))
+            patch.setattr(read_blocks, "READ_BLOCK_BYTES", request.param)
+            patch.setattr(storing, "_PACKED_BLOCK", min(request.param, storing._PACKED_BLOCK))
             patch.setattr(copying, "_TILE_BYTES", max(request.param, 256))
         yield request.param
 
@@ -61,7 +61,7 @@ def slab(request):
 @pytest.fixture
 def exact(monkeypatch):
     """No room for buffers that are rounded up to pages: it would hide what is not accounted for."""
-    monkeypatch.setattr(slabs, "_PAGE", 0)
+    monkeypatch.setattr(read_blocks, "_PAGE", 0)
     monkeypatch.setattr(copying, "rounded_up", lambda nbytes: nbytes)
 
 
@@ -112,7 +112,7 @@ def out_array(draw, shape, dtype):
 
 @settings(max_examples=120)
 @given(known=lazy_arrays(), data=st.data())
-def test_any_region_is_the_slice_of_the_whole(slab, known, data):
+def test_any_region_is_the_slice_of_the_whole(block, known, data):
     array, truth = known
     region = data.draw(regions(array.shape))
     base, out = out_array(data.draw, region.shape, array.dtype.carrier)
@@ -125,7 +125,7 @@ def test_any_region_is_the_slice_of_the_whole(slab, known, data):
 
 @settings(max_examples=120)
 @given(known=lazy_arrays(), data=st.data())
-def test_scratch_is_enough_to_the_byte(slab, exact, known, data):
+def test_scratch_is_enough_to_the_byte(block, exact, known, data):
     array, truth = known
     region = data.draw(regions(array.shape))
     out = np.empty(region.shape, array.dtype.carrier)
@@ -318,7 +318,7 @@ def test_a_cast_of_a_huge_array_holds_what_is_under_it():
 
 
 def test_relayout_reads_rope_halves_in_bounds():
-    """Two neighbours of an interleaved head lie half a head apart: the slab between them is read."""
+    """Two neighbours of an interleaved head lie half a head apart: the read block between them is read."""
     seen: list[tuple[int, int]] = []
     truth = noise((64, 5), BF16)
     source = counted(stored(truth, BF16), seen)

@@ -27,7 +27,7 @@ from support.orbax_items import (
 )
 from support.places import ORBAX
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.nodes import Chunked, Decoded, Relayout, Stored, relayout
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
@@ -107,7 +107,7 @@ class TestCodecs:
     def test_values_streamed(self, tmp_path, codec, monkeypatch):
         """As large pieces are read: on and on, back only by starting again."""
         monkeypatch.setattr(inner_chunks, "KEPT_BYTES", 0)
-        monkeypatch.setattr(slabs, "SLAB_BYTES", 16)
+        monkeypatch.setattr(read_blocks, "READ_BLOCK_BYTES", 16)
         truth = values_of(F32, (7, 10))
         item = write_item(tmp_path / "item", {("w",): (CODECS[codec], truth)})
         (array,) = open_tree(item).arrays.values()
@@ -270,7 +270,7 @@ def filled(item: Path) -> np.ndarray:
 
 
 class TestDecodingOnce:
-    """A coded piece that is read slab by slab is not decoded for every slab."""
+    """A coded piece that is read read block by read block is not decoded for every read block."""
 
     @pytest.fixture
     def decoded(self, monkeypatch):
@@ -306,7 +306,7 @@ class TestDecodingOnce:
         self.test_by_rows(tmp_path, decoded, chunk)
 
     def test_transposed(self, tmp_path, decoded, monkeypatch):
-        monkeypatch.setattr("ckpttools.array.slabs.SLAB_BYTES", 1024)
+        monkeypatch.setattr("ckpttools.array.read_blocks.READ_BLOCK_BYTES", 1024)
         array = self.array(tmp_path, (64, 64))
         turned = relayout(array, [(64,), (64,)], (1, 0), (1, 1))
         assert np.array_equal(turned.read().view("u4"), self.truth.T.view("u4"))

@@ -19,11 +19,11 @@ from support.golden_data import (
 )
 from support.places import GOLDEN
 
-from ckpttools.array.tree import Empty, spelled
+from ckpttools.array.tree import Empty, keystr
 from ckpttools.core.errors import CheckpointError, FormatError, LaterStepWarning, UsageError
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
-from ckpttools.formats.orbax.runs import DamagedStepError, not_whole_beside
+from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
 from ckpttools.formats.orbax.write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN
@@ -42,7 +42,7 @@ def checkpoint(tmp_path):
 
 def shapes(tree) -> dict[str, object]:
     return {
-        spelled(path): leaf.kind if isinstance(leaf, Empty) else [list(leaf.shape), leaf.dtype.name]
+        keystr(path): leaf.kind if isinstance(leaf, Empty) else [list(leaf.shape), leaf.dtype.name]
         for path, leaf in tree.items()
     }
 
@@ -261,7 +261,7 @@ class TestSteps:
         (run / name / "items" / "_METADATA").unlink()
         assert self.opened(run).step == 10
         assert not recwarn.list
-        assert not_whole_beside(open_tree(run)) == ({}, {})
+        assert steps_around(open_tree(run)) == ({}, {})
 
     def test_plain_numbers_are_the_steps_however_many_have_another_name(self, run, recwarn):
         """Orbax looks for no prefix unless it is told one."""
@@ -285,7 +285,7 @@ class TestSteps:
 
     def test_what_is_damaged_beside_a_step_is_no_unfinished_save(self, run):
         shutil.rmtree(run / "10" / "items")
-        beside = not_whole_beside(open_tree(run / "0"))
+        beside = steps_around(open_tree(run / "0"))
         assert beside.damaged == {"2": "no _METADATA", "10": "no _METADATA"}
         assert beside.unfinished.keys() == {"30", "40.orbax-checkpoint-tmp"}
 
@@ -467,7 +467,7 @@ class TestDamaged:
 
     def error_of_query(self, checkpoint) -> CheckpointError:
         """The error of reading the query; every other array still reads as it should."""
-        arrays = {spelled(path): array for path, array in open_tree(checkpoint).arrays.items()}
+        arrays = {keystr(path): array for path, array in open_tree(checkpoint).arrays.items()}
         query = arrays.pop(QUERY.replace(".", "/"))
         with pytest.raises(FormatError) as caught:
             query.read()

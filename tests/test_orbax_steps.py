@@ -19,7 +19,7 @@ from support.orbax_items import LITTLE, change_json, write_item, zarr3
 from ckpttools.core.errors import CheckpointError, LaterStepWarning
 from ckpttools.doctor.examine import examine
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax.runs import DamagedStepError, not_whole_beside
+from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
 from ckpttools.formats.registry import open_tree
 
 HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
@@ -191,7 +191,7 @@ def whole_run(run: Path, items: Mapping[Path, Path | None]) -> None:
     last = max(position for position, item in enumerate(items.values()) if item)
     assert items[steps[last]] == found and shown["path"] == str(found)
     later = {step.name for step in steps[last + 1 :] if not is_sound(step)}
-    beside = not_whole_beside(open_tree(found))
+    beside = steps_around(open_tree(found))
     assert later == {*beside.unfinished, *beside.damaged} - {step.name for step in steps[:last]}
     assert later <= {each["text"].partition(",")[0] for each in shown["warnings"]}
 

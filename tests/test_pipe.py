@@ -19,7 +19,7 @@ from support.places import DOCS, GOLDEN, HF
 
 import ckpttools
 from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.tree import Metadata, Tree, spelled
+from ckpttools.array.tree import Metadata, Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.notes import Notes
@@ -109,9 +109,9 @@ class TestOneCommand:
             mapped_by({"model.layers.{i}.{...}": "blocks.{i+1}.{...}"}),
             CastMap({"blocks.*": "float32"}, "float16"),
         )
-        assert {spelled(path) for path in made} == {spelled(path) for path in wanted}
+        assert {keystr(path) for path in made} == {keystr(path) for path in wanted}
         for path, array in wanted.arrays.items():
-            got = next(each for other, each in made.arrays.items() if spelled(other) == spelled(path))
+            got = next(each for other, each in made.arrays.items() if keystr(other) == keystr(path))
             assert got.dtype == array.dtype
             assert np.array_equal(got.read(), array.read())
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.nodes import Constant, Stored, elementwise, relayout, stack
 from ckpttools.array.scratch import Scratch
@@ -58,7 +58,7 @@ def small():
         patch.setattr(budget, "BASE_BYTES", 0)
         patch.setattr(planning, "LARGEST_TASK", 256)
         patch.setattr(planning, "_SMALLEST_TASK", 16)
-        patch.setattr(slabs, "SLAB_BYTES", 512)
+        patch.setattr(read_blocks, "READ_BLOCK_BYTES", 512)
         yield
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.nodes import BlockCodes, BlockScales, block_codes, relayout
 from ckpttools.array.scratch import Scratch
@@ -183,7 +183,7 @@ def test_what_has_no_blocks_is_refused():
 
 
 def test_large_arrays_are_read_in_long_pieces_within_their_scratch(monkeypatch):
-    monkeypatch.setattr(slabs, "SLAB_BYTES", 4096)
+    monkeypatch.setattr(read_blocks, "READ_BLOCK_BYTES", 4096)
     truth = values((70, 300), "bfloat16", 1)
     codes, scales = block_codes(stored(truth, DTYPES["bfloat16"]), Fp8Blocks(16, 16))
     assert codes.scratch_bytes < truth.nbytes

@@ -17,7 +17,7 @@ from support.trees import tree_of
 
 import ckpttools
 from ckpttools.array.nodes import relayout, take
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import (
     CoverageError,
@@ -113,7 +113,7 @@ def test_renaming_there_and_back(case):
     assert len(there) == len(tree)
     assert all(path[0] == "m" and len(path) == 3 for path in there)
     back = there.pipe(renames({target: source for source, target in rules.items()}))
-    assert {spelled(path): leaf for path, leaf in back.items()} == {n: tree[n,] for n in names}
+    assert {keystr(path): leaf for path, leaf in back.items()} == {n: tree[n,] for n in names}
 
 
 class TestNames:
@@ -150,7 +150,7 @@ class TestNames:
 
     def test_every_leaf_and_its_metadata_move(self):
         made = EVERYTHING.pipe(renames({"{...}": "all/{...}"}))
-        assert [spelled(path[1:]) for path in made] == [spelled(path) for path in EVERYTHING]
+        assert [keystr(path[1:]) for path in made] == [keystr(path) for path in EVERYTHING]
         assert made.metadata.scalars == {("all", "number"), ("all", "yes")}
         assert ("all", "rng", "key") in made.metadata.key_impls
         assert_same(made.pipe(renames({"all/{...}": "{...}"})), EVERYTHING)
@@ -205,7 +205,7 @@ class TestRefusals:
         assert "b.{0..1}" in str(caught.value)
 
     def test_strict_is_about_arrays(self):
-        rules = Remap([Rule(spelled(path), spelled(path)) for path in EVERYTHING.arrays], strict=True)
+        rules = Remap([Rule(keystr(path), keystr(path)) for path in EVERYTHING.arrays], strict=True)
         assert_same(EVERYTHING.pipe(rules), EVERYTHING)
 
     @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ class TestRefusals:
 
     def test_words_become_what_they_are_said_to_become(self):
         tree = flat("m.gate.w", "m.up.w").pipe(Remap([Rule("m.{n:gate,up}.w", "m.{n:0,1}.w")]))
-        assert [spelled(path) for path in tree.arrays] == ["m.0.w", "m.1.w"]
+        assert [keystr(path) for path in tree.arrays] == ["m.0.w", "m.1.w"]
 
     def test_axes_with_wildcards_and_drops(self):
         with pytest.raises(MappingError, match="do not go together"):
@@ -669,7 +669,7 @@ class TestConversionFunction:
             )
             state = function(ocp.load_pytree(HF, abstract))
         wanted = {
-            spelled(path): described(array.read())
+            keystr(path): described(array.read())
             for path, array in open_tree(HF).pipe(parse_rules(LLAMA)).arrays.items()
         }
         got = {

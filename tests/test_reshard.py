@@ -16,7 +16,7 @@ from support.places import GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import spelled
+from ckpttools.array.tree import keystr
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.zarr.given_chunks import parse_chunks
@@ -30,7 +30,7 @@ MESH = "fsdp=4,tensor=2"
 def digests(place):
     tree = ckpttools.open(place)
     return {
-        spelled(path): hashlib.sha256(np.ascontiguousarray(each.read()).tobytes()).hexdigest()
+        keystr(path): hashlib.sha256(np.ascontiguousarray(each.read()).tobytes()).hexdigest()
         for path, each in tree.arrays.items()
     }
 

@@ -14,7 +14,7 @@ from support.command_line import run, succeed
 from support.trees import tree_with
 
 from ckpttools import save
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
@@ -264,7 +264,7 @@ class TestUnclear:
         with pytest.raises(FormatError, match="is unclear whether") as caught:
             StripOptimizer()(tree)
         assert "drop=" in caught.value.hint
-        pattern = spelled(head)
+        pattern = keystr(head)
         assert kept_by(StripOptimizer(drop=[pattern]), tree) == arrays_at(tree, learned)
         assert kept_by(StripOptimizer(keep=[pattern]), tree) == arrays_at(tree, [*learned, *copy])
 
@@ -276,7 +276,7 @@ class TestUnclear:
         tree = tree_of({**below(inner, model), **below(outer, state)})
         with pytest.raises(FormatError, match="is unclear whether"):
             StripOptimizer()(tree)
-        pattern = spelled((*outer, 3, "ema"))
+        pattern = keystr((*outer, 3, "ema"))
         assert kept_by(StripOptimizer(drop=[pattern]), tree) == arrays_at(tree, below(inner, model))
 
     def test_something_else_below_the_optimizers_name(self):
@@ -375,7 +375,7 @@ class TestMomentsAreNotKeptSilently:
         leaves = {**below(("params",), model), **state, ("tx_state", "count"): COUNT}
         loose = {("step",): COUNT, ("rng",): np.ones(2, np.uint32)} if not head else {}
         tree = tree_of({**below(head, leaves), **loose})
-        pattern = spelled((*head, "tx_state"))
+        pattern = keystr((*head, "tx_state"))
         assert roles(tree).unclear == ((*head, "tx_state"),)
         error = refusal(tree)
         assert isinstance(error, FormatError)
@@ -392,7 +392,7 @@ class TestMomentsAreNotKeptSilently:
         tree = tree_of({**learned, **state})
         left = refusal(tree)
         if left != set(learned):
-            assert 'drop="' + spelled((*head, "model")) + '"' not in left.hint
+            assert 'drop="' + keystr((*head, "model")) + '"' not in left.hint
 
     @pytest.mark.parametrize("head", [(), ("app",)])
     def test_a_step_of_each_parameter_in_floats(self, head):
@@ -404,7 +404,7 @@ class TestMomentsAreNotKeptSilently:
             {(k,): each for k, each in enumerate(NETWORK.values())}, *head, "optim", "state"
         )
         error = refusal(tree_of({**learned, **numbered}))
-        assert spelled((*head, "optim")) in error.hint
+        assert keystr((*head, "optim")) in error.hint
 
     @given(models(), st.sampled_from([("mu", "nu"), ("mu",), ("exp_avg", "exp_avg_sq")]), st.booleans())
     def test_moments_that_no_name_tells(self, model, names, counted):
@@ -504,7 +504,7 @@ class TestRouterBias:
         save(tree_of(router()), tmp_path / "run", format="orbax")
         shown = json.loads(succeed("inspect", "tree", tmp_path / "run", "--json").stdout)
         of = {each["path"]: each["role"] for each in shown["arrays"]}
-        assert of[spelled(("nnx_aux", "model", *BIAS))] == "parameter"
+        assert of[keystr(("nnx_aux", "model", *BIAS))] == "parameter"
         assert sorted(of.values()).count("optimizer") == 9
         run("strip-optimizer", tmp_path / "run", tmp_path / "out", "--no-progress")
         run("diff", tmp_path / "run", tmp_path / "out")
@@ -824,7 +824,7 @@ class TestLayoutsOfLibraries:
             error = refusal(tree)
             assert isinstance(error, FormatError)
             assert f'drop="{question}"' in error.hint
-            assert [spelled(path) for path in roles(tree).unclear] == [question]
+            assert [keystr(path) for path in roles(tree).unclear] == [question]
             pattern = [question]
         assert kept_by(StripOptimizer(drop=pattern), tree) == arrays_at(tree, learned)
         told = {path for path in tree if not roles(tree).unclear_of(path)}
@@ -939,7 +939,7 @@ class TestCopiesInAnOptimizer:
             copy = below((*keys(head), name), NET)
             tree = tree_of({**learned, **state, **copy, ("step",): COUNT})
             pattern = f"{head}/{name}"
-            assert [spelled(path) for path in roles(tree).unclear] == [pattern]
+            assert [keystr(path) for path in roles(tree).unclear] == [pattern]
             assert f'drop="{pattern}"' in refusal(tree).hint
             assert kept_by(StripOptimizer(drop=[pattern]), tree) == arrays_at(tree, learned)
             assert kept_by(StripOptimizer(keep=[pattern]), tree) == arrays_at(tree, [*learned, *copy])

@@ -14,7 +14,7 @@ from support.places import TRAINED
 from support.train_data import ALL, Layers, golden_leaves, layered
 from support.trees import lazy
 
-from ckpttools.array.tree import Empty, Tree, spelled
+from ckpttools.array.tree import Empty, Tree, keystr
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN, linen_state
@@ -30,7 +30,7 @@ def stack_of(case: Layers) -> StackLayers:
 
 def shaped(tree: Tree) -> dict[str, object]:
     return {
-        spelled(path): leaf.kind if isinstance(leaf, Empty) else [list(leaf.shape), leaf.dtype.name]
+        keystr(path): leaf.kind if isinstance(leaf, Empty) else [list(leaf.shape), leaf.dtype.name]
         for path, leaf in tree.items()
     }
 
@@ -125,7 +125,7 @@ class TestGolden:
     def test_force_unroll(self, name, tmp_path):
         run("unstack", TRAINED, tmp_path / "out", "--force-unroll", "--flavour", "nnx", "--dtype", "bfloat16")
         tree = open_tree(tmp_path / "out")
-        assert {spelled(path): described(array.read()) for path, array in tree.arrays.items()} == (
+        assert {keystr(path): described(array.read()) for path, array in tree.arrays.items()} == (
             golden_leaves(name)
         )
 

@@ -17,7 +17,7 @@ from support.stored_trees import EVERYTHING
 from support.trees import tree_of
 
 from ckpttools.api.save import save
-from ckpttools.array.tree import dotted, spelled
+from ckpttools.array.tree import dotted, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, MappingError, UsageError
 from ckpttools.formats.registry import open_tree
@@ -29,7 +29,7 @@ run = partial(command_line.run, "select")
 F32 = DTYPES["float32"]
 
 
-JOINS = st.sampled_from((spelled, dotted))
+JOINS = st.sampled_from((keystr, dotted))
 
 
 def pattern(draw, tree):
@@ -47,7 +47,7 @@ def pattern(draw, tree):
 def test_keep_and_drop_part_the_tree_in_two(data, tree):
     chosen = [pattern(data.draw, tree) for _ in range(data.draw(st.integers(1, 3)))]
     names = {
-        path: [join(path[:n]) for n in range(1, len(path) + 1) for join in (spelled, dotted)] for path in tree
+        path: [join(path[:n]) for n in range(1, len(path) + 1) for join in (keystr, dotted)] for path in tree
     }
     matched = [path for path in tree if any(fnmatchcase(name, p) for name in names[path] for p in chosen)]
     rest = [path for path in tree if path not in matched]
@@ -58,7 +58,7 @@ def test_keep_and_drop_part_the_tree_in_two(data, tree):
         return
     dropped = Select(drop=chosen)(tree)
     assert list(dropped.tree) == rest
-    assert dropped.notes.dropped == tuple(map(spelled, matched))
+    assert dropped.notes.dropped == tuple(map(keystr, matched))
     assert all(dropped.tree[path] is tree[path] for path in rest)
     assert dropped.tree.metadata == tree.metadata
 

@@ -8,7 +8,7 @@ import pytest
 from support.places import GOLDEN, HF
 
 from ckpttools.api.chunks_report import chunks
-from ckpttools.array.tree import spelled
+from ckpttools.array.tree import keystr
 from ckpttools.core.errors import FormatError, MappingError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.axis_names import axis_names
@@ -130,7 +130,7 @@ def test_rows_know_the_names_of_axes():
     names = axis_names(hf)
     assert names.keys() == hf.arrays.keys()
     rules = Rules(axes=(("embed", ("fsdp",)), ("mlp", ("tensor",)), ("heads", ("tensor",))), name="own")
-    by_path = {spelled(path): spec_text(rules.spec(path, each, MESH)) for path, each in names.items()}
+    by_path = {keystr(path): spec_text(rules.spec(path, each, MESH)) for path, each in names.items()}
     layer = "model.layers.0"
     assert {by_path[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up")} == {"P('tensor', 'fsdp')"}
     assert by_path[f"{layer}.mlp.down_proj.weight"] == "P('fsdp', 'tensor')"

@@ -22,7 +22,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stored
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region
@@ -436,7 +436,7 @@ class TestLayers:
             for scan in (True, False)
         )
         rows = layer_rows(open_tree(golden_checkpoint(scan=False)))
-        apart = {spelled(path): row for path, row in rows.items()}
+        apart = {keystr(path): row for path, row in rows.items()}
         by_layer = {
             (apart[each.path].name, apart[each.path].numbers[0]): each.statistics
             for each in single.arrays

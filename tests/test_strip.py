@@ -18,7 +18,7 @@ from support.train_data import ALL, golden_leaves, layered
 from support.trees import lazy
 
 from ckpttools.array.nodes import Chunked, LazyArray
-from ckpttools.array.tree import Empty, Metadata, Tree, spelled
+from ckpttools.array.tree import Empty, Metadata, Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, MappingError, UsageError
 from ckpttools.formats.registry import open_tree
@@ -97,7 +97,7 @@ class TestGolden:
                 }
             )
         ).tree
-        assert set(map(spelled, made)) == set(golden_leaves("paramonly_unscanned_0"))
+        assert set(map(keystr, made)) == set(golden_leaves("paramonly_unscanned_0"))
 
 
 class TestEveryState:
@@ -113,7 +113,7 @@ class TestEveryState:
         assert not [
             path for path in done.tree.arrays if role(done.tree, path) != "parameter" and path != ("step",)
         ]
-        left_out = set(map(spelled, case.stacked.arrays)) - set(map(spelled, done.tree)) - {"step"}
+        left_out = set(map(keystr, case.stacked.arrays)) - set(map(keystr, done.tree)) - {"step"}
         assert set(done.notes.dropped) == left_out
         assert view_of(done.tree).kind == "stacked-inference"
         assert done.tree.metadata.step is None

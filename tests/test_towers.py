@@ -15,7 +15,7 @@ from support.places import GOLDEN, GOLDEN_0_2_5
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
@@ -43,7 +43,7 @@ def back(source: Path, place: Path, **options: object) -> dict[str, dict[str, ob
 
 
 def paths(place: Path) -> set[str]:
-    return set(map(spelled, open_tree(place).arrays))
+    return set(map(keystr, open_tree(place).arrays))
 
 
 def test_llama_4_unscanned_has_the_tower_that_maxtexts_script_makes(tmp_path):

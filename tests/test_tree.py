@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Empty, Metadata, Text, Tree, dotted, spelled
+from ckpttools.array.tree import Empty, Metadata, Text, Tree, dotted, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 
@@ -93,6 +93,6 @@ def test_a_tree_cannot_be_changed():
 
 
 def test_paths_are_spelled():
-    assert spelled(("a", 0, "b")) == "a/0/b"
+    assert keystr(("a", 0, "b")) == "a/0/b"
     assert dotted(("a", 0, "b")) == "a.0.b"
-    assert spelled(()) == ""
+    assert keystr(()) == ""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.array.nodes import Constant
-from ckpttools.array.tree import Empty, Metadata, Tree, dotted, spelled
+from ckpttools.array.tree import Empty, Metadata, Tree, dotted, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, NoSuchPathError, UsageError
 
@@ -30,13 +30,13 @@ def test_text_finds_its_path_or_says_that_several_are_meant(paths):
     tree = Tree({path: array(place) for place, path in enumerate(paths)})
     for path in paths:
         assert tree[path] is tree.leaves[path] and path in tree
-        alike = [each for each in paths if spelled(each) == spelled(path)]
+        alike = [each for each in paths if keystr(each) == keystr(path)]
         if len(alike) == 1:
-            assert tree[spelled(path)] is tree.get(spelled(path)) is tree.leaves[path]
+            assert tree[keystr(path)] is tree.get(keystr(path)) is tree.leaves[path]
         else:
             with pytest.raises(UsageError, match="several"):
-                tree[spelled(path)]
-        if sum(dotted(path) in (spelled(each), dotted(each)) for each in paths) == 1:
+                tree[keystr(path)]
+        if sum(dotted(path) in (keystr(each), dotted(each)) for each in paths) == 1:
             assert tree[dotted(path)] is tree.leaves[path]
 
 

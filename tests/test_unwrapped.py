@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.trees import lazy
 
 from ckpttools.array.tree import Metadata, Tree
-from ckpttools.transforms.unwrapped import beside_the_weights, unwrapped
+from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
 NAMES = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight")
 
@@ -65,7 +65,7 @@ def test_what_is_dropped_may_have_any_name():
             ("app", "rng"),
         ]
     )
-    assert beside_the_weights(tree) == ["app.optim.*", "app.rng"]
+    assert patterns_of_others(tree) == ["app.optim.*", "app.rng"]
     made = unwrapped(tree, ("app.optim.*", "app.rng"))
     assert set(made.tree.arrays) == {
         ("a",),
@@ -73,4 +73,4 @@ def test_what_is_dropped_may_have_any_name():
         ("app", "optim", "state", "a", "exp_avg"),
         ("app", "rng"),
     }
-    assert not beside_the_weights(tree_of([("a",), ("b",)]))
+    assert not patterns_of_others(tree_of([("a",), ("b",)]))

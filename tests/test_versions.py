@@ -28,7 +28,7 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.nodes import window
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.formats.registry import open_tree
@@ -240,8 +240,8 @@ class TestRouterBias:
         zeros = {k: lazy(np.zeros(v["shape"], DTYPES[v["dtype"]].carrier)) for k, v in arrays.items()}
         made = ForVersion()(Tree(zeros)).tree
         assert {path[:2] for path in made if path[:1] == ("params",)} == {("params", "params")}
-        assert {spelled(path): each.shape for path, each in made.arrays.items()} == {
-            among_parameters(spelled(path)): each.shape for path, each in zeros.items()
+        assert {keystr(path): each.shape for path, each in made.arrays.items()} == {
+            among_parameters(keystr(path)): each.shape for path, each in zeros.items()
         }
         assert len(view_of(made).notes.first_axis) == 2
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stack, distinct, padded, stack, take
-from ckpttools.array.tree import Path, Tree, by_name, dotted, spelled
+from ckpttools.array.tree import Path, Tree, by_name, dotted, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, listing, near_names
 from ckpttools.core.text import array_count
@@ -98,7 +98,7 @@ class Base:
         if any(isinstance(each, Constant) and id(each) not in new for each in inside):
             raise FormatError(
                 "an array of the base has weights that the adapter replaces and others",
-                place=f"{self.tree.metadata.place}, {spelled(path)}",
+                place=f"{self.tree.metadata.place}, {keystr(path)}",
                 hint="merge it into the Hugging Face model, and convert that",
             )
         return cast(made, own.dtype)

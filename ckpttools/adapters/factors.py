@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import low_rank, relayout, renormed, swapped
 from ckpttools.core.errors import FormatError, UsageError, listing
@@ -159,7 +159,7 @@ def require_finite(adapter: Adapter) -> None:
 def _is_finite(array: LazyArray) -> bool:
     import numpy as np
 
-    pieces = split_to(Region.whole(array.shape), slabs.elements(4))
+    pieces = split_to(Region.whole(array.shape), read_blocks.elements(4))
     return all(bool(np.isfinite(array.read(piece).astype(np.float32)).all()) for piece in pieces)
 
 

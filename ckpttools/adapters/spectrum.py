@@ -1,6 +1,6 @@
 """The largest singular values of a difference of two matrices, and factors of them: what fine-tuning added.
 
-The matrices are read in slabs, several times, and are never whole in memory: subspace iteration from a fixed
+The matrices are read in blocks, several times, and are never whole in memory: subspace iteration from a fixed
 start, in float64. The same matrices give the same factors.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, split_to
@@ -93,7 +93,7 @@ def ranked_spectrum(first: LazyArray, second: LazyArray, error: float, most: int
 
 def squares_of(first: LazyArray, second: LazyArray) -> float:
     """The sum of squares of all elements of `first - second`, of any shape."""
-    return sum(float((each**2).sum()) for _, each in _slabs(first, second))
+    return sum(float((each**2).sum()) for _, each in _read_blocks(first, second))
 
 
 def _image(first: LazyArray, second: LazyArray, basis: np.ndarray) -> tuple[np.ndarray, float]:
@@ -120,13 +120,13 @@ def _back(first: LazyArray, second: LazyArray, image: np.ndarray) -> tuple[np.nd
 
 def _rows(first: LazyArray, second: LazyArray) -> Iterator[tuple[Region, np.ndarray]]:
     """The difference of two matrices, some whole rows at a time."""
-    step = max(1, slabs.elements(8) // max(1, first.shape[1]))
+    step = max(1, read_blocks.elements(8) // max(1, first.shape[1]))
     for region in Region.whole(first.shape).pieces(0, step):
         yield region, _difference(first, second, region)
 
 
-def _slabs(first: LazyArray, second: LazyArray) -> Iterator[tuple[Region, np.ndarray]]:
-    for region in split_to(Region.whole(first.shape), slabs.elements(8)):
+def _read_blocks(first: LazyArray, second: LazyArray) -> Iterator[tuple[Region, np.ndarray]]:
+    for region in split_to(Region.whole(first.shape), read_blocks.elements(8)):
         yield region, _difference(first, second, region)
 
 

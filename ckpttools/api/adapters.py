@@ -26,7 +26,7 @@ from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree, writer_for, writer_options
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.sidecar import Beside, Companions
+from ckpttools.formats.sidecar import Companions, WithSidecars
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.run.apart import check_apart
@@ -244,9 +244,9 @@ def extract_adapter(
     return prepare(plan, source, destination, **writing)
 
 
-def _writer(files: PeftFiles) -> Beside:
+def _writer(files: PeftFiles) -> WithSidecars:
     """What writes the files that PEFT loads."""
-    return Beside(SafetensorsWriter(None, stem=_STEM), Companions(), made={ADAPTER: files.config})
+    return WithSidecars(SafetensorsWriter(None, stem=_STEM), Companions(), made={ADAPTER: files.config})
 
 
 def opened_adapter(where: Where, base: Base, alpha: float | None = None) -> Adapter:

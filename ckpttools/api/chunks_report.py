@@ -7,7 +7,7 @@ from typing import Unpack
 
 from ckpttools.api.mesh_gain import rule_specs
 from ckpttools.api.sources import Opening, Source, opened, read_options
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import storage_of
@@ -95,7 +95,7 @@ def _of_processes(
 ) -> ProcessLoading:
     """What processes read of the arrays of a report."""
     wanted = {each.path for each in report.arrays}
-    arrays = {spelled(path): array for path, array in tree.arrays.items() if spelled(path) in wanted}
+    arrays = {keystr(path): array for path, array in tree.arrays.items() if keystr(path) in wanted}
     specs = {
         path: cuts.of(path).entries(array.ndim, layer_axis(tree, path)) for path, array in arrays.items()
     }

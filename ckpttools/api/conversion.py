@@ -139,10 +139,10 @@ class Conversion:
         with requesting(self.requests):
             if manifest is None:
                 return run(conclude=conclude)
-            from ckpttools.api.beside import check_beside
+            from ckpttools.api.output_file import check_output_file
             from ckpttools.digest.watching import run_hashing
 
-            check_beside(parse(manifest), self.plan.tree.metadata.place, parse(destination))
+            check_output_file(parse(manifest), self.plan.tree.metadata.place, parse(destination))
             return run_hashing(self.plan, run, parse(manifest), overwrite=overwrite)
 
     def check(self, destination: Where, *, overwrite: bool = False, planned: str = "") -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from ckpttools.api.beside import check_beside
+from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import (
     Scanning,
     Source,
@@ -104,7 +104,7 @@ def hash(
     """
     check_choice("kind of names", names, NAMES)
     if manifest is not None:
-        check_beside(parse(manifest), place_of(source) or "")
+        check_output_file(parse(manifest), place_of(source) or "")
         check_manifest_name(parse(manifest))
     selection = Selection(filter, per_layer, parameters)
     conversion = conversion_options(family, rope_layout, tied, drop)

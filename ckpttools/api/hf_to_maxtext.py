@@ -13,7 +13,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
-from ckpttools.formats.sidecar import Beside, Companions
+from ckpttools.formats.sidecar import Companions, WithSidecars
 from ckpttools.maxtext.direction import refuse_maxtext
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import companions_of, record
@@ -133,6 +133,6 @@ def plan_to_maxtext(
     if isinstance(writer, HoldsCompanions):
         place = writer.companions_at(made.state, is_model=False)
     written_down = {RECORD: record(made.spelling, options.model.rope_layout, made.dtypes)}
-    beside = Beside(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
+    beside = WithSidecars(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
     state = beside.with_companions(with_origin(made.state, tree))
     return resources.plan(state, beside, made.notes)

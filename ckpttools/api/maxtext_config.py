@@ -19,7 +19,14 @@ from ckpttools.maxtext.config.known import mistakes
 from ckpttools.maxtext.config.reading import Reading
 from ckpttools.maxtext.config.report import Discrepancy, MaxTextConfig, ModelSetting, ordered
 from ckpttools.maxtext.config.seen import SeenModel, seen_in, seen_in_config
-from ckpttools.maxtext.config.telling import MODEL_NAME, deviations, fitting_model, notes, settings_of, told
+from ckpttools.maxtext.config.telling import (
+    MODEL_NAME,
+    deviations,
+    fitting_model,
+    notes,
+    settings_of,
+    settings_to_give,
+)
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.versions import NEWEST, version_called
@@ -79,7 +86,7 @@ def maxtext_config(
         model_name=named or (base.value if base else None),
         is_named=named is not None,
         settings=ordered(every),
-        told=ordered({**told(values, named), **stored}),
+        told=ordered({**settings_to_give(values, named), **stored}),
         deviations=(*deviations(model.family, model.facts), *_tied(every)),
         notes=(*model.notes, *notes(model.family, model.facts)),
         unread=tuple(Reading(model.family, model.facts).unread()),

@@ -15,10 +15,10 @@ from ckpttools.core.dtypes import DType
 from ckpttools.formats.base import Writer
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
-from ckpttools.formats.sidecar import Beside, Companions
+from ckpttools.formats.sidecar import Companions, WithSidecars
 from ckpttools.maxtext.direction import refuse_hugging_face
 from ckpttools.maxtext.model import CONFIG, ModelOptions
-from ckpttools.maxtext.model_files import ModelFiles, config_bytes, told_of_untrue, untrue_files
+from ckpttools.maxtext.model_files import ModelFiles, config_bytes, untrue_files, untrue_notes
 from ckpttools.maxtext.to_hf import HuggingFaceModel, require_towers, to_huggingface
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import refuse_learned
@@ -145,8 +145,8 @@ def plan_to_huggingface(
     untrue = untrue_files(files.companions, model.tree, files.config, written)
     away = (*made, *unwanted, *untrue)
     copied = {name: file for name, file in files.companions.items() if name not in away}
-    beside = Beside(writer or writer_for(Tree({}), "safetensors"), Companions(copied), made=made)
-    conversion = resources.plan(with_origin(model.tree, tree), beside, model.notes + told_of_untrue(untrue))
+    beside = WithSidecars(writer or writer_for(Tree({}), "safetensors"), Companions(copied), made=made)
+    conversion = resources.plan(with_origin(model.tree, tree), beside, model.notes + untrue_notes(untrue))
     # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
     # padding. Only once the plan is made, which refuses what does not fit into the memory.
     held, place = conversion.plan.held_bytes, tree.metadata.place

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ckpttools.array.storage import Storage, StoredArray
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.region import grid_shape
 from ckpttools.formats.base import Layout, ReadOptions
 from ckpttools.formats.registry import storage_of
@@ -67,7 +67,7 @@ def mesh_gain(asked: AppliedRules, reading: ReadOptions, made: Tree, layout: Lay
 
 def rule_specs(asked: AppliedRules) -> PathSpecs:
     """The partition spec that rules give each array of a tree."""
-    specs = {spelled(path): spec for path, spec in asked.specs()}
+    specs = {keystr(path): spec for path, spec in asked.specs()}
     return PathSpecs(f"rules {asked.rules.name}", specs)
 
 
@@ -82,4 +82,4 @@ def _planned(tree: Tree, layout: Layout) -> Iterator[StoredArray]:
     for path, array in tree.arrays.items():
         chunk = layout.placements[path].chunk
         chunks = prod(grid_shape(array.shape, chunk))
-        yield StoredArray(spelled(path), array.shape, array.dtype, chunk, chunk, (), chunks, 0, array.nbytes)
+        yield StoredArray(keystr(path), array.shape, array.dtype, chunk, chunk, (), chunks, 0, array.nbytes)

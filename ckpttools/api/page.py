@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Unpack
 
-from ckpttools.api.beside import check_beside
+from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -113,7 +113,7 @@ def _check(output: Place, source: Place | None, overwrite: bool) -> None:
         raise DestinationExistsError(
             f"{output} is a part of the checkpoint", wanted="a name outside of it, or one in .html"
         )
-    check_beside(output, source or "")
+    check_output_file(output, source or "")
     if output.exists() and not _is_page(output.resolve()):
         raise DestinationExistsError(
             f"{output} is not a page, and nothing else is replaced by one", wanted="another name"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckpttools.api.mesh_gain import MeshGain
 from ckpttools.api.prepared import Prepared
-from ckpttools.array.tree import spelled
+from ckpttools.array.tree import keystr
 from ckpttools.core.notes import Note
 from ckpttools.plan.plan import Plan
 from ckpttools.roles.of_tree import roles
@@ -101,4 +101,4 @@ def made_above(destination: Place) -> Iterator[str]:
 def _planned(plan: Plan) -> Iterator[PlannedArray]:
     for path, array in plan.tree.arrays.items():
         chunk = plan.layout.placements[path].chunk
-        yield PlannedArray(spelled(path), array.shape, array.dtype.name, array.nbytes, chunk)
+        yield PlannedArray(keystr(path), array.shape, array.dtype.name, array.nbytes, chunk)

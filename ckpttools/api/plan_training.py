@@ -9,7 +9,7 @@ from ckpttools.api.arguments import Size
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.api.training_plot import check_plot, draw
 from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import parse_size
 from ckpttools.core.duration import parse_duration
 from ckpttools.core.errors import FormatError, UsageError
@@ -255,8 +255,8 @@ def _with_axes(saved: MeshShape, mesh: MeshShape | None) -> MeshShape:
 
 
 def _held(tree: Tree, stored: Mapping[Path, Sharding], mesh: MeshShape, processes: int) -> int:
-    arrays = {spelled(path): array for path, array in tree.arrays.items()}
-    specs = {spelled(path): each.spec for path, each in stored.items()}
+    arrays = {keystr(path): array for path, array in tree.arrays.items()}
+    specs = {keystr(path): each.spec for path, each in stored.items()}
     return process_loading(arrays, specs, mesh, processes).needed
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ckpttools.api.beside import check_beside
+from ckpttools.api.output_file import check_output_file
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import marks_of
 from ckpttools.core.errors import DestinationExistsError, FormatError, UsageError
@@ -76,7 +76,7 @@ def write_plan(prepared: Prepared, file: Where) -> PlanWritten:
     """
     place = parse(file, is_written=True)
     place.check_takes_files()
-    check_beside(place, prepared.plan.tree.metadata.place, prepared.destination)
+    check_output_file(place, prepared.plan.tree.metadata.place, prepared.destination)
     content = content_of(prepared)
     made = decoded(content, place)
     said = made.header

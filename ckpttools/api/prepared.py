@@ -172,7 +172,7 @@ def prepare(
             the manifest cannot have its name.
         CheckpointError: as `plan`.
     """
-    from ckpttools.api.beside import check_beside
+    from ckpttools.api.output_file import check_output_file
     from ckpttools.digest import manifest as digests
     from ckpttools.run.apart import check_apart
     from ckpttools.stores.publishing import staging_of
@@ -188,7 +188,7 @@ def prepare(
     if resume:
         _require_partial(place)
     if written is not None:
-        check_beside(written, read or "", place)
+        check_output_file(written, read or "", place)
         digests.check_manifest_name(written, overwrite=overwrite)
     base = str(parse(like)) if like is not None and model_card else ""
     place = shared(place, RepositoryOptions(public, model_card, base))

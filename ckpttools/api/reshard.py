@@ -16,7 +16,7 @@ from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, keystr
 from ckpttools.core.budget import parse_size
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Notes
@@ -190,7 +190,7 @@ def _shard(path: Path, shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
         return shard_shape(shape, spec, mesh)
     except ShapeError as error:
         raise error.at(
-            spelled(path), hint="choose another mesh, or rules that leave this axis whole"
+            keystr(path), hint="choose another mesh, or rules that leave this axis whole"
         ) from error
 
 

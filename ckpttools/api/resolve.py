@@ -47,7 +47,7 @@ def resolve(
     said = _with(read, settings)
     with requesting(requests):
         made = resolution(settings_of(said, os.environ), version, os.environ)
-    return _told_of_program(made, read.program)
+    return _for_program(made, read.program)
 
 
 def _with(command: ParsedCommand, settings: Mapping[str, Any]) -> ParsedCommand:
@@ -65,7 +65,7 @@ def _value(said: Any) -> Any:
     return str(said) if isinstance(said, os.PathLike) else said
 
 
-def _told_of_program(made: Resolution, program: str | None) -> Resolution:
+def _for_program(made: Resolution, program: str | None) -> Resolution:
     """With a note where another program than the trainer is run."""
     if program is None or program.endswith(_TRAINERS):
         return made

@@ -15,7 +15,7 @@ from ckpttools.api.parts import part_done
 from ckpttools.api.plans import content_of
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.standing import PartStatus, PlanStatus, plan_status
-from ckpttools.core.budget import resident_beside
+from ckpttools.core.budget import further_resident
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.core.wording import again
 from ckpttools.plan.dealing import Part
@@ -38,7 +38,7 @@ _END = "end"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Callbacks:
     """Who is told of what happens.
 
     Attributes:
@@ -52,7 +52,7 @@ class Told:
     waiting: Callable[[PlanStatus], None]
 
 
-def convert_together(job: Service, plan: Callable[[], Prepared], told: Told) -> Receipt | None:
+def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Receipt | None:
     """Does this process's part, and in process 0 all that comes before and after.
 
     Args:
@@ -68,7 +68,7 @@ def convert_together(job: Service, plan: Callable[[], Prepared], told: Told) -> 
         CheckpointError: as `Prepared.run`.
     """
     try:
-        with resident_beside(JOB_BYTES):
+        with further_resident(JOB_BYTES):
             if job.number == 0:
                 return _first(job, plan, told)
             _other(job, told)
@@ -83,7 +83,7 @@ def _part_of(job: Service) -> Part:
     return Part(job.number, job.count)
 
 
-def _other(job: Service, told: Told) -> None:
+def _other(job: Service, told: Callbacks) -> None:
     said = job.get_bytes("plan")
     if not said:
         raise OtherProcessError(_end_of(job))
@@ -107,7 +107,7 @@ def _check_ended(job: Service) -> None:
         raise OtherProcessError(why)
 
 
-def _first(job: Service, plan: Callable[[], Prepared], told: Told) -> Receipt:
+def _first(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Receipt:
     is_planned = False
     try:
         prepared = plan()

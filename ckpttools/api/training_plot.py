@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpttools.api.beside import check_beside
+from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import Source, place_of
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
@@ -36,7 +36,7 @@ def check_plot(place: Place, source: Source, *, has_tiers: bool) -> None:
     if place.lexists():
         raise UsageError(f"{place} is there already", hint="choose another name, or remove it")
     read = place_of(source)
-    check_beside(place, "" if read is None else read)
+    check_output_file(place, "" if read is None else read)
 
 
 def draw(tiers: Sequence[Tier], place: Place) -> None:

@@ -12,16 +12,16 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.origin import with_origin
-from ckpttools.formats.sidecar import CARRIED, Beside, Companions
+from ckpttools.formats.sidecar import CARRIED, Companions, WithSidecars
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import true_config
 from ckpttools.maxtext.model_files import (
     ModelFiles,
     companions_of,
     config_bytes,
-    is_beside,
-    told_of_untrue,
+    has_sidecars,
     untrue_files,
+    untrue_notes,
 )
 from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import parse
@@ -42,9 +42,9 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
         untrue_files(companions.files, tree, _stored(companions), tree.metadata.config) if is_model else ()
     )
     copied = {name: file for name, file in companions.files.items() if name not in (*made, *untrue)}
-    said += told_of_untrue(untrue)
+    said += untrue_notes(untrue)
     place = writer.companions_at(tree, is_model)
-    beside = Beside(writer, Companions(copied, companions.arrays), place, made)
+    beside = WithSidecars(writer, Companions(copied, companions.arrays), place, made)
     return resources.plan(beside.with_companions(tree), beside, notes + said)
 
 
@@ -71,7 +71,7 @@ def _is_model(tree: Tree, companions: Companions) -> bool:
     True for a Hugging Face directory and for what was made from one under the same names; what hf-to-maxtext
     makes is nested, and has a record.
     """
-    if is_beside(tree):
+    if has_sidecars(tree):
         return True
     has_names = all(len(path) == 1 for path in tree)
     return has_names and RECORD not in companions.files and not companions.arrays

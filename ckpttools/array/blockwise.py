@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
 from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DType
@@ -117,7 +117,7 @@ class _Blockwise(Derived):
                     ) from error
 
     def _parts(self, needed: Region) -> Iterator[Region]:
-        """Whole blocks in slabs, as many columns as fit, so that reads are long."""
+        """Whole blocks in read blocks, as many columns as fit, so that reads are long."""
         if not needed.size:
             return
         rows, columns = _part_shape(self.source, self.encoder.block)
@@ -133,7 +133,7 @@ class _Blockwise(Derived):
     @property
     def scratch_bytes(self) -> int:
         rows, columns = _part_shape(self.source, self.encoder.block)
-        return slabs.page(rows * columns * self.source.dtype.itemsize) + self.source.scratch_bytes
+        return read_blocks.page(rows * columns * self.source.dtype.itemsize) + self.source.scratch_bytes
 
     def read_cost(self, region: Region) -> ReadCost:
         needed = self._needed(region)
@@ -233,9 +233,9 @@ def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tup
 
 
 def _part_shape(source: LazyArray, block: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of what is read at once: one row of blocks, as wide as a slab."""
+    """Rows and columns of what is read at once: one row of blocks, as wide as a read block."""
     rows, columns = (max(1, length) for length in source.shape[-2:])
-    most = slabs.elements(source.dtype.itemsize)
+    most = read_blocks.elements(source.dtype.itemsize)
     high = min(block[0], rows)
     wide = max(1, most // high // block[1]) * block[1]
     if block[0] == 1:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
 from ckpttools.array.views import subview
 from ckpttools.core.region import Region, Shape, ceil_div, split_to
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# Scales of what is decoded at once. Blocks of 32 numbers with scales of 16 bits have half of it in a slab.
+# Scales of what is decoded at once. Blocks of 32 numbers with scales of 16 bits have half of it in a block.
 _SCALES_BYTES = 256 * 1024
 _PAGE = 4096
 
@@ -102,8 +102,8 @@ class Dequantized(LazyArray):
     decoding: Decoding
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        for slab in split_to(region, slabs.elements(1)):
-            for piece in self._pieces(self._piece(slab)):
+        for box in split_to(region, read_blocks.elements(1)):
+            for piece in self._pieces(self._piece(box)):
                 self._read(piece, subview(out, piece.region.relative_to(region)), scratch)
 
     def _pieces(self, piece: DequantizedPiece) -> Iterator[DequantizedPiece]:
@@ -116,7 +116,7 @@ class Dequantized(LazyArray):
 
     def _fits(self, piece: DequantizedPiece) -> bool:
         sizes = zip(piece.scales, self.scales, strict=True)
-        return piece.codes.size * self.codes.dtype.itemsize <= slabs.SLAB_BYTES and all(
+        return piece.codes.size * self.codes.dtype.itemsize <= read_blocks.READ_BLOCK_BYTES and all(
             region.size * array.dtype.itemsize <= _SCALES_BYTES for region, array in sizes
         )
 
@@ -133,7 +133,7 @@ class Dequantized(LazyArray):
     def scratch_bytes(self) -> int:
         own = sum(min(each.nbytes, _SCALES_BYTES) + _PAGE for each in self.scales)
         sources = max(each.scratch_bytes for each in (self.codes, *self.scales))
-        return slabs.scratch(self.codes.nbytes) + own + sources
+        return read_blocks.scratch(self.codes.nbytes) + own + sources
 
     def read_cost(self, region: Region) -> ReadCost:
         piece = self._piece(region)

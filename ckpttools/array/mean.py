@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import frexp
 from typing import TYPE_CHECKING
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray, OfAlikeParts
 from ckpttools.array.rounding import as_float32
 from ckpttools.array.views import subview
@@ -45,38 +45,38 @@ class Mean(OfAlikeParts):
     total: float
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        for slab in split_to(region, slabs.elements(_WIDE.itemsize)):
-            with scratch.take(slab.shape, self.dtype.numpy) as made:
-                if not self._sum(slab, made, scratch):
-                    self._sum_with_care(slab, made, scratch)
-                subview(out, slab.relative_to(region))[...] = made.view(self.dtype.carrier)
+        for box in split_to(region, read_blocks.elements(_WIDE.itemsize)):
+            with scratch.take(box.shape, self.dtype.numpy) as made:
+                if not self._sum(box, made, scratch):
+                    self._sum_with_care(box, made, scratch)
+                subview(out, box.relative_to(region))[...] = made.view(self.dtype.carrier)
 
-    def _sum(self, slab: Region, made: np.ndarray, scratch: Scratch) -> bool:
+    def _sum(self, box: Region, made: np.ndarray, scratch: Scratch) -> bool:
         """Writes the mean; returns whether all of it is finite."""
         flat = made.reshape(-1)
         for place, (part, weight) in enumerate(zip(self.parts, self.weights, strict=True)):
-            with scratch.take(slab.shape, part.dtype.carrier) as read:
-                part.read_into(slab, read, scratch)
+            with scratch.take(box.shape, part.dtype.carrier) as read:
+                part.read_into(box, read, scratch)
                 values = read.view(part.dtype.numpy).reshape(-1)
                 _add(flat, values, weight, is_first=place == 0)
         return _divide(flat, self.total)
 
-    def _sum_with_care(self, slab: Region, made: np.ndarray, scratch: Scratch) -> None:
+    def _sum_with_care(self, box: Region, made: np.ndarray, scratch: Scratch) -> None:
         """Elements that are not finite anew, in float64, which may make them so.
 
         Every NaN gets the same bits: which of several a sum keeps is left open.
         """
         import numpy as np
 
-        with scratch.take(slab.shape, _WIDE.numpy) as wide, np.errstate(over="ignore", invalid="ignore"):
-            self._sum(slab, wide, scratch)
+        with scratch.take(box.shape, _WIDE.numpy) as wide, np.errstate(over="ignore", invalid="ignore"):
+            self._sum(box, wide, scratch)
             np.copyto(wide, np.nan, where=np.isnan(wide))
             np.copyto(made, wide, where=~np.isfinite(made), casting="same_kind")
 
     @property
     def scratch_bytes(self) -> int:
         widest = max(part.dtype.itemsize for part in self.parts)
-        own = 2 * slabs.scratch(self.size * _WIDE.itemsize) + slabs.scratch(self.size * widest)
+        own = 2 * read_blocks.scratch(self.size * _WIDE.itemsize) + read_blocks.scratch(self.size * widest)
         return own + max(part.scratch_bytes for part in self.parts)
 
     @property

@@ -1,7 +1,7 @@
 """The closed set of lazy arrays: stored bytes, constants, and what can be said about other lazy arrays.
 
-Every node reads any region of itself from the regions of its sources that matter, through slabs of limited
-size (`ckpttools.array.slabs`), so no node ever needs memory in proportion to its size.
+Every node reads any region of itself from the regions of its sources that matter, through read blocks of
+limited size (`ckpttools.array.read_blocks`), so no node ever needs memory in proportion to its size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.blockwise import BlockCodes as BlockCodes
 from ckpttools.array.blockwise import BlockScales as BlockScales
 from ckpttools.array.blockwise import block_codes as block_codes
@@ -192,16 +192,16 @@ class Elementwise(Regionwise):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         dtype = self.source.dtype
-        for slab in split_to(region, slabs.elements(dtype.itemsize)):
-            with scratch.take(slab.shape, dtype.carrier) as buffer:
-                self.source.read_into(slab, buffer, scratch)
-                told = self.op.apply(buffer, subview(out, slab.relative_to(region)), dtype)
+        for block in split_to(region, read_blocks.elements(dtype.itemsize)):
+            with scratch.take(block.shape, dtype.carrier) as buffer:
+                self.source.read_into(block, buffer, scratch)
+                told = self.op.apply(buffer, subview(out, block.relative_to(region)), dtype)
                 if told:
                     scratch.tally(told)
 
     @property
     def scratch_bytes(self) -> int:
-        return slabs.scratch(self.source.nbytes) + self.source.scratch_bytes
+        return read_blocks.scratch(self.source.nbytes) + self.source.scratch_bytes
 
     @property
     def read_kind(self) -> Hashable:
@@ -211,7 +211,7 @@ class Elementwise(Regionwise):
 def elementwise(source: LazyArray, op: ElementOp) -> LazyArray:
     """`source` with `op` applied to every element.
 
-    The op goes below whatever only moves elements, so that it sees the slabs that were read, in the order
+    The op goes below whatever only moves elements, so that it sees the blocks that were read, in the order
     in which they are stored.
     """
     if isinstance(source, Stack):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from ckpttools.array.tree import Path, dotted, spelled
+from ckpttools.array.tree import Path, dotted, keystr
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -20,7 +20,7 @@ def first_match(path: Path, patterns: Iterable[str]) -> str | None:
     `*` stands for any text and `?` for any character, borders between keys included, so `**` says no more
     than `*`; `[0-9]` is one character of several. Keys are joined by "/" or by ".".
     """
-    names = [*prefixes(spelled(path), "/"), *prefixes(dotted(path), ".")]
+    names = [*prefixes(keystr(path), "/"), *prefixes(dotted(path), ".")]
     return next((p for p in patterns if any(fnmatchcase(name, p) for name in names)), None)
 
 

@@ -10,7 +10,7 @@ from math import prod
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
 from ckpttools.array.lowrank import LowRank, low_rank
@@ -74,26 +74,26 @@ class Relayout(Derived):
             yield part, Region(tuple(start), tuple(stop))
 
     def _read_box(self, atoms: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Reads one box of atoms through slabs of the source; `out` has the target's atom order."""
+        """Reads one box of atoms through read blocks of the source; `out` has the target's atom order."""
         from ckpttools.array.copy import copy
 
         carrier = self.dtype.carrier
-        count = slabs.elements(carrier.itemsize)
-        for slab in itertools.chain.from_iterable(split_to(cover, count) for cover in self._covers(atoms)):
-            wanted = slab.intersect(atoms)
+        count = read_blocks.elements(carrier.itemsize)
+        for read in itertools.chain.from_iterable(split_to(cover, count) for cover in self._covers(atoms)):
+            wanted = read.intersect(atoms)
             if wanted is None:
                 continue
-            region = self._source_region(slab)
+            region = self._source_region(read)
             with scratch.take(region.shape, carrier) as buffer:
                 self.source.read_into(region, buffer, scratch)
-                view = subview(buffer.reshape(slab.shape), wanted.relative_to(slab))
+                view = subview(buffer.reshape(read.shape), wanted.relative_to(read))
                 place = wanted.relative_to(atoms)
                 index: tuple[slice | EllipsisType, ...] = (*(place.slices[a] for a in self.order), ...)
                 target = out[index]
                 copy(target, view.transpose(self.order), scratch)
 
     def _covers(self, atoms: Region) -> Iterator[Region]:
-        """Boxes that hold `atoms` and whose every slab is a box of the source, too.
+        """Boxes that hold `atoms` and whose every read block is a box of the source, too.
 
         One, with more in it than was asked for where need be; several without that where elements are
         computed: those that count something must see each element once.
@@ -109,7 +109,7 @@ class Relayout(Derived):
             yield from self._covers(piece)
 
     def _cover(self, atoms: Region) -> Region:
-        """The smallest box around `atoms` whose every slab is a box of the source, too."""
+        """The smallest box around `atoms` whose every read block is a box of the source, too."""
         starts: list[int] = []
         stops: list[int] = []
         for group, first in zip(self.split, self._group_starts, strict=True):
@@ -140,8 +140,8 @@ class Relayout(Derived):
     def scratch_bytes(self) -> int:
         from ckpttools.array.copy import scratch_bytes
 
-        slab = slabs.scratch(self.nbytes)
-        return slab + scratch_bytes() + self.source.scratch_bytes
+        read = read_blocks.scratch(self.nbytes)
+        return read + scratch_bytes() + self.source.scratch_bytes
 
     def read_cost(self, region: Region) -> ReadCost:
         regions = [self._source_region(self._cover(box)) for _, box in self._atom_boxes(region)]

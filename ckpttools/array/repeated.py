@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray, Regionwise
 from ckpttools.array.views import subview
 from ckpttools.core.errors import ShapeError
@@ -37,17 +37,19 @@ class Repeated(Regionwise):
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         import numpy as np
 
-        for slab in split_to(region, slabs.elements(self.dtype.itemsize)):
-            inner = self._source_region(slab)
+        for block in split_to(region, read_blocks.elements(self.dtype.itemsize)):
+            inner = self._source_region(block)
             with scratch.take(inner.shape, self.dtype.carrier) as buffer:
                 self.source.read_into(inner, buffer, scratch)
-                index = np.arange(slab.start[self.axis], slab.stop[self.axis]) // self.times
+                index = np.arange(block.start[self.axis], block.stop[self.axis]) // self.times
                 first = inner.start[self.axis]
-                buffer.take(index - first, self.axis, out=subview(out, slab.relative_to(region)), mode="clip")
+                buffer.take(
+                    index - first, self.axis, out=subview(out, block.relative_to(region)), mode="clip"
+                )
 
     @property
     def scratch_bytes(self) -> int:
-        return slabs.scratch(self.source.nbytes) + self.source.scratch_bytes
+        return read_blocks.scratch(self.source.nbytes) + self.source.scratch_bytes
 
     @property
     def read_kind(self) -> Hashable:

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from math import prod
 from typing import TYPE_CHECKING
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import Unstored
 from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DTYPES
@@ -67,7 +67,7 @@ class Seeded(Unstored):
     @property
     def scratch_bytes(self) -> int:
         # Counters, what they are shifted to and sums are temporaries: 20 bytes an element of a block.
-        return slabs.page(0)
+        return read_blocks.page(0)
 
     @property
     def computed(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost, Unstored
 from ckpttools.array.views import subview
 from ckpttools.core.errors import CheckpointError, FormatError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SHORT_RUN = 16 * 1024
 _MOST_GROWTH = 16
 # Packed elements unpacked at once: their loose bits are a few times their number, outside the scratch.
-_PACKED_SLAB = 1 << 16
+_PACKED_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -71,12 +71,12 @@ class Stored(LazyArray):
         if fetched == region and out.flags.c_contiguous:
             self._read_contiguous(region, out)
             return
-        for slab in split_to(fetched, slabs.elements(self.dtype.itemsize)):
-            wanted = slab.intersect(region)
+        for block in split_to(fetched, read_blocks.elements(self.dtype.itemsize)):
+            wanted = block.intersect(region)
             if wanted is not None:
-                with scratch.take(slab.shape, self.dtype.carrier) as buffer:
-                    self._read_contiguous(slab, buffer)
-                    out[wanted.relative_to(region).slices] = buffer[wanted.relative_to(slab).slices]
+                with scratch.take(block.shape, self.dtype.carrier) as buffer:
+                    self._read_contiguous(block, buffer)
+                    out[wanted.relative_to(region).slices] = buffer[wanted.relative_to(block).slices]
 
     def _read_contiguous(self, region: Region, out: np.ndarray) -> None:
         import numpy as np
@@ -91,13 +91,13 @@ class Stored(LazyArray):
 
     def _read_packed(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         """Unpacks elements of less than a byte: little-endian bit order, as safetensors packs them."""
-        for slab in split_to(region, _PACKED_SLAB):
-            with scratch.take((slab.size,), self.dtype.carrier) as part:
+        for block in split_to(region, _PACKED_BLOCK):
+            with scratch.take((block.size,), self.dtype.carrier) as part:
                 done = 0
-                for start, length in contiguous_runs(self.shape, slab):
+                for start, length in contiguous_runs(self.shape, block):
                     part[done : done + length] = self._unpacked(start, length)
                     done += length
-                out[slab.relative_to(region).slices] = part.reshape(slab.shape)
+                out[block.relative_to(region).slices] = part.reshape(block.shape)
 
     def _unpacked(self, start: int, length: int) -> np.ndarray:
         import numpy as np
@@ -118,7 +118,7 @@ class Stored(LazyArray):
 
     @property
     def scratch_bytes(self) -> int:
-        return slabs.scratch(self.nbytes)
+        return read_blocks.scratch(self.nbytes)
 
     def read_cost(self, region: Region) -> ReadCost:
         if self._is_packed:
@@ -248,7 +248,7 @@ class Chunked(LazyArray):
     def scratch_bytes(self) -> int:
         if self.part_scratch is not None:
             return self.part_scratch
-        return slabs.scratch(prod(self.chunk) * self.dtype.itemsize)
+        return read_blocks.scratch(prod(self.chunk) * self.dtype.itemsize)
 
     def read_cost(self, region: Region) -> ReadCost:
         """Plain chunks are counted, not asked one by one; those that were left out count as if stored."""

@@ -142,15 +142,15 @@ class Tree(Mapping[Path, Leaf]):
         """Paths by their names: joined by "/", and by "." where that is no other's name already."""
         found: dict[str, tuple[Path, ...]] = {}
         for path in self.leaves:
-            found[spelled(path)] = (*found.get(spelled(path), ()), path)
+            found[keystr(path)] = (*found.get(keystr(path), ()), path)
         with_dots: dict[str, tuple[Path, ...]] = {}
         for path in self.leaves:
             with_dots[dotted(path)] = (*with_dots.get(dotted(path), ()), path)
         return {**with_dots, **found}
 
     def _no_such_path(self, path: Path | str) -> NoSuchPathError:
-        name = path if isinstance(path, str) else spelled(path)
-        known = [spelled(each) for each in self.leaves]
+        name = path if isinstance(path, str) else keystr(path)
+        known = [keystr(each) for each in self.leaves]
         if any(each.startswith(f"{name}/") for each in known):
             message, hint = "no leaf is at this path, but below it", f"glob({name!r}) gives the tree of those"
         else:
@@ -170,7 +170,7 @@ class Tree(Mapping[Path, Leaf]):
     def __repr__(self) -> str:
         """What it is and the names in it, those that differ in numbers only on one line."""
         what = " ".join(filter(None, (self.metadata.format, self.metadata.place)))
-        lines = [f"{spelled(path)}: {_shown(leaf)}" for path, leaf in self.leaves.items()]
+        lines = [f"{keystr(path)}: {_shown(leaf)}" for path, leaf in self.leaves.items()]
         head = f"<Tree{f' of {what}' if what else ''}: {array_count(self.arrays)}, {self.nbytes:,} bytes"
         return f"{head}{listing(lines)}>"
 
@@ -241,9 +241,9 @@ def _insert(node: dict[str | int, Any], path: Path, leaf: Leaf) -> None:
     for depth, key in enumerate(path[:-1]):
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
-            raise FormatError("a path runs through a leaf", place=spelled(path[: depth + 1]))
+            raise FormatError("a path runs through a leaf", place=keystr(path[: depth + 1]))
     if path[-1] in node:
-        raise FormatError("a path runs through a leaf", place=spelled(path))
+        raise FormatError("a path runs through a leaf", place=keystr(path))
     node[path[-1]] = leaf
 
 
@@ -257,11 +257,11 @@ def _sequences(node: Any, path: Path) -> Any:
     if not all(isinstance(key, int) for key in made):
         return made
     if sorted(made) != list(range(len(made))):
-        raise FormatError("a sequence has gaps", place=spelled(path), got=sorted(made))
+        raise FormatError("a sequence has gaps", place=keystr(path), got=sorted(made))
     return [made[k] for k in range(len(made))]
 
 
-def spelled(path: Path) -> str:
+def keystr(path: Path) -> str:
     """The path joined by "/", as messages and `--json` show it."""
     return "/".join(map(str, path))
 
@@ -281,7 +281,7 @@ def by_name(arrays: Mapping[Path, LazyArray]) -> dict[str, LazyArray]:
     if len(named) < len(arrays):
         paths: dict[str, list[str]] = {}
         for path in arrays:
-            paths.setdefault(dotted(path), []).append(spelled(path))
+            paths.setdefault(dotted(path), []).append(keystr(path))
         twice = [f"{name}: {' and '.join(each)}" for name, each in paths.items() if len(each) > 1]
         raise FormatError(
             "several arrays have one name, keys joined by dots:" + listing(twice), hint="rename them"

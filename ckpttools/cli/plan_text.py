@@ -38,7 +38,7 @@ def print_plan(report: PlanReport) -> None:
         *_shared(report),
         ("work", f"{plural(report.tasks, 'task')}, {plural(report.jobs, 'worker')}"),
         ("memory", peak),
-        *(("changed", text) for text in _spelled(report.values)),
+        *(("changed", text) for text in _note_lines(report.values)),
         *(("note", text) for text in report.remarks),
         *_warnings(report.inexact, report.dropped),
     ]
@@ -143,7 +143,7 @@ def _lost(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
             yield f"{plural(sum(numbers), 'value')} {text} in {plural(len(numbers), 'array')}"
 
 
-def _spelled(notes: Sequence[Note]) -> Iterator[str]:
+def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
     """The notes in lines, those that say the same in one."""
     subjects: dict[str, list[str]] = {}
     for note in notes:
@@ -154,7 +154,7 @@ def _spelled(notes: Sequence[Note]) -> Iterator[str]:
 
 def _warnings(inexact: Sequence[Note], dropped: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Labelled lines: what will not come back to the bit, and how many arrays are left out."""
-    for text in _spelled(inexact):
+    for text in _note_lines(inexact):
         yield "INEXACT", text
     if dropped:
         more = ", …" if len(dropped) > _FIRST_NAMES else ""

@@ -25,7 +25,7 @@ def carry_out_together(
         plan: decides the conversion.
         coordinator, process, progress, as_json: as `ckpttools.cli.options.output_options` says.
     """
-    from ckpttools.api.together import Told, convert_together
+    from ckpttools.api.together import Callbacks, convert_together
     from ckpttools.cli.next_text import print_next
     from ckpttools.cli.parts_text import part_line, waiting_line
     from ckpttools.cli.plan_text import closing_line, say_gain
@@ -37,7 +37,9 @@ def carry_out_together(
     job = joined_job(coordinator, None if process is None else parse_part(process))
     try:
         with listening(progress and job.number == 0) as observe:
-            told = Told(observe, lambda made: say(part_line(made)), lambda found: say(waiting_line(found)))
+            told = Callbacks(
+                observe, lambda made: say(part_line(made)), lambda found: say(waiting_line(found))
+            )
             receipt = convert_together(job, plan, told)
         if receipt is not None:
             if as_json:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, by_name, spelled
+from ckpttools.array.tree import Tree, by_name, keystr
 from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count, folded
@@ -122,7 +122,7 @@ def _with_keys(tree: Tree) -> Tree:
 
 def _split(tree: Tree) -> Tree | None:
     for joint in "/.":
-        paths: dict[TreePath, TreePath] = {path: tuple(spelled(path).split(joint)) for path in tree}
+        paths: dict[TreePath, TreePath] = {path: tuple(keystr(path).split(joint)) for path in tree}
         if len(set(paths.values())) == len(tree):
             split = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
             if view_of(split).is_maxtext:

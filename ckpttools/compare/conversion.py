@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, by_name, dotted, spelled
+from ckpttools.array.tree import Tree, by_name, dotted, keystr
 from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.text import array_count
@@ -30,7 +30,7 @@ from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
 from ckpttools.maxtext.tying import right_head
 from ckpttools.maxtext.view import view_of
 
-_HEAD = spelled(HEAD)
+_HEAD = keystr(HEAD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def base_bytes() -> int:
 
 
 @contextmanager
-def resident_beside(nbytes: int) -> Iterator[None]:
+def further_resident(nbytes: int) -> Iterator[None]:
     """Inside the `with` so much more is resident than other commands take, as of what only some import."""
     token = _BESIDE.set(_BESIDE.get() + nbytes)
     try:

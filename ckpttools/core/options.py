@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option as spelled
+from ckpttools.core.wording import option as option_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Option:
 
     def _checked(self, value: Any, is_meant: object, wanted: str) -> Any:
         if not is_meant:
-            raise UsageError(f"{spelled(self.name)} cannot be this", got=repr(value), wanted=wanted)
+            raise UsageError(f"{option_text(self.name)} cannot be this", got=repr(value), wanted=wanted)
         return value
 
     def asks_for_nothing(self, value: object) -> bool:

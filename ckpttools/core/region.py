@@ -169,7 +169,7 @@ def count_runs(shape: Sequence[int], region: Region) -> int:
 def split_to(region: Region, most: int) -> Iterator[Region]:
     """The region cut along its leading axes into boxes of at most `most` elements (at least one), in C order.
 
-    Each box is a slab: single coordinates, then a stretch of one axis, then whole axes.
+    Each box is a read block: single coordinates, then a stretch of one axis, then whole axes.
     """
     if region.size <= most or region.size == 1:
         if region.size:

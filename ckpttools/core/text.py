@@ -69,7 +69,7 @@ def printable(text: str) -> str:
     Bytes that are not UTF-8, which Python has as halves of surrogate pairs, are written `\\xff`, so different
     names stay different.
     """
-    return text if text.isprintable() else "".join(c if c.isprintable() else _spelled(c) for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def printable_text(text: str) -> str:
@@ -89,7 +89,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _KEPT = re.compile(rf"({_COLOUR.pattern}|\n(?=[ \n]|$))|([^ -~])")
 
 
-def _spelled(character: str) -> str:
+def _escaped(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import matches
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.text import in_natural_order
 from ckpttools.maxtext.layers import LayerStack
@@ -50,7 +50,7 @@ def as_stored(tree: Tree) -> dict[str, LazyArray]:
     known = {home: inner for inner, home in view_of(tree).homes.items()}
     made: dict[str, LazyArray] = {}
     for path, array in tree.arrays.items():
-        name = spelled(known.get(path, path))
+        name = keystr(known.get(path, path))
         if name in made:
             raise FormatError("two arrays would get one name", place=name)
         made[name] = array

@@ -10,7 +10,7 @@ from ckpttools.array.tree import dotted
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.region import Shape
 from ckpttools.core.text import some
-from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, on_disk, told
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, finding_of, on_disk
 from ckpttools.doctor.chunk_files import POINTER, bad_chunks
 from ckpttools.doctor.inventory import ListedItem
 from ckpttools.doctor.probing import is_directory
@@ -32,7 +32,7 @@ def array_findings(item: ListedItem) -> Iterator[Finding]:
     if isinstance(item.database, CheckpointError) or item.tables is None:
         return
     for error in item.tables.faults.values():
-        yield told(error, item.path)
+        yield finding_of(error, item.path)
     yield from _files(item.database, item)
     for table in item.tables.tables.values():
         yield from _chunks(item, item.database, table)

@@ -98,7 +98,7 @@ def set_aside(path: Place) -> str:
     return f"mv -n {on_disk(path)} {on_disk(free)}"
 
 
-def told(error: CheckpointError, place: Place, level: str = ERROR, why: str = "") -> Finding:
+def finding_of(error: CheckpointError, place: Place, level: str = ERROR, why: str = "") -> Finding:
     """An error of the package as a finding."""
     details = [f"{label} {text}" for label, text in error.details() if label in ("got", "wanted")]
     what = "; ".join([*map(str.strip, error.message.splitlines()), *details])

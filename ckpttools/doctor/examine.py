@@ -12,7 +12,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, UsageError, list
 from ckpttools.core.text import natural_key
 from ckpttools.core.wording import option
 from ckpttools.doctor import checks as checks_room
-from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, told
+from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, finding_of
 from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.inventory import Inventory, inventory_of
 from ckpttools.formats.base import ReadOptions
@@ -236,7 +236,7 @@ def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> C
 
 
 def _refusal(place: str, error: CheckpointError) -> Refusal:
-    as_finding = told(error, parse(place))
+    as_finding = finding_of(error, parse(place))
     where = f"{as_finding.place}: " if as_finding.place != place else ""
     do = error.hint or "resolve that, and run the same command again"
     return Refusal(place, where + as_finding.what, do, error.exit_code)

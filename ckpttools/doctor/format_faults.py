@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttools.doctor.base import Check, Finding, told
+from ckpttools.doctor.base import Check, Finding, finding_of
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import TellsFaults
 from ckpttools.formats.registry import faults_in, formats
@@ -21,6 +21,6 @@ def _check(name: str, format: TellsFaults) -> Check:
     def look(inventory: Inventory) -> Iterator[Finding]:
         for place in inventory.places(name):
             for error in faults_in(format, place, inventory.read):
-                yield told(error, place, why="no tensor of this file can be trusted")
+                yield finding_of(error, place, why="no tensor of this file can be trusted")
 
     return Check(name, format.looks_for, look)

@@ -43,7 +43,7 @@ class StoredModel:
         counts = [int(found[1]) for found in map(_SHARD.search, self.files) if found]
         if counts and len(self.files) < max(counts):
             return False
-        maps = ((self.beside(index) or {}).get("weight_map") for index in self.indexes)
+        maps = ((self.sidecar(index) or {}).get("weight_map") for index in self.indexes)
         return all(set(each) <= self.arrays.keys() for each in maps if isinstance(each, Mapping))
 
     @property
@@ -60,7 +60,7 @@ class StoredModel:
         rest = name.removeprefix(prefix)
         return rest if rest.startswith(("layers.", "embed_tokens.")) else None
 
-    def beside(self, name: str) -> Mapping[str, Any] | None:
+    def sidecar(self, name: str) -> Mapping[str, Any] | None:
         """A JSON file beside the weights; None where there is none, or none that can be read."""
         if not (self.folder / name).is_file():
             return None

@@ -41,7 +41,7 @@ class Definition:
     family: Family
 
     @cached_property
-    def _spelled(self) -> tuple[tuple[Row, ...], tuple[FamilyFinding, ...]]:
+    def _by_layout(self) -> tuple[tuple[Row, ...], tuple[FamilyFinding, ...]]:
         rows = list(self.family.rows)
         broken: list[FamilyFinding] = []
         owned = [(group, row) for group in self.family.layers for row in group.rows]
@@ -56,7 +56,7 @@ class Definition:
     @property
     def rows(self) -> tuple[Row, ...]:
         """All rows that can be made, the unscanned ones first."""
-        return self._spelled[0]
+        return self._by_layout[0]
 
     @property
     def sides(self) -> list[Side]:
@@ -89,7 +89,7 @@ class Definition:
         if texts:
             return texts
         found = (
-            *self._spelled[1],
+            *self._by_layout[1],
             *self._rows(),
             *self._labels(),
             *self._flags(),

@@ -52,7 +52,7 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
     rows = present_rows(bind(None), lengths)
     findings = list(_made_twice([(row.right, row.left) for row in rows], lengths))
     stored = [row.right for row in rows if not isinstance(row.op, Fill)]
-    right = _spelled(stored, lengths) if right is None else right
+    right = _shapes(stored, lengths) if right is None else right
     hints: list[str] = []
     layouts: list[TriedLayout] = []
     # Where two rows make one key, all else follows from that.
@@ -60,7 +60,7 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
     for name, scan_axis in LAYOUTS.items():
         table = bind(scan_axis)
         rows = present_rows(table, lengths)
-        left = _spelled([row.left for row in rows], lengths)
+        left = _shapes([row.left for row in rows], lengths)
         found = list(_made_twice([(row.left, row.right) for row in rows], lengths))
         if not (found or ambiguous):
             try:
@@ -86,7 +86,7 @@ def present_rows(table: Table, lengths: Mapping[str, int]) -> list[Row]:
     ]
 
 
-def _spelled(sides: Iterable[Side], lengths: Mapping[str, int]) -> dict[str, Shape]:
+def _shapes(sides: Iterable[Side], lengths: Mapping[str, int]) -> dict[str, Shape]:
     """Every key of the sides, with the shape of its array."""
     return {key: side.shape(lengths) for side in sides for key in side.keys(lengths)}
 

@@ -71,7 +71,7 @@ def chunks_of(blocks: Blocks, largest: int) -> Chunks | None:
     solid = sorted(strides, key=strides.__getitem__, reverse=True)
     rest = [axis for axis in range(len(chunk)) if axis not in strides]
     order = tuple(range(len(chunk))) if solid == sorted(solid) else (*rest, *solid)
-    codecs = blocks.chain.spelled(chunk, order)
+    codecs = blocks.chain.specs_for(chunk, order)
     if codecs is None:
         return None
     return Chunks(blocks, pieces, chunk, codecs, order == tuple(range(len(order))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.text import array_count
@@ -37,7 +37,7 @@ def check_plain(tree: Tree, what: str) -> None:
     if len(tree.arrays) < len(tree):
         raise FormatError(
             f"{what} holds nothing but arrays:"
-            + listing([spelled(path) for path in tree if path not in tree.arrays]),
+            + listing([keystr(path) for path in tree if path not in tree.arrays]),
             place=tree.metadata.place or None,
             hint=f"leave them out with {option('drop', 'PATTERN')}, or choose another format",
         )
@@ -63,7 +63,7 @@ def check_dtypes(
     dtypes = sorted({array.dtype.name for array in wrong.values()})
     raise FormatError(
         f"{what} has no {' and no '.join(dtypes)}:"
-        + listing([f"{spelled(path)}: {array.dtype}" for path, array in wrong.items()]),
+        + listing([f"{keystr(path)}: {array.dtype}" for path, array in wrong.items()]),
         place=tree.metadata.place or None,
         got=array_count(wrong),
         hint="; ".join(_remedies({array.dtype for array in wrong.values()}, cast)),

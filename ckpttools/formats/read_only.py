@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.beside_weights import companions_beside
+from ckpttools.formats.sidecar_files import sidecar_directory
 from ckpttools.stores.place import Place
 
 
@@ -21,7 +21,7 @@ class ReadOnlyFormat:
 
     def companions(self, tree: Tree) -> Place:
         """As `ckpttools.formats.base.TellsCompanions.companions`."""
-        return companions_beside(tree)
+        return sidecar_directory(tree)
 
     def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
         """As `ckpttools.formats.base.TellsFaults.faults`."""

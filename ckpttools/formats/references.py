@@ -17,7 +17,7 @@ from enum import Enum
 from ckpttools.array.chunk_sizes import FINE
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.formats.block_chunks import Chunks, chunks_of
 from ckpttools.formats.block_finder import Finder
 from ckpttools.formats.blocks import Stretch
@@ -231,7 +231,7 @@ class _ReferenceSearch:
                 "checkpoint of the result"
             )
         for path, nbytes in self._giants.items():
-            yield f"{spelled(path)} stays in chunks of {_size(nbytes)}: reading a part of one reads it all"
+            yield f"{keystr(path)} stays in chunks of {_size(nbytes)}: reading a part of one reads it all"
 
 
 def _files_of(placement: Placement) -> frozenset[str]:

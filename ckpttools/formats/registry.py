@@ -35,7 +35,7 @@ from ckpttools.formats.base import (
 )
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_empty, refuse_interrupted
-from ckpttools.formats.several import kinds_beside
+from ckpttools.formats.several import other_kinds
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -81,7 +81,7 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
             reason = each.why_not(path)
             if reason is None:
                 tree = _with_step(each.open(path, options or ReadOptions()), options)
-                return _with_notes(tree, kinds_beside(path, name))
+                return _with_notes(tree, other_kinds(path, name))
             reasons[name] = f"{name}: {reason}"
     refuse_empty(path)
     if left := begun_in(path):

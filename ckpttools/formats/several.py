@@ -23,7 +23,7 @@ _NAMES = {
 _NOT_WEIGHTS = ("adapter_model.safetensors", "*.distcp", "*.npy", "*.npz", "*.pkl", "*.pickle", "*.joblib")
 
 
-def kinds_beside(path: Place, format: str) -> Notes:
+def other_kinds(path: Place, format: str) -> Notes:
     """What is said of a directory in which a format was opened, and other kinds of weights lie, too."""
     if not path.is_dir():
         return Notes()

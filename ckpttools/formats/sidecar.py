@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Leaf, Metadata, Path, Tree, spelled
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree, keystr
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer, WritesSteps
 from ckpttools.formats.placement import DataFile, Placement
@@ -77,7 +77,7 @@ def files_of_model(directory: Place) -> dict[str, File]:
 
 
 @dataclass(frozen=True)
-class Beside:
+class WithSidecars:
     """A writer, and companions in a directory of what it writes.
 
     Attributes:
@@ -111,8 +111,8 @@ class Beside:
         for path in carried.keys() & tree.leaves.keys():
             raise FormatError(
                 "an array has the name of one that is carried along with the model",
-                place=spelled(path),
-                wanted=f"other names than those below {spelled(_PREFIX)}",
+                place=keystr(path),
+                wanted=f"other names than those below {keystr(_PREFIX)}",
                 hint="rename it: ckpt remap SRC DST --map RULES",
             )
         return Tree({**tree.leaves, **carried}, tree.metadata)

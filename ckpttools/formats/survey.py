@@ -10,7 +10,7 @@ from math import prod
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Stored
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
-from ckpttools.array.tree import Tree, dotted, spelled
+from ckpttools.array.tree import Tree, dotted, keystr
 from ckpttools.core.region import Region, Shape, grid_shape
 from ckpttools.formats.orbax.entries import entries_of, files_below
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent, length_of
@@ -81,7 +81,7 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
         for entry in table.chunks.values():
             if isinstance(entry, Extent):
                 uses[entry.file].add(entry, name)
-    names = {dotted(path): spelled(path) for path in tree.arrays}
+    names = {dotted(path): keystr(path) for path in tree.arrays}
     order = {name: position for position, name in enumerate(names)}
     tables = sorted(found.tables.values(), key=lambda table: order.get(table.name, len(order)))
     files = [
@@ -124,7 +124,7 @@ def plain_storage(tree: Tree) -> Storage:
     for path, array in tree.arrays.items():
         if isinstance(array, Stored):
             extent = Extent(array.source.path, array.offset, array.stored_nbytes)
-            uses[_below(root, extent.file)].add(extent, spelled(path))
+            uses[_below(root, extent.file)].add(extent, keystr(path))
     for use in uses.values():
         # What stands before the first tensor is the header.
         use.index.append((0, min(begin for begin, _ in use.live)))
@@ -133,7 +133,7 @@ def plain_storage(tree: Tree) -> Storage:
         uses[name].file(name, status, may_be_unused=(root / name).suffix in suffixes)
         for name, status in _beside(place, uses)
     )
-    arrays = tuple(_described(spelled(path), array) for path, array in tree.arrays.items())
+    arrays = tuple(_described(keystr(path), array) for path, array in tree.arrays.items())
     return Storage(str(root), (), files, arrays)
 
 

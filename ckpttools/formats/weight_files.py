@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.formats.beside_weights import is_file
+from ckpttools.formats.sidecar_files import is_file
 from ckpttools.formats.weight_index import WeightsLocation, refuse_missing, visible_files
 from ckpttools.stores.place import Place
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NoReturn
 
 from ckpttools.core.errors import FormatError, listing
-from ckpttools.formats.beside_weights import is_file, json_beside
+from ckpttools.formats.sidecar_files import is_file, sidecar_json
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.place import Place
@@ -85,7 +85,7 @@ def _weight_map(path: Place) -> dict[str, str]:
     Raises:
         FormatError: it is damaged, or names no files.
     """
-    found = json_beside(path, FormatError, _INDEX_HINT).get("weight_map")
+    found = sidecar_json(path, FormatError, _INDEX_HINT).get("weight_map")
     if isinstance(found, dict) and found and all(type(name) is str for name in found.values()):
         # Few files have many tensors.
         return {tensor: sys.intern(name) for tensor, name in found.items()}

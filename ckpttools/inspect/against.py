@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.digest.pairing import Pairing
 from ckpttools.families.family import Family
@@ -51,7 +51,7 @@ def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
 
 
 def _by_name(tree: Tree) -> dict[str, LazyArray]:
-    return {spelled(path): array for path, array in tree.arrays.items()}
+    return {keystr(path): array for path, array in tree.arrays.items()}
 
 
 def _spec(name: str, array: LazyArray) -> ArraySpec:
@@ -126,7 +126,7 @@ class _FamilyComparison:
 
     def _in_tree(self, name: str) -> str:
         """The path of a parameter as the tree has it, or would have it."""
-        return spelled(self.view.flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
+        return keystr(self.view.flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
 
     @cached_property
     def _is_nested(self) -> bool:

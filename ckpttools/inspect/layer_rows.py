@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Region, Shape
 from ckpttools.maxtext.layers import LayerStack, key_of_layers
@@ -75,12 +75,12 @@ def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int)
         axes = tuple(range(axis, axis + len(stack.shape)))
         if shape[axis : axis + len(axes)] != stack.shape:
             return None
-        return LayerRow(spelled((*path[: place.start], stack.name, *path[place.stop :])), axes, stack.numbers)
-    found = numbered_layer(spelled(path))
+        return LayerRow(keystr((*path[: place.start], stack.name, *path[place.stop :])), axes, stack.numbers)
+    found = numbered_layer(keystr(path))
     if found is None:
         return None
     before, number = found
-    after = spelled(path)[len(before) :].lstrip("0123456789")
+    after = keystr(path)[len(before) :].lstrip("0123456789")
     return LayerRow(f"{before}*{after}", (), (number,))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import names_bytes
 from ckpttools.core.errors import listing
 from ckpttools.core.region import Region, Shape
@@ -137,7 +137,7 @@ def inspect_stats(
     look = _Look(tuple(chosen.values()), _stacked(tree, chosen) if per_layer else {}, counted)
     items = [(array,) for array in chosen.values()]
     cut = Tiles(_PIECE_BYTES)
-    names = list(map(spelled, chosen))
+    names = list(map(keystr, chosen))
     reserved = names_bytes(names) + len(chosen) * _BYTES_PER_ARRAY
     reserved += sum(distributions.most_bytes(look.arrays[index]) for index in counted)
     seen = scan(
@@ -182,7 +182,7 @@ def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
     Raises:
         UsageError: there are arrays, and none matches.
     """
-    return dict(filtered(tree.arrays.items(), lambda item: spelled(item[0]), pattern))
+    return dict(filtered(tree.arrays.items(), lambda item: keystr(item[0]), pattern))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ def _stats(path: Path, array: LazyArray, role: Role, whole: _ArraySummary) -> Ar
     total = sum(whole.layers.values(), Moments())
     layers = {layer: statistics_of(found) for layer, found in whole.layers.items() if layer is not None}
     return ArrayStats(
-        path=spelled(path),
+        path=keystr(path),
         shape=array.shape,
         dtype=array.dtype.name,
         nbytes=array.nbytes,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttools.adapters.described import AdapterReport, may_be_adapter
 from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.errors import listing
 from ckpttools.core.notes import Notes
 from ckpttools.families.family import Family
@@ -210,7 +210,7 @@ def _logical(tree: Tree) -> Logical:
 
 def _scales(tree: Tree, shown: Logical, names: Collection[str]) -> Total | None:
     """What belongs to the quantised weights of these names."""
-    weights = [each for path, each in shown.weights.items() if spelled(path) in names]
+    weights = [each for path, each in shown.weights.items() if keystr(path) in names]
     beside = {name for each in weights for name in each.stored if name != each.codes}
     arrays = [array for path, array in tree.arrays.items() if dotted(path) in beside]
     if not arrays:
@@ -223,7 +223,7 @@ def _reports(shown: Logical, shardings: Mapping[Path, Sharding]) -> Iterator[Arr
     for path, array in shown.tree.arrays.items():
         # A constant, which is not stored, counts as in memory.
         nbytes = -(-array.size * (array.stored_bits or 8 * array.dtype.itemsize) // 8)
-        name, sharding = spelled(path), shardings.get(path)
+        name, sharding = keystr(path), shardings.get(path)
         weight = shown.weights.get(path)
         quantized = weight.scheme if weight else None
         yield ArrayReport(name, array.shape, array.dtype.name, nbytes, known.of(path), sharding, quantized)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from ckpttools.array.chunk_sizes import is_fine, is_giant
 from ckpttools.array.gaps import incomplete
 from ckpttools.array.nodes import Chunked
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.region import grid_shape
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.stacked_on import remarks_about_axis
@@ -85,8 +85,8 @@ def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
         largest = max(found, key=lambda path: found[path].nbytes)
         are = "1 array is one chunk" if len(found) == 1 else f"{len(found):,} arrays are one chunk each"
         size = f"{found[largest].nbytes / 1e9:.1f} GB"
-        text = f"{are}, {spelled(largest)} {size}: who loads a part of it reads all of it"
-        yield TreeWarning("giant-chunk", text, tuple(map(spelled, found)))
+        text = f"{are}, {keystr(largest)} {size}: who loads a part of it reads all of it"
+        yield TreeWarning("giant-chunk", text, tuple(map(keystr, found)))
 
 
 def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
@@ -96,8 +96,8 @@ def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
         most = max(counts, key=lambda path: counts[path])
         size = f"{found[most].nbytes / counts[most] / 1e3:.1f} kB"
         are = "1 array is" if len(found) == 1 else f"{len(found):,} arrays are"
-        text = f"{are} cut very finely, {spelled(most)} into {counts[most]:,} chunks of {size}: slow to load"
-        yield TreeWarning("fine-chunks", text, tuple(map(spelled, found)))
+        text = f"{are} cut very finely, {keystr(most)} into {counts[most]:,} chunks of {size}: slow to load"
+        yield TreeWarning("fine-chunks", text, tuple(map(keystr, found)))
 
 
 def _cut_so(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]:
@@ -117,9 +117,9 @@ def _chunks(array: Chunked) -> int:
 def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
     known = view_of(tree).roles
     if known.unclear:
-        heads = ", ".join(map(spelled, known.unclear))
+        heads = ", ".join(map(keystr, known.unclear))
         text = f"{heads}: counted as parameters, but may be state of an optimizer or an average of parameters"
-        arrays = tuple(spelled(path) for path in tree.arrays if known.unclear_of(path))
+        arrays = tuple(keystr(path) for path in tree.arrays if known.unclear_of(path))
         yield TreeWarning("unclear-state", text, arrays)
 
 
@@ -138,5 +138,5 @@ def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
     ordered = sorted(by_dtype.items(), key=lambda item: -len(item[1]))
     if len(ordered) > 1:
         counts = ", ".join(f"{len(paths):,} in {name}" for name, paths in ordered)
-        odd = tuple(spelled(path) for _, paths in ordered[1:] for path in paths)
+        odd = tuple(keystr(path) for _, paths in ordered[1:] for path in paths)
         yield TreeWarning("mixed-dtypes", f"parameters have mixed dtypes: {counts}", odd)

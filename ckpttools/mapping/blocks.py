@@ -51,12 +51,12 @@ def _counts(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[str, 
         return dict.fromkeys(group, 1)
     if length % size:
         raise MappingError(
-            "the last block is smaller than the others", got=f"{told(group, sizes)} in blocks of {size}"
+            "the last block is smaller than the others", got=f"{axes_text(group, sizes)} in blocks of {size}"
         )
     counts = cell_counts(group, sizes, size)
     if counts is None:
         raise MappingError(
-            "blocks reach over the edges of axes", got=f"{told(group, sizes)} in blocks of {size}"
+            "blocks reach over the edges of axes", got=f"{axes_text(group, sizes)} in blocks of {size}"
         )
     return counts
 
@@ -96,7 +96,7 @@ def grid_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int]) -> 
         if side.join is not None and side.join.at == at and len(side.parts) > 1:
             outside = group[: side.join.depth]
             if any(cut[axis] != sizes[axis] for axis in outside):
-                raise MappingError("blocks reach over the edges of parts", got=told(outside, sizes))
+                raise MappingError("blocks reach over the edges of parts", got=axes_text(outside, sizes))
             group = group[side.join.depth :]
         _check_together(group, sizes, cut)
     return side.shape(cut)
@@ -107,7 +107,7 @@ def _check_together(group: Iterable[str], sizes: Mapping[str, int], cut: Mapping
     inside = False
     for axis in group:
         if inside and cut[axis] != 1:
-            raise MappingError("the elements of a block lie apart", got=told(group, sizes))
+            raise MappingError("the elements of a block lie apart", got=axes_text(group, sizes))
         inside = inside or cut[axis] != sizes[axis]
 
 
@@ -128,6 +128,6 @@ def merged_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return merged
 
 
-def told(group: Iterable[str], sizes: Mapping[str, int]) -> str:
+def axes_text(group: Iterable[str], sizes: Mapping[str, int]) -> str:
     """Axes with their lengths: `heads 16 x head_dim 64`."""
     return " x ".join(f"{axis} {sizes[axis]}" for axis in group)

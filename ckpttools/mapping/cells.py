@@ -15,7 +15,7 @@ from ckpttools.array.nodes import padded, relayout, take
 from ckpttools.core.errors import MappingError
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.blocks import Block, block_counts, cell_counts, grid_of, told
+from ckpttools.mapping.blocks import Block, axes_text, block_counts, cell_counts, grid_of
 from ckpttools.mapping.keys import AxisGroup
 from ckpttools.mapping.row import Row
 
@@ -112,7 +112,7 @@ def cells_of_grid(side: Side, sizes: Mapping[str, int], grid: tuple[int, ...]) -
     for group, length, count in zip(side.groups, lengths, grid, strict=True):
         found = cell_counts(group, sizes, length // count) if count and length % count == 0 else None
         if found is None:
-            raise MappingError("scales do not fit", got=f"{count} for {told(group, sizes)}")
+            raise MappingError("scales do not fit", got=f"{count} for {axes_text(group, sizes)}")
         counts |= found
     return counts
 
@@ -133,7 +133,7 @@ def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[s
     length, cells = prod(sizes[axis] for axis in group), prod(counts.values())
     cell = length // cells
     if cell_counts(group, sizes, cell) != counts:
-        raise MappingError("the elements of a block lie apart", got=told(group, sizes))
+        raise MappingError("the elements of a block lie apart", got=axes_text(group, sizes))
     if length <= size:
         return cells
     if size % cell:

@@ -47,15 +47,15 @@ def op_text(op: ValueOp) -> str:
     """
     match op:
         case Scale(axis=axis, power=power, factor_dtype="float32"):
-            return f"scale {axis} {_spelled(power)}"
+            return f"scale {axis} {_number_text(power)}"
         case Scale(axis=axis, power=power, factor_dtype=dtype):
-            return f"scale {axis} {_spelled(power)} {dtype}"
+            return f"scale {axis} {_number_text(power)} {dtype}"
         case Shift(amount=amount):
-            return f"shift {_spelled(amount)}"
+            return f"shift {_number_text(amount)}"
         case Factor():
             return "factor"
         case Fill(number=number):
-            return f"fill {_spelled(number)}"
+            return f"fill {_number_text(number)}"
         case Whole(left=left, right=right):
             return f"whole {left} {right}"
     raise MappingError("this value op cannot be written as text", got=repr(op), wanted=_FORMS)
@@ -86,10 +86,10 @@ def exactness_of(op: ValueOp) -> Exactness:
 def _factor(scale: Scale) -> str:
     known = {0.5: f"sqrt({scale.axis})", -0.5: f"1/sqrt({scale.axis})"}
     rounded = "" if scale.factor_dtype == "float32" else f" in {scale.factor_dtype}"
-    return known.get(scale.power, f"{scale.axis}**{_spelled(scale.power)}") + rounded
+    return known.get(scale.power, f"{scale.axis}**{_number_text(scale.power)}") + rounded
 
 
-def _spelled(number: float) -> str:
+def _number_text(number: float) -> str:
     """The shortest text that gives the number back."""
     return repr(float(number)).removesuffix(".0")
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise, mean
-from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted, spelled
+from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted, keystr
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CoverageError, FormatError, MappingError, listing
 from ckpttools.core.notes import Note, Notes
@@ -198,7 +198,7 @@ def _check_equal(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree
         if path in STEPS or known.of(path) != "parameter":
             continue
         which = [k for k, array in enumerate(arrays[:-1]) if not _equal(array, arrays[-1])]
-        odd += [f"{spelled(path)}: not as in {_place(trees[k])}" for k in which]
+        odd += [f"{keystr(path)}: not as in {_place(trees[k])}" for k in which]
     if odd:
         raise MappingError(
             f"whole numbers have no mean, and these are not the same in all checkpoints:{listing(odd)}",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.errors import CheckpointError
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import lengths_of
@@ -80,7 +80,7 @@ def axis_names(tree: Tree) -> dict[Path, AxisNames]:
 
 def _of_maxtext(path: Path, rank: int, scan_axis: int) -> AxisNames:
     """Names of the axes of an array with MaxText's name; none where it is none, or its rank is another."""
-    name = spelled(path).removesuffix("/value")
+    name = keystr(path).removesuffix("/value")
     words = next((axes.split() for pattern, axes in _AXES if fnmatchcase(name, pattern)), None)
     if words is None or len(words) > rank:
         return ()

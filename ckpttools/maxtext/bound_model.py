@@ -22,7 +22,7 @@ from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
 from ckpttools.maxtext.model import CONFIG, family_for, rope_flags
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.stacked_on import stored_scan_axis, told_scan_axis
+from ckpttools.maxtext.stacked_on import known_scan_axis, stored_scan_axis
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
@@ -191,7 +191,7 @@ def on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: T
     leaves: dict[TreePath, LazyArray] = {tuple(key.split(".")): array for key, array in arrays.items()}
     noted = LayerNotes(scan_axis=view_of(tree).notes.scan_axis)
     alone = with_layer_notes(Tree(leaves, Metadata(place=tree.metadata.place)), noted)
-    return replace(options, scan_axis=told_scan_axis(view_of(alone)))
+    return replace(options, scan_axis=known_scan_axis(view_of(alone)))
 
 
 def with_made_config(

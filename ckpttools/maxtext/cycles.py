@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, keystr
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.region import Shape
@@ -140,7 +140,7 @@ def _differences(first: Contents, other: Contents) -> list[str]:
     """What differs, a line for each path."""
     paths = [*first, *(path for path in other if path not in first)]
     return [
-        f"{spelled(path)}: {_kind(other.get(path))} and {_kind(first.get(path))}"
+        f"{keystr(path)}: {_kind(other.get(path))} and {_kind(first.get(path))}"
         for path in paths
         if first.get(path) != other.get(path)
     ]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.layers import LayerStack
 
@@ -64,7 +64,7 @@ def with_layer_notes(tree: Tree, notes: LayerNotes) -> Tree:
         if isinstance(own, Mapping)
         else {}
     )
-    stacks = {spelled(each.key): {each.name: _nested(each.numbers, each.shape)} for each in notes.stacks}
+    stacks = {keystr(each.key): {each.name: _nested(each.numbers, each.shape)} for each in notes.stacks}
     said = {_STACKS: stacks, _AXIS: notes.scan_axis, _FIRST: sorted(notes.first_axis)}
     note = kept | {key: value for key, value in said.items() if value not in (None, {}, [])}
     others = {key: value for key, value in tree.metadata.custom.items() if key != KEY}
@@ -73,7 +73,7 @@ def with_layer_notes(tree: Tree, notes: LayerNotes) -> Tree:
 
 def first_axis_names(paths: Iterable[Path]) -> frozenset[str]:
     """As `LayerNotes.first_axis`."""
-    return frozenset(map(spelled, paths))
+    return frozenset(map(keystr, paths))
 
 
 def fits(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> bool:

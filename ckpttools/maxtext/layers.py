@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, dotted, spelled
+from ckpttools.array.tree import Path, dotted, keystr
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
@@ -205,11 +205,11 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
         if shape[axis : axis + axes] != wanted and not is_scale_of_layer(path, shape, wanted)
     }
     if odd or not wanted:
-        lines = [f"{spelled((DECODER, *path))} {list(shape)}" for path, shape in odd.items()]
+        lines = [f"{keystr((DECODER, *path))} {list(shape)}" for path, shape in odd.items()]
         on = f"axis {axis}" if axes == 1 else f"axes {axis} and {axis + 1}"
         raise ShapeError(
             f"arrays that are stacked together have different numbers of layers on {on}" + listing(lines),
-            place=spelled((DECODER, *key)),
+            place=keystr((DECODER, *key)),
             wanted=" and ".join(map(str, wanted)) or f"at least {axis + axes} axes",
             hint=_hint(decoder, axis),
         )
@@ -243,7 +243,7 @@ def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: i
         return [LayerStack((top,), name, shape, tuple(range(start, start + prod(shape))))]
     repeats = {shape[: 0 if top.endswith(REMAINDER) else 1] for shape in shapes.values()}
     if len(repeats) != 1:
-        lines = [f"{spelled((DECODER, *key))}: {shape[0]} layers" for key, shape in shapes.items()]
+        lines = [f"{keystr((DECODER, *key))}: {shape[0]} layers" for key, shape in shapes.items()]
         raise ShapeError(
             "the positions of a cycle have different numbers of layers" + listing(lines), place=top
         )
@@ -266,7 +266,7 @@ def _require_all(top: str, positions: list[int]) -> None:
     if missing:
         raise FormatError(
             "positions of a cycle are missing",
-            place=spelled((DECODER, top)),
+            place=keystr((DECODER, top)),
             got=positions,
             wanted=f"also {', '.join(map(str, missing))}",
         )

@@ -130,14 +130,14 @@ def companions_of(tree: Tree) -> Companions:
     if directory is None or not directory.is_dir():
         return Companions()
     files = files_of_model(directory)
-    if is_beside(tree):
+    if has_sidecars(tree):
         return Companions(files)
     if (directory / RECORD).is_file():
         files[RECORD] = (directory / RECORD).open()
     return Companions(files, _carried_arrays(directory))
 
 
-def is_beside(tree: Tree) -> bool:
+def has_sidecars(tree: Tree) -> bool:
     """Whether what belongs to the model lies beside the weights, as in Hugging Face's directories."""
     place = parse(tree.metadata.place)
     return companions_at(tree) == (place if place.is_dir() else place.parent)
@@ -147,7 +147,7 @@ def companion_names(tree: Tree) -> list[str]:
     """The files of `companions_of`, relative to the directory of the checkpoint."""
     found = companions_of(tree)
     carried = [_CARRIED_FILE] if found.arrays else []
-    beside = is_beside(tree)
+    beside = has_sidecars(tree)
     return [name if beside else f"{COMPANIONS}/{name}" for name in (*found.files, *carried)]
 
 
@@ -167,7 +167,7 @@ def untrue_files(
     return [] if is_same and quantized_in(made).weights else [name for name in names if name in FILES]
 
 
-def told_of_untrue(names: Collection[str]) -> Notes:
+def untrue_notes(names: Collection[str]) -> Notes:
     """What to say of such files, which are left out."""
     said = f"left out, as weights are not quantised any more as it says: {', '.join(names)}"
     return Notes(remarks=(said,) if names else ())

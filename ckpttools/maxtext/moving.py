@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
@@ -15,7 +15,7 @@ from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layers import numbered
 from ckpttools.maxtext.layout import AUXILIARY, GLOBAL, LAYER, LAYERS, LOCAL
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
-from ckpttools.maxtext.stacked_on import told_scan_axis
+from ckpttools.maxtext.stacked_on import known_scan_axis
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.variables import collected, is_variable, misplaced_variables, refuse_moments
 from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version, version_called
@@ -88,9 +88,9 @@ class ForVersion:
 
 
 def _axis(tree: Tree) -> int:
-    """The axis on which layers are stacked; errors as `told_scan_axis`."""
+    """The axis on which layers are stacked; errors as `known_scan_axis`."""
     try:
-        return told_scan_axis(view_of(tree)) or 0
+        return known_scan_axis(view_of(tree)) or 0
     except FormatError as error:
         apart = f"ckpt unstack SRC DST {option('scan_axis')} N"
         raise error.at(hint=f"take them apart first, {apart}, which notes it for ckpt stack") from error
@@ -116,7 +116,7 @@ def _among_parameters(tree: Tree) -> Tree:
     paths = {path: moved.get(path, path) for path in tree}
     twice = [path for path, count in Counter(paths.values()).items() if count > 1]
     if twice:
-        raise FormatError("two arrays would get one path", place=spelled(twice[0]))
+        raise FormatError("two arrays would get one path", place=keystr(twice[0]))
     first = first_axis_names(moved[path] for path in view.on_first_axis if path in moved)
     made = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
     return with_layer_notes(made, replace(view.notes, first_axis=view.notes.first_axis | first))
@@ -140,7 +140,7 @@ def _trained(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
         return tree, []
     moved = {home: view.flavour.wrapped(inner) for inner, home in known.items()}
     if twice := [path for path in moved.values() if path in tree]:
-        raise FormatError("two arrays would get one path", place=spelled(twice[0]))
+        raise FormatError("two arrays would get one path", place=keystr(twice[0]))
     on_axis = {home: view.parameters[inner] for inner, home in known.items()}
     leaves = {moved.get(path, path): on_axis.get(path, leaf) for path, leaf in tree.items()}
     return Tree(leaves, tree.metadata), list(moved.values())
@@ -162,7 +162,7 @@ def _untrained(tree: Tree, version: Version) -> Tree:
         return tree
     refuse_moments(tree, version)
     if twice := [path for path in moved.values() if path in tree]:
-        raise FormatError("two arrays would get one path", place=spelled(twice[0]))
+        raise FormatError("two arrays would get one path", place=keystr(twice[0]))
     made = Tree({moved.get(path, path): leaf for path, leaf in tree.items()}, tree.metadata)
     # All that lies there has its layers on axis 0.
     return with_layer_notes(made, view.notes.with_first_axis(view.notes.first_axis - first_axis_names(moved)))
@@ -172,5 +172,5 @@ def _without_moments(trained: list[Path], version: Version) -> Iterator[str]:
     if trained:
         yield (
             f"the optimizer has no state of {array_count(trained)} that MaxText {version.name} trains as "
-            f"parameters, such as {spelled(trained[0])}: it loads them as parameters, but does not resume"
+            f"parameters, such as {keystr(trained[0])}: it loads them as parameters, but does not resume"
         )

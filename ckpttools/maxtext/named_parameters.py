@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, by_name, spelled
+from ckpttools.array.tree import Tree, by_name, keystr
 from ckpttools.core.errors import UsageError, did_you_mean
 from ckpttools.maxtext.view import view_of
 
@@ -35,8 +35,8 @@ def _below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
     return below
 
 
-def learned_beside(tree: Tree, prefix: str | None) -> list[str]:
+def learned_elsewhere(tree: Tree, prefix: str | None) -> list[str]:
     """What is learned and lies elsewhere than the model: other collections, other models, adapters."""
     view, below = view_of(tree), _below(tree, prefix)
     taken = {home for inner, home in view.homes.items() if inner in below}
-    return [spelled(path) for path in view.of_role("parameter") if path in view.arrays and path not in taken]
+    return [keystr(path) for path in view.of_role("parameter") if path in view.arrays and path not in taken]

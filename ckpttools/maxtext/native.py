@@ -225,7 +225,7 @@ def square(block: Block | None) -> int | None:
     return block[0] if block and block[0] == block[1] else None
 
 
-def told_of_kept(count: Collection[str], block: Block | None, misfits: Sequence[str] = ()) -> str:
+def kept_remark(count: Collection[str], block: Block | None, misfits: Sequence[str] = ()) -> str:
     """What to say of weights that stay quantised.
 
     Args:
@@ -234,14 +234,14 @@ def told_of_kept(count: Collection[str], block: Block | None, misfits: Sequence[
         misfits: why a model that is FP8 itself takes some of them not, a line for each.
     """
     size = f"{block[0]}" if block else "null"
-    itself = told_of_misfits(misfits) or (
+    itself = misfits_remark(misfits) or (
         f"one with weight_dtype=float8_e4m3fn weight_block_size={size} "
         f"unquantized_modules=[{','.join(UNQUANTIZED)}] keeps them"
     )
     return f"{array_count(count)} stay FP8, their scales beside them: {HOW_LOADED}; {itself}"
 
 
-def told_of_misfits(misfits: Sequence[str]) -> str:
+def misfits_remark(misfits: Sequence[str]) -> str:
     """Why a model of MaxText's that is FP8 itself cannot keep weights; empty where it can."""
     if not misfits:
         return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Leaf, Path, spelled
+from ckpttools.array.tree import Leaf, Path, keystr
 from ckpttools.maxtext.flavours import Flavour
 from ckpttools.maxtext.layout import PARAMS, VALUE
 
@@ -74,6 +74,6 @@ def _moments(
             path = path[: -len(flavour.suffix)]
         tail = next((k for k in range(1, len(path)) if path[k:] in parameters), None)
         if tail is not None:
-            head = spelled(path[: tail - (path[tail - 1] == PARAMS)])
+            head = keystr(path[: tail - (path[tail - 1] == PARAMS)])
             same[head] = same.get(head, True) and array.shape == parameters[path[tail:]].shape
     return same

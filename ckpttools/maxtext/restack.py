@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import stack, take
-from ckpttools.array.tree import Leaf, Path, Tree, spelled
+from ckpttools.array.tree import Leaf, Path, Tree, keystr
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.layers import LayerStack, is_scale_of_layer, key_of_layers
@@ -72,7 +72,7 @@ def stack_layers(
         place = key_of_layers(path, spots)
         layers, spot = spots[path[place]] if place else (_ALONE, 0)
         target = _replaced(path, place, layers.key) if place else path
-        first = (bool(first_axis) and spelled(target) in first_axis) or _is_scale_of_layer(path, leaf, ())
+        first = (bool(first_axis) and keystr(target) in first_axis) or _is_scale_of_layer(path, leaf, ())
         into = gathered.setdefault(target, _StackLeaves(layers, STATE_AXIS if first else axis_of(path)))
         if spot in into.leaves:
             raise _collision(target)
@@ -148,7 +148,7 @@ def _apart(path: Path, place: slice, layers: LayerStack, leaf: Leaf, axis: int) 
     if leaf.shape[axes.start : axes.stop] != layers.shape:
         raise ShapeError(
             f"the layers of this array are not those of the parameters beside it, on axis {axis}",
-            place=spelled(path),
+            place=keystr(path),
             got=list(leaf.shape),
             wanted=f"{' and '.join(map(str, layers.shape))} on {' and '.join(f'axis {a}' for a in axes)}",
         )
@@ -162,9 +162,8 @@ def _together(path: Path, gathered: _StackLeaves) -> Leaf:
     """One leaf of a stack from those of its layers."""
     if gathered.missing:
         raise FormatError(
-            "some of the layers that are to be stacked lack this"
-            + listing([*map(spelled, gathered.missing)]),
-            place=spelled(path),
+            "some of the layers that are to be stacked lack this" + listing([*map(keystr, gathered.missing)]),
+            place=keystr(path),
         )
     parts, axis = [gathered.leaves[spot] for spot in sorted(gathered.leaves)], gathered.axis
     if not gathered.layers.shape:
@@ -173,12 +172,12 @@ def _together(path: Path, gathered: _StackLeaves) -> Leaf:
     if len(arrays) != len(parts):
         if all(part == parts[0] for part in parts):
             return parts[0]
-        raise FormatError("some of the layers that are to be stacked hold no data here", place=spelled(path))
+        raise FormatError("some of the layers that are to be stacked hold no data here", place=keystr(path))
     kinds = {(part.shape, part.dtype.name) for part in arrays}
     if len(kinds) != 1 or len(arrays[0].shape) < axis:
         raise ShapeError(
             "the layers' arrays cannot be stacked" + listing(sorted(f"{d}{list(s)}" for s, d in kinds)),
-            place=spelled(path),
+            place=keystr(path),
             wanted=f"one shape of at least {axis} axes, one dtype",
         )
     return _nested(arrays, gathered.layers.shape, axis)
@@ -192,7 +191,7 @@ def _nested(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:
 
 
 def _collision(path: Path) -> FormatError:
-    return FormatError("two arrays would get one path", place=spelled(path))
+    return FormatError("two arrays would get one path", place=keystr(path))
 
 
 def _carried(tree: Tree, made: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:
@@ -229,4 +228,4 @@ def _odd_moments(tree: Tree) -> Iterator[str]:
             wanted = shapes.get(inner[inner.index(DECODER) :])
             if array.shape != wanted:
                 beside = "no such parameter" if wanted is None else f"the parameter is {list(wanted)}"
-                yield f"{spelled(path)} {list(array.shape)}: {beside}"
+                yield f"{keystr(path)} {list(array.shape)}: {beside}"

@@ -11,7 +11,7 @@ from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, wi
 from ckpttools.maxtext.layers import layer_stacks
 from ckpttools.maxtext.layout import DECODER, PIPELINE, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.restack import check_moments, stack_layers, stacked_paths, unstack_layers
-from ckpttools.maxtext.stacked_on import KeepingAxis, told_scan_axis, with_scan_axis
+from ckpttools.maxtext.stacked_on import KeepingAxis, known_scan_axis, with_scan_axis
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.variables import first_axis_of, refuse_moments, version_of_state
 from ckpttools.maxtext.versions import version_called
@@ -99,7 +99,7 @@ class UnstackLayers:
                 hint="nothing need be done; ckpt stack puts them together",
             )
         # Of fewer layers than a cycle has none is on any axis.
-        axis = (told_scan_axis(view) if self.axis is None else self.axis) or 0
+        axis = (known_scan_axis(view) if self.axis is None else self.axis) or 0
         stacks = layer_stacks(view.decoder, axis)
         check_moments(tree)
         singles = [each for each in stacks if each.shape or len(each.key) > 1]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.errors import FormatError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
@@ -35,14 +35,14 @@ def stored_scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int
     return SCAN_AXIS if found is None else found
 
 
-def told_scan_axis(view: MaxTextView) -> int | None:
+def known_scan_axis(view: MaxTextView) -> int | None:
     """The axis on which layers are stacked, None where none are: as shapes show it, or as it is noted.
 
     Raises:
         FormatError: neither tells.
     """
     if view.is_axis_open:
-        stacks = [spelled((DECODER, *key)) for key in view.stacked_keys]
+        stacks = [keystr((DECODER, *key)) for key in view.stacked_keys]
         raise FormatError(
             "shapes do not show on which axis layers are stacked",
             place=view.metadata.place or None,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Leaf, Path, Tree, spelled
+from ckpttools.array.tree import Leaf, Path, Tree, keystr
 from ckpttools.core.errors import CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
@@ -45,12 +45,12 @@ class StoredAverage:
         for path, leaf in tree.items():
             if path[: len(head)] != head:
                 leaves[path] = tree.arrays[places[path]] if path in places else leaf
-        remark = f"the parameters are those of {spelled(head)}, the average that training has kept"
+        remark = f"the parameters are those of {keystr(head)}, the average that training has kept"
         return Transformed(Tree(leaves, tree.metadata), Notes(remarks=(remark,)))
 
     def _head(self, tree: Tree) -> Path:
         heads = {path[:k]: None for path in tree.arrays for k in range(1, len(path))}
-        named = [head for head in heads if spelled(head) == self.below]
+        named = [head for head in heads if keystr(head) == self.below]
         averages = [head for head in heads if is_average(head[-1])]
         outer = [head for head in averages if not any(head[:k] in averages for k in range(1, len(head)))]
         found = named or (outer if self.below == ANY else [])
@@ -59,7 +59,7 @@ class StoredAverage:
         raise UsageError(
             f"there is no {self.below} in the state" if not found else "there are several averages",
             place=tree.metadata.place or None,
-            got=", ".join(map(spelled, outer)) or "no average of parameters that a name tells",
+            got=", ".join(map(keystr, outer)) or "no average of parameters that a name tells",
             hint=f"name the key that it lies below, such as {option('parameters', 'opt_state/1/ema')}",
         )
 
@@ -82,9 +82,9 @@ def _places(tree: Tree, head: Path) -> Mapping[Path, Path]:
                 break
             return {path: below[tail] for tail, path in tails.items()}
     else:
-        odd = [spelled(path) for path in _unlike(floats, below)]
+        odd = [keystr(path) for path in _unlike(floats, below)]
     raise CoverageError(
-        f"what lies below {spelled(head)} are not the parameters{listing(odd)}",
+        f"what lies below {keystr(head)} are not the parameters{listing(odd)}",
         place=tree.metadata.place or None,
         got=f"{len(below)} arrays",
         wanted=f"the names and shapes of {len(floats)} parameters",
@@ -93,7 +93,7 @@ def _places(tree: Tree, head: Path) -> Mapping[Path, Path]:
 
 def _other_shapes(arrays: Mapping[Path, LazyArray], places: Mapping[Path, Path]) -> list[str]:
     return [
-        f"{spelled(path)}: {list(arrays[path].shape)}, there {list(arrays[place].shape)}"
+        f"{keystr(path)}: {list(arrays[path].shape)}, there {list(arrays[place].shape)}"
         for path, place in places.items()
         if arrays[path].shape != arrays[place].shape
     ]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import first_match
-from ckpttools.array.tree import Leaf, Path, Tree, dotted, spelled
+from ckpttools.array.tree import Leaf, Path, Tree, dotted, keystr
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
@@ -78,7 +78,7 @@ class StripOptimizer:
                 + option("drop", "PATTERN"),
             )
         leaves = {new: left[old] for old, new in kept.items()}
-        gone = tuple(map(spelled, dropped))
+        gone = tuple(map(keystr, dropped))
         made = _dressed(leaves, tree, target, self._step(tree))
         refuse_parting(tree, made, {new: old for old, new in kept.items() if old in tree.arrays})
         return Transformed(
@@ -92,8 +92,8 @@ class StripOptimizer:
         heads = dict.fromkeys(head for path in left if (head := known.unclear_of(path)))
         if heads:
             first = _pattern(next(iter(heads)), left)
-            beside = f" beside {spelled(known.mirrored)}" if known.mirrored else ""
-            copy = f" if it, not {spelled(known.mirrored)}, is the copy" if known.mirrored else " a copy"
+            beside = f" beside {keystr(known.mirrored)}" if known.mirrored else ""
+            copy = f" if it, not {keystr(known.mirrored)}, is the copy" if known.mirrored else " a copy"
             raise FormatError(
                 "it is unclear whether this is state of an optimizer or learned, such as an average of "
                 f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
@@ -125,13 +125,13 @@ def _left_out(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
 
 def _pattern(head: Path, paths: Sequence[Path]) -> str:
     """A pattern of what is below a head; of names that were joined by dots, joined like them."""
-    patterns = (spelled(head), dotted(head))
+    patterns = (keystr(head), dotted(head))
     return next((each for each in patterns if any(first_match(path, (each,)) for path in paths)), patterns[0])
 
 
 def _summed(tree: Tree, head: Path) -> str:
-    arrays = [spelled(path) for path in tree.arrays if view_of(tree).roles.unclear_of(path) == head]
-    return f"{spelled(head)}: {array_count(arrays)}"
+    arrays = [keystr(path) for path in tree.arrays if view_of(tree).roles.unclear_of(path) == head]
+    return f"{keystr(head)}: {array_count(arrays)}"
 
 
 def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
@@ -154,7 +154,7 @@ def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
         placed = {p: moved.get(p, p) for p in learned if p not in empty or p[:1] != _AUXILIARY}
     else:
         placed = {path: target.wrapped(inner) for path, inner in model.items()}
-        odd = [spelled(path) for path in learned if path not in placed and path not in empty]
+        odd = [keystr(path) for path in learned if path not in placed and path not in empty]
         if odd:
             raise FormatError(
                 f"the flavour {target.name} has no place for what lies beside the parameters" + listing(odd),
@@ -164,7 +164,7 @@ def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
             )
     twice = [path for path, count in Counter(placed.values()).items() if count > 1]
     if twice:
-        raise FormatError("two arrays would get one path", place=spelled(twice[0]))
+        raise FormatError("two arrays would get one path", place=keystr(twice[0]))
     return placed
 
 

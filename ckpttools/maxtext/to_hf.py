@@ -35,7 +35,7 @@ from ckpttools.maxtext.model_config import (
     absent_towers,
 )
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.named_parameters import learned_beside, named_parameters
+from ckpttools.maxtext.named_parameters import learned_elsewhere, named_parameters
 from ckpttools.maxtext.native import refusing
 from ckpttools.maxtext.notes_on_values import notes_on_values
 from ckpttools.maxtext.odd_dtypes import main_dtype, restored
@@ -113,7 +113,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         made = {key: array if key in spared else cast(array, options.dtype) for key, array in made.items()}
     made |= codes | {key + SCALE_INV: scales for key, scales in grids.scales.items()}
     missing = (
-        *learned_beside(tree, options.prefix),
+        *learned_elsewhere(tree, options.prefix),
         *unwanted,
         *sorted(towers),
         *(key for key in {**files.carried, **left_out} if key not in carried),

@@ -30,9 +30,9 @@ from ckpttools.maxtext.native import (
     KeptWeights,
     Quantized,
     kept_weights,
+    misfits_remark,
     native_grids,
     refusing,
-    told_of_misfits,
 )
 from ckpttools.maxtext.odd_dtypes import odd_dtypes, of_one_dtype
 from ckpttools.maxtext.parts import refuse_lost
@@ -45,7 +45,7 @@ from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
 from ckpttools.transforms.cast import cast, cast_notes
 from ckpttools.transforms.dequantize import dequantized
-from ckpttools.transforms.unwrapped import beside_the_weights, unwrapped
+from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     try:
         return _to_maxtext(plain.tree, options, tree.metadata.notes + plain.notes)
     except CoverageError as error:
-        others = beside_the_weights(plain.tree)
+        others = patterns_of_others(plain.tree)
         if not others:
             raise
         leave = " ".join(quoted("drop", each) for each in others)
@@ -197,7 +197,7 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     way = _way_back(family, options)
     lost = () if carried else [key for key in homeless if key not in towers]
     stale = () if kept.scales else _stale(says_quantized(config))
-    misfits = filter(None, [told_of_misfits(grids.misfits)])
+    misfits = filter(None, [misfits_remark(grids.misfits)])
     remarks = (*widened, *stale, *misfits, *_lost(lost), *_without_towers(towers, way))
     values = replace(
         mapped,
@@ -334,7 +334,7 @@ def _padded(table: Table, pad_vocab: int | None) -> dict[str, int]:
             "padding cannot take rows away",
             got=option("pad_vocab", pad_vocab),
             wanted=f"at least {vocab.length} ({vocab.source})",
-            hint=f"leave it out, and {_told_to_maxtext(vocab.length)}",
+            hint=f"leave it out, and {_vocab_setting(vocab.length)}",
         )
     return {"vocab": pad_vocab}
 
@@ -373,7 +373,7 @@ def _without_towers(towers: Collection[str], way: str) -> Iterator[str]:
         yield f"as {option('text_only', True)} says, the towers {way}: {array_count(towers)}"
 
 
-def _told_to_maxtext(rows: int) -> str:
+def _vocab_setting(rows: int) -> str:
     """How MaxText learns of the number of rows in the table of token embeddings."""
     where = "in MaxText's configs/models/*.yml, or on its command line"
     return f"set vocab_size={rows} (rows of the embedding) {where}"
@@ -388,5 +388,5 @@ def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> It
     wanted = family.maxtext_vocab.get(vocab, vocab)
     if wanted != vocab and wanted != pad_vocab:
         remedy = f"{option('pad_vocab', wanted)}, or " if wanted > vocab else ""
-        text = f"{vocab} rows, {wanted} in MaxText's own configuration: {remedy}{_told_to_maxtext(vocab)}"
+        text = f"{vocab} rows, {wanted} in MaxText's own configuration: {remedy}{_vocab_setting(vocab)}"
         yield Note("vocabulary", text)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.relayout import relayout
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layers import key_of_layers
@@ -78,7 +78,7 @@ def refuse_moments(tree: Tree, version: Version) -> None:
     if odd:
         raise FormatError(
             f"the optimizer holds state of what MaxText {version.name} does not train with it"
-            + listing([*map(spelled, odd)]),
+            + listing([*map(keystr, odd)]),
             place=tree.metadata.place or None,
             hint="leave the optimizer out first, with ckpt strip-optimizer",
         )

@@ -16,7 +16,7 @@ from operator import is_
 from types import MappingProxyType
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Leaf, Metadata, Path, Tree, dotted, spelled
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree, dotted, keystr
 from ckpttools.core.errors import CheckpointError
 from ckpttools.maxtext.flavours import Flavour, flavour_of
 from ckpttools.maxtext.layer_groups import LayerGroup, layer_groups
@@ -130,7 +130,7 @@ class MaxTextView:
         odd = frozenset(
             inner
             for inner, home in self.homes.items()
-            if home != self.flavour.wrapped(inner) or (noted and spelled(home) in noted)
+            if home != self.flavour.wrapped(inner) or (noted and keystr(home) in noted)
         )
         return MappingProxyType(arrays | dict(on_the_scan_axis(arrays, odd, self.notes.scan_axis)))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import window
-from ckpttools.array.tree import spelled
+from ckpttools.array.tree import keystr
 from ckpttools.core.errors import ConfigError
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.wording import option
@@ -113,7 +113,7 @@ def surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape]) -> d
         shapes: by the same names those that the others have.
     """
     found: dict[str, Surplus] = {}
-    for name, axis in ((spelled(path), axis) for path, axis in VOCABULARY.items()):
+    for name, axis in ((keystr(path), axis) for path, axis in VOCABULARY.items()):
         array, shape = arrays.get(name), shapes.get(name)
         if array is None or shape is None or len(shape) != len(array.shape) or len(shape) <= axis:
             continue

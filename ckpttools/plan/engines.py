@@ -133,7 +133,7 @@ def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> 
     if numbers and (number not in numbers or len(numbers) != started):
         raise UsageError(
             "the numbers of the job array are not those of parts: some are left out",
-            got=f"{started} tasks, {_spelled(numbers)}, of which this is {number}",
+            got=f"{started} tasks, {_range_text(numbers)}, of which this is {number}",
             wanted=f"{option('parts', 'N')}, as in the array of which these are some",
         )
     return Part(numbers.index(number) if numbers else number, started)
@@ -151,13 +151,13 @@ def _not_from_0(engine: Engine, number: int, numbers: range, count: int) -> Usag
     """The error of an array that has as many tasks as there are parts, under other numbers."""
     return UsageError(
         "the job array numbers its tasks in another way than parts are",
-        got=f"{_spelled(numbers)}: {engine.number}={number}",
+        got=f"{_range_text(numbers)}: {engine.number}={number}",
         wanted=f"0 to {count - 1}, as by --array=0-{count - 1}",
         hint=f"submit it so; or leave {option('parts')} out: then the array itself says how many there are",
     )
 
 
-def _spelled(numbers: range) -> str:
+def _range_text(numbers: range) -> str:
     step = f" by steps of {numbers.step}" if numbers.step != 1 else ""
     return f"{numbers[0]} to {numbers[-1]}{step}"
 

@@ -13,7 +13,7 @@ from typing import TypedDict
 from ckpttools.array.fingerprint import Describer, Identify, identity, nodes, once, sources
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.lazy import ByteSource, LazyArray
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import base_bytes, does_not_fit, names_bytes
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div
@@ -173,12 +173,12 @@ class Plan:
         describer = Describer(identify)
         for path, array in self.tree.arrays.items():
             placement = self.layout.placements[path]
-            yield [spelled(path), array.shape, array.dtype.name, placement.described]
+            yield [keystr(path), array.shape, array.dtype.name, placement.described]
             # A placement that refers to bytes says which.
             if not isinstance(placement.home, Referenced):
                 yield from describer.lines(array)
         for task in self.tasks:
-            yield [spelled(task.path), task.region.start, task.region.stop]
+            yield [keystr(task.path), task.region.start, task.region.stop]
 
 
 def build(
@@ -316,7 +316,7 @@ def _base_bytes(tree: Tree, layout: Layout, tasks: int) -> int:
     chunks = sum(prod(each.grid) * _bytes_per_chunk(each) for each in layout.placements.values())
     return (
         base_bytes()
-        + names_bytes(map(spelled, tree))
+        + names_bytes(map(keystr, tree))
         + nodes(tree.arrays.values()) * BYTES_PER_NODE
         + len(tree) * _BYTES_PER_ARRAY
         + tasks * _BYTES_PER_TASK

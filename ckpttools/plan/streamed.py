@@ -11,7 +11,7 @@ from itertools import groupby
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region, Shape, ceil_div, grid_cell, grid_index
 from ckpttools.formats.base import Layout
@@ -118,7 +118,7 @@ def _regions(path: Path, shape: Shape, placement: Placement, most: int) -> Itera
     if most < least:
         raise MemoryBudgetError(
             "a chunk that must be encoded whole does not fit" if placement.codec else "no element fits",
-            place=spelled(path),
+            place=keystr(path),
             got=f"{least} bytes",
             wanted=f"at most {most}",
         )

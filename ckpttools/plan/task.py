@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region, Shape, ceil_div, grid_cells
 from ckpttools.formats.placement import Placement
@@ -64,7 +64,7 @@ def _tile(path: Path, array: LazyArray, placement: Placement, most: int) -> Shap
     if tile is None or most < 1:
         raise MemoryBudgetError(
             "a chunk that must be encoded whole does not fit" if most else "no element fits",
-            place=spelled(path),
+            place=keystr(path),
             got=f"{prod(placement.chunk if most else ()) * array.dtype.itemsize} bytes",
             wanted=f"at most {most * array.dtype.itemsize}",
         )

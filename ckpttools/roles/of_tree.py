@@ -43,7 +43,7 @@ from ckpttools.roles.names import (
     unwrapped,
 )
 from ckpttools.roles.subtrees import Heads, branch, inside, lifted, outside
-from ckpttools.roles.unnamed_state import beside, unnamed_state
+from ckpttools.roles.unnamed_state import in_branches, unnamed_state
 
 Role = Literal["parameter", "optimizer", "other"]
 # Keys that tell the largest parts of a tree from one another, but for wrappers of wrappers.
@@ -141,10 +141,10 @@ def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: I
     """
     keys = _keys(chain(arrays, empty))
     if not may_be_bookkeeping(keys):
-        return _told(arrays, empty, random, keys)
+        return _inferred(arrays, empty, random, keys)
     named = {path: each for path, each in arrays.items() if is_bookkeeping(keys_of(path))}
     learned = {path for path, each in named.items() if _is_learned(keys_of(path), each)}
-    found = _told(arrays, empty, random, keys, learned)
+    found = _inferred(arrays, empty, random, keys, learned)
     if not (found.optimizer or found.unclear):
         learned |= {path for path, each in named.items() if not _is_of_any_model(keys_of(path), each)}
     elif scales := [path for path, each in named.items() if _is_fraction(each) and path not in learned]:
@@ -175,7 +175,7 @@ def _keys(paths: Iterable[Path]) -> frozenset[str | int]:
     return frozenset().union(*map(keys_of, paths))
 
 
-def _told(
+def _inferred(
     arrays: Mapping[Path, Typed],
     empty: Iterable[Path],
     random: Iterable[Path],
@@ -202,7 +202,7 @@ def _analysed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path])
     kept = [path for path in mirrors.arrays if path not in told]
     twice = copies(mirrors, outside(kept, found.unclear), state)
     found |= Heads(unclear=twice.others)
-    found |= beside(mirrors, kept, found, _branches_with_steps(mirrors, twice))
+    found |= in_branches(mirrors, kept, found, _branches_with_steps(mirrors, twice))
     clear = (path for path in outside(mirrors.arrays, found.unclear) if not mirrors.is_count(path))
     odd = sorted(lifted(found.unclear, clear), key=str)
     return Roles(found.state, found.weights, others, tuple(odd), twice.parameters)
@@ -223,9 +223,9 @@ def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
         for keys, count in heads.items():
             if len(keys) > start + 1:
                 counts[_top(keys, start)] += count
-        beside = counts.total() - max(counts.values(), default=0)
-        if beside:
-            return 4 * beside >= counts.total()
+        in_branches = counts.total() - max(counts.values(), default=0)
+        if in_branches:
+            return 4 * in_branches >= counts.total()
     return False
 
 

@@ -99,7 +99,7 @@ class _Evidence:
         unclear |= {head for each in odd for head in each.heads if head not in sure}
         branches = {each.branch for each in (*groups, *odd) if each.branch}
         known = Heads(sure, unclear=unclear)
-        return known | beside(self.mirrors, self.rest, known, branches - self._above_models())
+        return known | in_branches(self.mirrors, self.rest, known, branches - self._above_models())
 
     def _above_models(self) -> set[Path]:
         """Keys that parameters lie below, too."""
@@ -189,7 +189,7 @@ def _grouped(moments: Mapping[Path, Moment]) -> list[_BranchMoments]:
     return [_BranchMoments(key, group) for key, group in groups.items()]
 
 
-def beside(mirrors: Mirrors, paths: list[Path], known: Heads, branches: Collection[Path]) -> Heads:
+def in_branches(mirrors: Mirrors, paths: list[Path], known: Heads, branches: Collection[Path]) -> Heads:
     """All else in the branches of states: counters are part of them, of others only the user knows."""
     told = known.state | known.unclear
     held = {key for head in told for length in range(1, len(head) + 1) if (key := head[:length]) in branches}

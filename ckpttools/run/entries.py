@@ -80,7 +80,7 @@ def unfinished(missing: Sequence[int], count: int, place: object, got: str | Non
     """
     ask = who_does_what()
     rest = step('ckpttools.run_part(plan, "0/1")', "ckpt run PLAN --part 0/1")
-    listed = listing([_spelled(*stretch) for stretch in stretches(missing)], folds=False)
+    listed = listing([_range_text(*stretch) for stretch in stretches(missing)], folds=False)
     return UnfinishedError(
         f"{len(missing)} of {plural(count, 'task')} are missing:{listed}",
         place=place,
@@ -101,7 +101,7 @@ def stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _spelled(first: int, stop: int) -> str:
+def _range_text(first: int, stop: int) -> str:
     return f"task {first}" if stop == first + 1 else f"tasks {first} to {stop - 1}"
 
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.tally import add
@@ -115,7 +115,7 @@ class Execution:
     @property
     def counts(self) -> Mapping[str, Mapping[str, float]]:
         """What was counted, for each array of which something was, in the order of the tree."""
-        paths = (spelled(path) for path in self._plan.tree.arrays)
+        paths = (keystr(path) for path in self._plan.tree.arrays)
         return {path: dict(self._counts[path]) for path in paths if path in self._counts}
 
     def _thread(self, target: Callable[[], None]) -> threading.Thread:
@@ -198,7 +198,7 @@ class Execution:
     def _note(self, entry: FinishedTask) -> None:
         path = self._plan.tasks[entry.task].path
         if entry.counts:
-            add(self._counts.setdefault(spelled(path), {}), entry.counts)
+            add(self._counts.setdefault(keystr(path), {}), entry.counts)
         self._extents.update({(path, index): place for index, place in entry.chunks.items()})
         for place in entry.chunks.values():
             self._files.extend(place.file, place.offset + place.nbytes)

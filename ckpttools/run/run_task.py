@@ -8,7 +8,7 @@ import numpy as np
 
 from ckpttools.array.booleans import require_booleans
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.tree import spelled
+from ckpttools.array.tree import keystr
 from ckpttools.core.region import Shape
 from ckpttools.formats.placement import Appended, ChunkFiles, Placement, Range
 from ckpttools.plan.plan import Plan
@@ -47,7 +47,7 @@ def run_task(
     with buffer.take(ordered, array.dtype.carrier) as memory:
         values = memory.transpose(np.argsort(placement.order))
         array.read_into(task.region, values, scratch)
-        require_booleans(values, array.dtype, spelled(task.path))
+        require_booleans(values, array.dtype, keystr(task.path))
         watch(task.path, task.region, values)
         if placement.codec is None:
             _write_raw(task, placement, memory, files)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.text import array_count, some
 from ckpttools.maxtext.axis_names import AxisNames, axis_names
 from ckpttools.sharding.mesh import MeshShape
@@ -91,5 +91,5 @@ class AppliedRules:
         of_others = (names for each in others for names in each.axes)
         axes = {"/".join(names) for names in of_others if names and known.isdisjoint(names)}
         said = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
-        listed = some([spelled(each.path) for each in others])
+        listed = some([keystr(each.path) for each in others])
         yield f"no rule is about {array_count(others)}, of which every device has all: {listed}{said}"

@@ -85,7 +85,7 @@ class Processes(Service):
             BaseException: `error`.
             OtherProcessError: something went wrong elsewhere; says where.
         """
-        said = self.gathered(topic, "" if error is None else _told(error))
+        said = self.gathered(topic, "" if error is None else _message(error))
         wrong = self.told(
             f"{topic} in all",
             lambda: "\n".join(f"process {number}: {text}" for number, text in enumerate(said) if text),
@@ -124,5 +124,5 @@ def is_spread(sharding: jax.sharding.Sharding) -> bool:
     return len({device.process_index for device in devices}) > 1
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

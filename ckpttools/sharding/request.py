@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, Text, Tree, spelled
+from ckpttools.array.tree import Path, Text, Tree, keystr
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import (
     CoverageError,
@@ -115,15 +115,15 @@ def _pairs(
     pairs = [(path, each) for path, each in matched if path in tree.arrays and not each.is_text]
     remarks = []
     if found.found and not all(map(is_wrapper, found.below)):
-        remarks.append(f"what is asked for is found below {spelled(found.below)} of the checkpoint")
+        remarks.append(f"what is asked for is found below {keystr(found.below)} of the checkpoint")
     unread = [path for path in found.unread if path in tree.arrays]
     if unread:
-        names = some(map(spelled, unread))
+        names = some(map(keystr, unread))
         remarks.append(f"not asked for: {array_count(unread)} of the checkpoint, {names}")
     problems = [*_missing(found.missing, tree), *_misread(matched, tree)]
     if found.others:
-        places = " and ".join(map(spelled, found.others))
-        name = spelled(template.leaves[0].path)
+        places = " and ".join(map(keystr, found.others))
+        name = keystr(template.leaves[0].path)
         problems.append(
             f"{name}: there are {places}; give {option('like')} their keys, too, or {option('keep')}"
         )
@@ -154,10 +154,10 @@ def _with_texts(template: TreeTemplate, texts: Mapping[Path, str]) -> Callable[[
 
 
 def _missing(paths: Sequence[Path], tree: Tree) -> Iterator[str]:
-    known = [spelled(path) for path in tree.arrays]
+    known = [keystr(path) for path in tree.arrays]
     for number, path in enumerate(paths):
-        near = near_names(spelled(path), known, 1) if number < _MOST_NEAR else []
-        yield f"{spelled(path)}: not there" + (f"; did you mean {near[0]}?" if near else "")
+        near = near_names(keystr(path), known, 1) if number < _MOST_NEAR else []
+        yield f"{keystr(path)}: not there" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _unfit(arrays: Sequence[Assigned], tree: Tree, devices: Devices) -> Iterator[str]:
@@ -195,7 +195,7 @@ def _cast(tree: Tree, pairs: Sequence[tuple[Path, Wanted]], dtype: DType | str) 
         kinds = {(array.dtype, wanted): array for array, wanted in differing.values()}
         notes = [note for (_, wanted), array in kinds.items() for note in cast_notes({"": array}, wanted)]
         return Transformed(Tree({**tree.leaves, **made}, tree.metadata), Notes(tuple(notes)))
-    return CastMap({spelled(path): wanted for path, (_, wanted) in differing.items()})(tree)
+    return CastMap({keystr(path): wanted for path, (_, wanted) in differing.items()})(tree)
 
 
 def _is_plain(dtype: DType) -> bool:

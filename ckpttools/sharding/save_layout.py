@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Held
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, Shape, ceil_div
 from ckpttools.formats.base import Extents, Layout, Writer
@@ -124,7 +124,7 @@ def _within_shards(path: Path, array: LazyArray, placement: Placement, most: int
     if len(boxes) > 1:
         raise UsageError(
             "the shards of an array are of several shapes, and several processes have them",
-            place=spelled(path),
+            place=keystr(path),
             got=", ".join(str(list(shape)) for shape in sorted(boxes)),
             hint="put it on a NamedSharding before it is saved",
         )

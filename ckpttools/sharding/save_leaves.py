@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Held, distinct, renewed
-from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, spelled
+from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, keystr
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import UnknownNameError, UsageError
 from ckpttools.core.region import Region
@@ -110,7 +110,7 @@ class _HeldLeaves:
         if path in self.leaves:
             raise UsageError(
                 "two leaves have one path when keys are text",
-                place=spelled(path),
+                place=keystr(path),
                 hint="give one of the keys another name",
             )
         match leaf:
@@ -130,7 +130,7 @@ class _HeldLeaves:
 
     def _array(self, path: Path, leaf: Any) -> LazyArray:
         if id(leaf) not in self._known:
-            self._known[id(leaf)] = _held(spelled(path), leaf)
+            self._known[id(leaf)] = _held(keystr(path), leaf)
         return self._known[id(leaf)]
 
 

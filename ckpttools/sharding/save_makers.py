@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Held, renewed
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, Shape
 from ckpttools.sharding.save_shards import ALONE, ShardHolder
@@ -62,7 +62,7 @@ def _cut(path: Path, asked: _Owners, region: Region) -> Sequence[Piece]:
         if (process is None and piece.size == 1) or len(found) + len(rest) > _MOST_PIECES:
             raise UsageError(
                 "no process has enough of what an array is made of",
-                place=spelled(path),
+                place=keystr(path),
                 got=f"elements of {len(asked.of(region))} processes, side by side all over {region}",
                 hint=ALONE,
             )

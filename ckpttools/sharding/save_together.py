@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Held
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, grid_cell, split_to
 from ckpttools.formats.base import Writer
@@ -46,7 +46,7 @@ def check_dealt(plan: Plan) -> None:
         if path in whole and _is_elsewhere(array) and not _is_cut_within(array, plan.layout.placements[path]):
             raise UsageError(
                 "an array that several processes have is written in chunks of which no process has all",
-                place=spelled(path),
+                place=keystr(path),
                 wanted="what is converted to be in a directory, and not compressed",
                 hint=ALONE,
             )
@@ -241,12 +241,12 @@ def _whole(plan: Plan) -> set[Path]:
 
 
 def _chunk_tasks(plan: Plan, path: Path) -> Iterator[tuple[int, Task]]:
-    """A task for each chunk, or for each slab of one that is raw and large: in the order of its bytes."""
+    """A task for each chunk, or for each block of one that is raw and large: in the order of its bytes."""
     array, placement = plan.tree.arrays[path], plan.layout.placements[path]
     for owner, index in owned_chunks(array, placement):
         cell = grid_cell(array.shape, placement.chunk, index)
-        slabs = [cell] if placement.codec else split_to(cell, plan.buffer_bytes // placement.itemsize)
-        yield from ((owner, _task(path, array, slab)) for slab in slabs)
+        blocks = [cell] if placement.codec else split_to(cell, plan.buffer_bytes // placement.itemsize)
+        yield from ((owner, _task(path, array, block)) for block in blocks)
 
 
 def _task(path: Path, array: LazyArray, region: Region) -> Task:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, keystr
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.region import Shape
@@ -47,7 +47,7 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        return spelled(self.path)
+        return keystr(self.path)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _wanted(path: Path, leaf: Any) -> Wanted:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise UsageError(
             "a leaf that is no array",
-            place=spelled(path),
+            place=keystr(path),
             got=type(leaf).__name__,
             wanted="a jax.ShapeDtypeStruct, an array, a PRNG key, a number, a string or a sharding",
             hint="put it on a mesh: jax.sharding.NamedSharding(mesh, spec); or give specs by names, as rules"
@@ -159,7 +159,7 @@ def _dtype(path: Path, dtype: Any) -> DType:
     try:
         return parse_dtype(name)
     except CheckpointError as error:
-        raise error.at(spelled(path)) from error
+        raise error.at(keystr(path)) from error
 
 
 def _key_impl(dtype: Any) -> str | None:

@@ -234,7 +234,7 @@ class Store(ABC):
             FormatError: it is not a file, or larger.
             StorageError: it is not there, or cannot be read.
         """
-        found, place = self.stat(key), self.spelled(key)
+        found, place = self.stat(key), self.uri(key)
         if found is None or found.kind is FileKind.DIRECTORY:
             raise StorageError(
                 f"cannot read {place}",
@@ -248,7 +248,7 @@ class Store(ABC):
         with self.open(key, found) as file:
             return file.read(0, found.size)
 
-    def spelled(self, key: str) -> str:
+    def uri(self, key: str) -> str:
         """A key as users write it; the inverse of `ckpttools.stores.parse`."""
         return f"{self.scheme}://{key}"
 

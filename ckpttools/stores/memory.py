@@ -123,7 +123,7 @@ class MemoryStore(Store):
             names = [name.partition("/") for name in self._below(key)]
         if not names:
             got = "a file" if key in self._files else "nothing of this name"
-            raise StorageError(f"cannot list {self.spelled(key)}", got=got)
+            raise StorageError(f"cannot list {self.uri(key)}", got=got)
         kinds = {name: FileKind.DIRECTORY if rest else FileKind.FILE for name, _, rest in names}
         return [DirEntry(name, kind) for name, kind in kinds.items()]
 
@@ -137,17 +137,17 @@ class MemoryStore(Store):
     def open(self, key: str, found: Status | None = None) -> MemoryFile:
         content = self._files.get(key)
         if content is None:
-            raise _absent(self.spelled(key))
-        return MemoryFile(self.spelled(key), content.data, str(content.number), self, key)
+            raise _absent(self.uri(key))
+        return MemoryFile(self.uri(key), content.data, str(content.number), self, key)
 
     def put(self, key: str, content: bytes) -> None:
         with self.lock:
-            place = self.spelled(key)
+            place = self.uri(key)
             if not key or next(self._below(key), None) is not None:
                 raise StorageError(f"cannot write {place}", got="a directory")
             above = [key[:at] for at, letter in enumerate(key) if letter == "/"]
             if file := next((each for each in above if each in self._files), None):
-                raise StorageError(f"cannot write {place}", got=f"{self.spelled(file)} is a file")
+                raise StorageError(f"cannot write {place}", got=f"{self.uri(file)} is a file")
             self._files[key] = _StoredBytes(content)
 
     def write(self, key: str, content: bytes) -> None:
@@ -156,7 +156,7 @@ class MemoryStore(Store):
     def write_at(self, key: str, offset: int, content: bytes | memoryview) -> None:
         with self.lock:
             if key not in self._files:
-                raise StorageError(f"cannot write {self.spelled(key)}", got="nothing of this name")
+                raise StorageError(f"cannot write {self.uri(key)}", got="nothing of this name")
             data = self._files[key].data
             if not isinstance(data, bytearray) or offset + len(content) > len(data):
                 data = bytearray(data).ljust(offset + len(content), b"\0")

@@ -43,7 +43,7 @@ class MemoryStaging:
         return Place(self.store, self.key), Place(self.store, self.partial)
 
     def check(self, plan: str, nbytes: int) -> None:
-        found, place = self.store.stat(self.key), self.store.spelled(self.key)
+        found, place = self.store.stat(self.key), self.store.uri(self.key)
         check_name(self.taken[0])
         if found is None:
             return

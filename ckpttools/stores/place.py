@@ -49,7 +49,7 @@ class Place:
         return Place(self.store, f"{self.key.rstrip('/')}/{name}" if self.key else name)
 
     def __str__(self) -> str:
-        return self.store.spelled(self.key)
+        return self.store.uri(self.key)
 
     def __repr__(self) -> str:
         return f"Place({str(self)!r})"

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ckpttools.array.tree import Empty, Leaf, Metadata, Text, Tree, spelled
+from ckpttools.array.tree import Empty, Leaf, Metadata, Text, Tree, keystr
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.options import parsed
@@ -220,7 +220,7 @@ class FormatTests:
                 storage = self.format.storage(back, ReadOptions())
             found = {each.path: (each.shape, each.dtype, each.missing) for each in storage.arrays}
             arrays = tree.arrays.items()
-            assert found == {spelled(path): (array.shape, array.dtype, 0) for path, array in arrays}
+            assert found == {keystr(path): (array.shape, array.dtype, 0) for path, array in arrays}
             assert all(file.kind != "missing" and file.dead >= 0 for file in storage.files)
 
     def _opens_the_same_or_refuses(self, place: Place, tree: Tree) -> None:

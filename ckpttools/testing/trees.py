@@ -9,7 +9,7 @@ from math import prod
 import hypothesis.strategies as st
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
+from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, keystr
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Shape
 from ckpttools.testing.strategies import noise, shapes, stored
@@ -101,7 +101,7 @@ def unambiguous(tree: Tree) -> bool:
 
 def assert_same(got: Tree, wanted: Tree) -> None:
     """Same paths with the same key types, same leaves to the bit, same metadata that formats carry."""
-    assert set(got) == set(wanted), sorted(map(spelled, set(got) ^ set(wanted)))
+    assert set(got) == set(wanted), sorted(map(keystr, set(got) ^ set(wanted)))
     for path, leaf in wanted.items():
         assert_same_leaf(got[path], leaf, path)
     assert got.metadata.scalars == wanted.metadata.scalars
@@ -112,9 +112,9 @@ def assert_same(got: Tree, wanted: Tree) -> None:
 def assert_same_leaf(got: Leaf, wanted: Leaf, path: Path) -> None:
     """The same kind of leaf with the same content."""
     if not isinstance(wanted, LazyArray):
-        assert got == wanted, spelled(path)
+        assert got == wanted, keystr(path)
         return
-    assert isinstance(got, LazyArray), spelled(path)
-    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype), spelled(path)
+    assert isinstance(got, LazyArray), keystr(path)
+    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype), keystr(path)
     # Bytes, not values: NaN is not equal to itself.
-    assert got.read().tobytes() == wanted.read().tobytes(), spelled(path)
+    assert got.read().tobytes() == wanted.read().tobytes(), keystr(path)

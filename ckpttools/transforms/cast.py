@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise
 from ckpttools.array.patterns import first_match
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import MappingError, listing
 from ckpttools.core.notes import Note, Notes
@@ -94,7 +94,7 @@ class CastMap:
         floats = (path for path, array in tree.arrays.items() if array.dtype.is_float and is_table(path))
         kept = [path for path in floats if not first_match(path, self.dtypes)]
         if kept and self.dtype is not None:
-            yield f"{array_count(kept)} keep their dtype, as they hold numbers of experts: {spelled(kept[0])}"
+            yield f"{array_count(kept)} keep their dtype, as they hold numbers of experts: {keystr(kept[0])}"
 
     def _dequantized(self, tree: Tree) -> Transformed:
         """The tree of plain numbers; as it is where none are asked for, or by a scheme that is not read."""
@@ -147,7 +147,7 @@ def cast(array: LazyArray, dtype: DType) -> LazyArray:
 
 def _converted(array: LazyArray, dtype: DType, path: Path = ()) -> LazyArray:
     if array.dtype.kind == "bool":
-        return elementwise(array, Convert(dtype, spelled(path)))
+        return elementwise(array, Convert(dtype, keystr(path)))
     exact = array.dtype.is_float and Cast(dtype).exactness(array.dtype).exact
     return elementwise(array, Cast(dtype, array.dtype) if exact else Convert(dtype))
 
@@ -189,4 +189,4 @@ def _dtype(dtype: DType | str) -> DType:
 
 
 def _listed(paths: list[Path], casts: Mapping[Path, tuple[DType, DType]]) -> str:
-    return listing([f"{spelled(path)}: {casts[path][0]} to {casts[path][1]}" for path in paths])
+    return listing([f"{keystr(path)}: {casts[path][0]} to {casts[path][1]}" for path in paths])

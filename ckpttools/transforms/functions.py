@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError, did_you_mean
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
@@ -51,16 +51,16 @@ class MapArrays:
             FormatError: a list would have gaps.
         """
         made = {path: self._made(path, array) for path, array in tree.arrays.items()}
-        dropped = tuple(spelled(path) for path, move in made.items() if move is None)
+        dropped = tuple(keystr(path) for path, move in made.items() if move is None)
         kept = (made.get(path, Move(path, path, leaf)) for path, leaf in tree.items())
         return Transformed(moved(tree, (move for move in kept if move)), Notes(dropped=dropped))
 
     def _made(self, path: Path, array: LazyArray) -> Move | None:
         try:
-            result = self.function(spelled(path), array)
+            result = self.function(keystr(path), array)
         except Exception as error:
             raise MappingError(
-                f"{self.name} failed", place=spelled(path), got=f"{type(error).__name__}: {error}"
+                f"{self.name} failed", place=keystr(path), got=f"{type(error).__name__}: {error}"
             ) from error
         match result:
             case None:
@@ -74,7 +74,7 @@ class MapArrays:
             case _:
                 raise MappingError(
                     f"{self.name} returned something else",
-                    place=spelled(path),
+                    place=keystr(path),
                     got=repr(result),
                     wanted="a path, None, a lazy array, or a path and a lazy array",
                 )

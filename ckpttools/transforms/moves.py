@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Leaf, Path, Tree, spelled
+from ckpttools.array.tree import Leaf, Path, Tree, keystr
 from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.transforms.scales import refuse_parting
 
@@ -31,7 +31,7 @@ class Move:
 
     @property
     def origin(self) -> str:
-        return self.made_by if self.source is None else spelled(self.source)
+        return self.made_by if self.source is None else keystr(self.source)
 
 
 def path_like(keys: Iterable[str], source: Path) -> Path:
@@ -83,13 +83,13 @@ def _check_paths(moves: Iterable[Move], place: str) -> None:
     for move in moves:
         other = placed.setdefault(move.target, move)
         if other is not move:
-            wrong.append(f"{other.origin} and {move.origin} both become {spelled(move.target)}")
+            wrong.append(f"{other.origin} and {move.origin} both become {keystr(move.target)}")
     for path, move in placed.items():
         above = next((path[:depth] for depth in range(len(path)) if path[:depth] in placed), None)
         if above is not None:
             other = placed[above]
             wrong.append(
-                f"{other.origin} becomes {spelled(above)}, {move.origin} {spelled(path)}, which is below it"
+                f"{other.origin} becomes {keystr(above)}, {move.origin} {keystr(path)}, which is below it"
             )
     if wrong:
         raise MappingError(

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path as FilePath
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.errors import CoverageError, MappingError, StorageError, listing, near_names
 from ckpttools.core.notes import Notes
 from ckpttools.mapping.axes import parse_side
@@ -119,7 +119,7 @@ class Rule:
 
     def name(self, path: Path) -> str:
         """The path as a name of this rule."""
-        return spelled(path) if self.has_slash else dotted(path)
+        return keystr(path) if self.has_slash else dotted(path)
 
     def path(self, name: str, source: Path) -> Path:
         """A new name as a path, `path_like` that of the leaf that has it."""
@@ -174,7 +174,7 @@ class Remap:
             self._check_all([path for path in tree.arrays if taken[path] is None])
         dropped = [p for p in tree.arrays if (found := taken[p]) and found[0].target is None]
         moves = [*_renamed(tree, taken), *self._arranged(tree, taken)]
-        return Transformed(moved(tree, moves), Notes(dropped=tuple(map(spelled, dropped))))
+        return Transformed(moved(tree, moves), Notes(dropped=tuple(map(keystr, dropped))))
 
     def _taken(self, path: Path) -> tuple[Rule, Bindings] | None:
         """The rule for a leaf, and what its fields are filled with."""
@@ -186,7 +186,7 @@ class Remap:
             if rule.optional or any(rule is each for each in used):
                 continue
             # Either way of joining keys: the other one may be what is wrong.
-            names = dict.fromkeys(join(path) for join in (rule.name, spelled, dotted) for path in tree)
+            names = dict.fromkeys(join(path) for join in (rule.name, keystr, dotted) for path in tree)
             near = near_names(rule.source, names, 1)
             raise MappingError(
                 "a rule matches nothing that an earlier one has not taken",
@@ -199,7 +199,7 @@ class Remap:
     def _check_all(self, left: Sequence[Path]) -> None:
         if left:
             raise CoverageError(
-                f"no rule matches these arrays:{listing([spelled(path) for path in left])}",
+                f"no rule matches these arrays:{listing([keystr(path) for path in left])}",
                 place=self.place,
                 hint="add rules for them, with `drop = true` for what is to be left out",
             )
@@ -215,7 +215,7 @@ class Remap:
                     raise MappingError(
                         "a rule with axes takes two arrays for one",
                         place=f"{self.place}: {found[0]}",
-                        got=f"{spelled(other)} and {spelled(path)}: {name}",
+                        got=f"{keystr(other)} and {keystr(path)}: {name}",
                         hint="rename one of them first, by a rule without axes",
                     )
         sources = {rule: next((p for p, f in taken.items() if f and f[0] is rule), None) for rule in rules}
@@ -237,7 +237,7 @@ class Remap:
     def _array(self, tree: Tree, path: Path) -> LazyArray:
         leaf = tree[path]
         if not isinstance(leaf, LazyArray):
-            raise MappingError("a rule with axes is for arrays", place=self.place, got=spelled(path))
+            raise MappingError("a rule with axes is for arrays", place=self.place, got=keystr(path))
         return leaf
 
     def _mapped(self, table: Table, arrays: Mapping[str, LazyArray]) -> Mapped:

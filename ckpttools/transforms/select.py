@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from ckpttools.array.patterns import first_match, prefixes
-from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.errors import UsageError, near_names
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import quoted
@@ -54,7 +54,7 @@ class Select:
                 hint="keep more, or drop less",
             )
         left = (Move(path, names[path], leaf) for path, leaf in tree.items() if path in kept)
-        return Transformed(moved(tree, left), Notes(dropped=tuple(map(spelled, dropped))))
+        return Transformed(moved(tree, left), Notes(dropped=tuple(map(keystr, dropped))))
 
     def _options(self) -> Iterator[str]:
         yield from (quoted("prefix", self.prefix) for _ in filter(None, [self.prefix]))
@@ -131,6 +131,6 @@ def _names(paths: Iterable[Path]) -> list[str]:
     """Every path and every key above one, and the words between slashes and dots, each once."""
     names: dict[str, None] = {}
     for path in paths:
-        names.update(dict.fromkeys(prefixes(spelled(path), "/")))
+        names.update(dict.fromkeys(prefixes(keystr(path), "/")))
         names.update(dict.fromkeys(dotted(path).replace("/", ".").split(".")))
     return list(names)

@@ -43,10 +43,10 @@ def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     others = [path for path in tree.arrays if path not in plain and path not in tree.metadata.scalars]
     moves = [Move(path, (name,), tree[path]) for path, name in plain.items()]
     moves += [Move(path, path, tree[path]) for path in others]
-    return Transformed(moved(tree, moves), Notes(remarks=tuple(_told(outer, taken))))
+    return Transformed(moved(tree, moves), Notes(remarks=tuple(_remarks(outer, taken))))
 
 
-def beside_the_weights(tree: Tree) -> list[str]:
+def patterns_of_others(tree: Tree) -> list[str]:
     """Patterns of the arrays beside a model's state dict, such as an optimizer's; none where it is alone."""
     above = Counter(path[:-1] for path in tree.arrays if path[1:] and all(key in _OUTER for key in path[:-1]))
     if not above:
@@ -101,7 +101,7 @@ def _have_twice(names: Collection[str], prefix: str) -> bool:
     return _have(names, prefix) and any(name.startswith(inside) for name in names)
 
 
-def _told(outer: Path, taken: Collection[str]) -> Iterator[str]:
+def _remarks(outer: Path, taken: Collection[str]) -> Iterator[str]:
     parts = [f"the state dict below {dotted(outer)!r}"] if outer else []
     parts += [f"names without {', '.join(map(repr, taken))}"] if taken else []
     yield f"taken from a checkpoint of a trainer: {', '.join(parts)}"

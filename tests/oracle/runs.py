@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.places import TESTS
 
 import ckpttools
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.testing.strategies import stored
 from oracle import environments, settings, steps
 from oracle.commands import ckpt
@@ -115,7 +115,7 @@ def altered(bench: steps.Bench, name: str) -> str:
     values.flat[0] = 2 * values.flat[0] + 1
     made = Tree({**tree.leaves, path: stored(values, tree.arrays[path].dtype)}, tree.metadata)
     ckpttools.convert(made, bench.directory / name / CHECKPOINTS, format="orbax", as_step=LAST)
-    return spelled(path)
+    return keystr(path)
 
 
 def went_on(bench: steps.Bench, name: str) -> tuple[str, dict[int, float]]:

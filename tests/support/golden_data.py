@@ -17,7 +17,7 @@ import tensorstore as ts
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.array.tree import Empty, Text, Tree, spelled
+from ckpttools.array.tree import Empty, Text, Tree, keystr
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_maxtext import ToMaxText
 from support.places import GOLDEN
@@ -122,7 +122,7 @@ def leaves_by_package(tree: Tree) -> Leaves:
     made: Leaves = {}
     for path, leaf in tree.items():
         assert not isinstance(leaf, Text)
-        made[spelled(path)] = leaf.kind if isinstance(leaf, Empty) else described(leaf.read())
+        made[keystr(path)] = leaf.kind if isinstance(leaf, Empty) else described(leaf.read())
     return made
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import ckpttools
 import support.sharded_families  # noqa: F401  # its checks are among them
 from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import Tree, spelled
+from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import (
     CheckpointError,
@@ -570,7 +570,7 @@ def the_rules_of_maxtext_are_resolved_as_flax_does() -> None:
             logical = tuple(each[0] if each else None for each in names)
             flax = nn.logical_to_mesh_axes(logical, LOGICAL_AXIS_RULES)
             ours = MAXTEXT.spec(path, names, mesh)
-            assert tuple(map(entry, flax)) == ours, (spelled(path), flax, ours)
+            assert tuple(map(entry, flax)) == ours, (keystr(path), flax, ours)
 
 
 @check

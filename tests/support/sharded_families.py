@@ -12,7 +12,7 @@ from typing import Any
 import ckpttools
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import CoverageError
 from ckpttools.maxtext.axis_names import axis_names
 from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
@@ -134,7 +134,7 @@ def what_jax_cannot_cut_evenly_is_refused_and_nothing_else() -> None:
             plan(model, shardings=nest(even))
         for path in uneven[: 1 + number % 2]:
             error = refused(model, shardings=nest({**even, path: asked[path]}))
-            assert f"{spelled(path)}: an axis cannot be divided evenly" in error, error
+            assert f"{keystr(path)}: an axis cannot be divided evenly" in error, error
             assert error.count("divided evenly") == 1, error
             seen += 1
     assert seen > 20

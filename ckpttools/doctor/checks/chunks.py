@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.arrays import array_findings
-from ckpttools.doctor.base import Check, Finding, told
+from ckpttools.doctor.base import Check, Finding, finding_of
 from ckpttools.doctor.inventory import Directory, Inventory, ListedItem, json_or_error
 from ckpttools.formats.zarr.read import may_leave_out
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
@@ -27,7 +27,7 @@ def _hierarchy(place: Place) -> Iterator[Finding]:
     leaves_out = not isinstance(root, CheckpointError) and may_leave_out(root)
     item = ListedItem(Directory(place, (), ()), place, may_leave_out=leaves_out)
     if isinstance(item.database, CheckpointError):
-        yield told(item.database, place)
+        yield finding_of(item.database, place)
     else:
         yield from array_findings(item)
 

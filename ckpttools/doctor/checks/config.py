@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.doctor.base import INFO, WARNING, Check, Finding, on_disk, told
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, finding_of, on_disk
 from ckpttools.doctor.inventory import Inventory, json_or_error
 from ckpttools.formats.adapters import ADAPTER, MERGE, MERGING, adapter_in
 from ckpttools.stores.place import Place
@@ -25,7 +25,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             continue
         found = json_or_error(place)
         if isinstance(found, CheckpointError):
-            yield told(found, place, why="sizes and family of the model are in it")
+            yield finding_of(found, place, why="sizes and family of the model are in it")
 
 
 def _without(folder: Place) -> Finding:

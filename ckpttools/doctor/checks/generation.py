@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, told
+from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, finding_of
 from ckpttools.doctor.inventory import Directory, Inventory, json_or_error
 from ckpttools.doctor.tokenizers import listed_tokens, slow_tokens
 
@@ -45,7 +45,7 @@ def _looked(directory: Directory) -> Iterator[Finding]:
     place = directory.path / _GENERATION
     said = json_or_error(place)
     if isinstance(said, CheckpointError):
-        yield told(said, place, why=_WHY)
+        yield finding_of(said, place, why=_WHY)
         return
     yield from (Finding(ERROR, str(place), *each) for each in _beyond(directory, said))
     tokens = _tokens(directory)

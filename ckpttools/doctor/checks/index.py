@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, pasted, told
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, finding_of, pasted
 from ckpttools.doctor.inventory import Inventory, ListedItem
 from ckpttools.formats.orbax.entries import Entries, files_below
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
@@ -19,7 +19,9 @@ _MUCH = 64 << 20
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for item in inventory.items:
         if isinstance(item.database, CheckpointError):
-            yield told(item.database, item.path, why="without its index no array of this item can be read")
+            yield finding_of(
+                item.database, item.path, why="without its index no array of this item can be read"
+            )
         elif item.database.manifests:
             yield from _unnamed(item, item.database)
         elif item.says("use_ocdbt") is True and not (item.tables and item.tables.documents):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.step_warnings import unwarned
-from ckpttools.doctor.base import WARNING, Check, Finding, told
+from ckpttools.doctor.base import WARNING, Check, Finding, finding_of
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.runs import DamagedStepError, find_item, remains_after
@@ -32,7 +32,7 @@ def _later(run: Place) -> Iterator[Finding]:
             opened = find_item(run, None).step
     except DamagedStepError as error:
         # The fault of the step is an error of another check.
-        yield replace(told(error, run, WARNING, _WHY), do=_DO)
+        yield replace(finding_of(error, run, WARNING, _WHY), do=_DO)
         return
     except CheckpointError:
         return  # reported by other checks

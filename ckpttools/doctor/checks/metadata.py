@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ckpttools.array.tree import dotted, spelled
+from ckpttools.array.tree import dotted, keystr
 from ckpttools.core.errors import CheckpointError
-from ckpttools.doctor.base import ERROR, Check, Finding, told
+from ckpttools.doctor.base import ERROR, Check, Finding, finding_of
 from ckpttools.doctor.inventory import Inventory, ListedItem, json_or_error
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax.metadata import (
@@ -24,7 +24,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         if CHECKPOINT_FILE in step.files:
             found = json_or_error(step.path / CHECKPOINT_FILE)
             if isinstance(found, CheckpointError):
-                yield told(found, step.path)
+                yield finding_of(found, step.path)
     for item in inventory.items:
         yield from _optional(item)
         if TREE_FILE in item.directory.files:
@@ -36,22 +36,24 @@ def _optional(item: ListedItem) -> Iterator[Finding]:
     if SHARDING_FILE in item.directory.files:
         found = json_or_error(item.path / SHARDING_FILE)
         if isinstance(found, CheckpointError):
-            yield told(found, item.path, why=why)
+            yield finding_of(found, item.path, why=why)
     try:
         orbax_metadata.key_impls(item.path)
     except CheckpointError as error:
-        yield told(error, item.path, why="typed PRNG keys among the arrays cannot be told from numbers")
+        yield finding_of(error, item.path, why="typed PRNG keys among the arrays cannot be told from numbers")
 
 
 def _tree(item: ListedItem) -> Iterator[Finding]:
     place = str(item.path / TREE_FILE)
     if isinstance(item.metadata, CheckpointError):
-        yield told(item.metadata, item.path, why="without it nothing tells which arrays the checkpoint has")
+        yield finding_of(
+            item.metadata, item.path, why="without it nothing tells which arrays the checkpoint has"
+        )
         return
     try:
         leaves = orbax_metadata.parse_tree(item.metadata, place)
     except CheckpointError as error:
-        yield told(error, item.path, why="without it nothing tells which arrays the checkpoint has")
+        yield finding_of(error, item.path, why="without it nothing tells which arrays the checkpoint has")
         return
     yield from _collisions(leaves, place)
     yield from _strings(item, leaves)
@@ -61,7 +63,7 @@ def _collisions(leaves: Sequence[SavedLeaf], place: str) -> Iterator[Finding]:
     names: dict[str, list[str]] = defaultdict(list)
     for leaf in leaves:
         if not leaf.is_empty:
-            names[dotted(leaf.path)].append(spelled(leaf.path))
+            names[dotted(leaf.path)].append(keystr(leaf.path))
     for name, paths in names.items():
         if len(paths) > 1:
             what = f"{' and '.join(paths)} are both stored as {name!r}"
@@ -75,7 +77,7 @@ def _strings(item: ListedItem, leaves: Sequence[SavedLeaf]) -> Iterator[Finding]
         return
     found = json_or_error(item.path / STRINGS_FILE)
     if isinstance(found, CheckpointError):
-        yield told(found, item.path, why="the strings of the tree are in it")
+        yield finding_of(found, item.path, why="the strings of the tree are in it")
         return
     lost = [name for name in wanted if not isinstance(found.get(name), str)]
     if lost:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.doctor.base import Check, Finding, told
+from ckpttools.doctor.base import Check, Finding, finding_of
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
@@ -26,7 +26,7 @@ def _opened(place: Place, read: ReadOptions) -> Iterator[Finding]:
     try:
         open_tree(place, read)
     except CheckpointError as error:
-        found = told(error, place, why="no command can open it")
+        found = finding_of(error, place, why="no command can open it")
         where = "" if found.place == str(place) else f"{found.place}: "
         yield Finding(found.level, str(place), where + found.what, found.why, found.do)
 

@@ -17,11 +17,11 @@ from ckpttools.doctor.base import (
     Check,
     Finding,
     Fix,
+    finding_of,
     mending,
     on_disk,
     pasted,
     set_aside,
-    told,
 )
 from ckpttools.doctor.inventory import INDEX, SAFETENSORS, Inventory, SafetensorsFiles, json_or_error
 from ckpttools.doctor.new_files import write_new
@@ -141,7 +141,7 @@ def _index(weights: SafetensorsFiles, name: str) -> Iterator[Finding]:
     place = weights.folder / name
     document = json_or_error(place)
     if isinstance(document, CheckpointError):
-        yield told(document, place, why="nothing tells which file has which tensor")
+        yield finding_of(document, place, why="nothing tells which file has which tensor")
         return
     named = document.get("weight_map")
     if not isinstance(named, dict) or not named or not all(type(file) is str for file in named.values()):

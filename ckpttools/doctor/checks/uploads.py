@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.text import age, plural
-from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, told
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, finding_of, mending
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.abilities import KeepsUploads, PendingUpload
@@ -30,14 +30,14 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         found = _uploads(path)
     except StorageError as error:
         why = "a process that is killed may leave some, which take up space and are seen in no listing"
-        finding = told(error, path, INFO, why)
+        finding = finding_of(error, path, INFO, why)
         yield Finding(INFO, str(path), finding.what, why, f"{finding.do}; or {ruled}", command=rule)
         return
     if found:
         first = min(found, key=lambda each: each.begun)
         what = (
             f"{plural(len(found), 'upload')} in parts that nobody has ended, the first begun "
-            f"{age(time.time() - first.begun)} ago, to {store.spelled(first.key)}"
+            f"{age(time.time() - first.begun)} ago, to {store.uri(first.key)}"
         )
         why = "what a killed process was uploading takes up space, and is seen in no listing"
         command = mending(inventory, _FIX)

@@ -21,7 +21,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             what = f"the embedding has {rows} rows, and {CONFIG} says vocab_size {said}"
             why = "transformers refuses to load it, and conversions to MaxText as well"
             yield Finding(ERROR, str(model.folder), what, why, f"fetch {CONFIG} and the weights again")
-        tokens = token_count(model.beside(TOKENIZER) or {})
+        tokens = token_count(model.sidecar(TOKENIZER) or {})
         if tokens is not None and tokens > rows:
             what = f"{TOKENIZER} has tokens up to {tokens - 1}, and the embedding {rows} rows"
             why = "a text with one of the last tokens reads beyond the embedding: an error, or nonsense"

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckpttools.array.tree import Leaf, Metadata, Tree, spelled
+from ckpttools.array.tree import Leaf, Metadata, Tree, keystr
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import require_room
 from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.flax.msgpack import DamagedError, Reader
 from ckpttools.formats.flax.state import FlaxState, flax_state
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.formats.weight_index import WeightsLocation
 from ckpttools.stores.place import Place
@@ -45,7 +45,7 @@ class FlaxFormat(ReadOnlyFormat):
         found = _NAMES.find(path) if _is_named(path) else WeightsLocation(path.parent, (path.name,))
         states = {name: opened_state(found.folder / name) for name in found.names}
         # Keys with slashes may spell two paths of one file alike.
-        pairs = {(spelled(at), name): None for name, state in states.items() for at in state.leaves}
+        pairs = {(keystr(at), name): None for name, state in states.items() for at in state.leaves}
         found.check([*pairs])
         return _tree(path, found.folder, list(states.values()))
 
@@ -96,7 +96,7 @@ def _is_named(path: Place) -> bool:
 def _tree(path: Place, folder: Place, states: Sequence[FlaxState]) -> Tree:
     leaves: dict[TreePath, Leaf] = {at: leaf for state in states for at, leaf in state.leaves.items()}
     scalars = frozenset(at for state in states for at in state.scalars)
-    elsewhere = [spelled(at) for state in states for at in state.elsewhere]
+    elsewhere = [keystr(at) for state in states for at in state.elsewhere]
     if elsewhere:
         raise FormatError(
             f"some arrays lie in directories of their own:{listing(elsewhere)}",
@@ -105,6 +105,6 @@ def _tree(path: Place, folder: Place, states: Sequence[FlaxState]) -> Tree:
         )
     others = {at: kind for state in states for at, kind in state.others.items()}
     metadata = Metadata(
-        FORMAT.name, config=config_beside(folder), scalars=scalars, place=str(path), notes=left_out(others)
+        FORMAT.name, config=sidecar_config(folder), scalars=scalars, place=str(path), notes=left_out(others)
     )
     return Tree(leaves, metadata)

@@ -11,7 +11,7 @@ from shlex import quote
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Stored
 from ckpttools.array.stored import Gaps
-from ckpttools.array.tree import Path, dotted, spelled
+from ckpttools.array.tree import Path, dotted, keystr
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.region import Shape, grid_cell, grid_indices, grid_shape
@@ -154,7 +154,7 @@ class Grid:
             return None
         first = document.first_missing(present, lambda index: self._entry(index) is not None)
         key = self.prefix + document.keys.key(first)
-        return Gaps(spelled(self.path), chunks - present, chunks, key, self.arrays.hint)
+        return Gaps(keystr(self.path), chunks - present, chunks, key, self.arrays.hint)
 
     def _entry(self, index: Shape) -> Entry | None:
         return self.arrays.entries.get(self.prefix + self.document.keys.key(index))
@@ -172,7 +172,7 @@ class Grid:
     def _without_files(self, taken: Sequence[tuple[str, FileFault]], chunks: int, missing: int) -> Gaps:
         key, first = taken[0]
         return Gaps(
-            spelled(self.path),
+            keystr(self.path),
             missing + len(taken),
             chunks,
             key,
@@ -251,7 +251,7 @@ class Grid:
                 hint=self.arrays.hint if entry is None else None,
             )
         if isinstance(entry, bytes):
-            return Bytes(spelled(self.path), entry), 0, length
+            return Bytes(keystr(self.path), entry), 0, length
         file = self.arrays.entries.file(entry)
         if entry.offset + length > file.size:
             raise FormatError(
@@ -265,4 +265,4 @@ class Grid:
 
     def _name(self, index: Shape) -> str:
         """A chunk in messages."""
-        return f"{self.arrays.directory}: {spelled(self.path)}, chunk {self.document.keys.key(index)}"
+        return f"{self.arrays.directory}: {keystr(self.path)}, chunk {self.document.keys.key(index)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.storage import Storage
-from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, spelled
+from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, keystr
 from ckpttools.core.budget import require_room
 from ckpttools.core.errors import FormatError, UnlistedStepWarning, UsageError
 from ckpttools.core.options import Option
@@ -61,7 +61,7 @@ class Orbax:
         return stored_shardings(tree)
 
     def other_steps(self, tree: Tree) -> OtherSteps:
-        return orbax_runs.not_whole_beside(tree)
+        return orbax_runs.steps_around(tree)
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
         from ckpttools.formats.survey import zarr_storage
@@ -235,7 +235,7 @@ def _names(saved: Iterable[SavedLeaf], place: Place) -> dict[str, Path]:
             raise FormatError(
                 "two leaves have the same name on disk, so one has overwritten the other",
                 place=place,
-                got=f"{spelled(other)} and {spelled(each.path)} are both {dotted(each.path)!r}",
+                got=f"{keystr(other)} and {keystr(each.path)} are both {dotted(each.path)!r}",
                 hint="save it again with other keys: Orbax joins them with dots",
             )
     return names

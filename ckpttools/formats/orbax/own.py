@@ -21,7 +21,7 @@ from ckpttools.formats.orbax.metadata import (
 )
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
 from ckpttools.formats.orbax.write import DATA_DIRECTORY
-from ckpttools.formats.safetensors.own import strangers_beside
+from ckpttools.formats.safetensors.own import files_of_others
 from ckpttools.formats.zarr import own as zarr
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.place import Place
@@ -70,7 +70,7 @@ def strangers_in_item(item: Place, tree: Tree) -> Iterator[str]:
     own = _named(entries) if entries.manifests else zarr.own_files(entries, map(dotted, tree.arrays))
     for entry in item.entries():
         if entry.name == COMPANIONS and entry.is_own_dir:
-            yield from (f"{COMPANIONS}/{each}" for each in strangers_beside(item / COMPANIONS))
+            yield from (f"{COMPANIONS}/{each}" for each in files_of_others(item / COMPANIONS))
         elif entry.name in _OF_AN_ITEM and not entry.is_dir:
             continue
         else:

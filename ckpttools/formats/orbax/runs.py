@@ -90,7 +90,7 @@ def find_item(path: Place, step: int | None) -> OrbaxItem:
             return _in_run(run, step)
 
 
-def not_whole_beside(tree: Tree) -> OtherSteps:
+def steps_around(tree: Tree) -> OtherSteps:
     """Later or half-written steps of the run that a tree is of.
 
     Args:

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import TypeVar
 
-from ckpttools.array.tree import Path, dotted, spelled
+from ckpttools.array.tree import Path, dotted, keystr
 from ckpttools.core.region import Shape, grid_indices
 from ckpttools.formats.orbax.metadata import SavedLeaf, parse_tree
 from ckpttools.formats.orbax.ocdbt import Entry
@@ -51,8 +51,8 @@ class MissingCells:
 
     def __str__(self) -> str:
         if not self.chunks:
-            return f"{spelled(self.path)}: its metadata"
-        return f"{spelled(self.path)}: {self.count:,} of {self.chunks:,} chunks"
+            return f"{keystr(self.path)}: its metadata"
+        return f"{keystr(self.path)}: {self.count:,} of {self.chunks:,} chunks"
 
 
 @dataclass(frozen=True)

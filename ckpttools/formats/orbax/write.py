@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import Path, Tree, dotted, spelled
+from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
 from ckpttools.core.errors import FormatError, UsageError, listing
@@ -318,7 +318,7 @@ def _key(path: Path, below: str) -> str:
 
 
 def _check_sizes(tree: Tree) -> None:
-    empty = [f"{spelled(path)}: {list(array.shape)}" for path, array in tree.arrays.items() if not array.size]
+    empty = [f"{keystr(path)}: {list(array.shape)}" for path, array in tree.arrays.items() if not array.size]
     if empty:
         raise FormatError(
             "Orbax cannot hold arrays without elements:" + listing(empty),
@@ -332,7 +332,7 @@ def _check_names(tree: Tree) -> None:
 
     That drops a slash at the end of a name (`a/` is `a`), and takes no name for the root of all arrays.
     """
-    unclear = [json.dumps(path) for path in tree.arrays if path and "" in spelled(path).split("/")]
+    unclear = [json.dumps(path) for path in tree.arrays if path and "" in keystr(path).split("/")]
     if unclear:
         raise FormatError(
             "these names have empty parts, so that they are others' in Orbax:" + listing(unclear),
@@ -346,8 +346,8 @@ def _check_names(tree: Tree) -> None:
         if other != path:
             raise FormatError(
                 "two paths have the same name in Orbax, which joins keys with dots",
-                place=spelled(path),
-                got=f"{spelled(other)} is also {dotted(path)!r}",
+                place=keystr(path),
+                got=f"{keystr(other)} is also {dotted(path)!r}",
                 hint="rename one of them",
             )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.formats.beside_weights import is_file
 from ckpttools.formats.safetensors.header import SafetensorsHeader, parse_header
+from ckpttools.formats.sidecar_files import is_file
 from ckpttools.stores.place import Place
 from ckpttools.stores.unanswered import kept_unless_unanswered
 

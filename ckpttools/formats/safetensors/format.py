@@ -18,7 +18,6 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option
 from ckpttools.formats import flat
 from ckpttools.formats.base import ReadOptions, Target, Writer
-from ckpttools.formats.beside_weights import companions_beside, config_beside
 from ckpttools.formats.safetensors.header import header_length, parse_header
 from ckpttools.formats.safetensors.sharded import (
     ShardFile,
@@ -27,6 +26,7 @@ from ckpttools.formats.safetensors.sharded import (
     stitched,
     without_entries,
 )
+from ckpttools.formats.sidecar_files import sidecar_config, sidecar_directory
 from ckpttools.formats.weight_files import WeightNames
 from ckpttools.formats.weight_index import WeightsLocation
 from ckpttools.stores.at_once import at_once
@@ -96,7 +96,7 @@ class SafetensorsFormat:
         return faults(path)
 
     def companions(self, tree: Tree) -> Place:
-        return companions_beside(tree)
+        return sidecar_directory(tree)
 
     def writer(self, target: Target, /, *, max_shard_size: int, separator: str) -> Writer:
         from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -138,7 +138,7 @@ def _tree(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
     leaves = dict(chain.from_iterable(map(_leaves, files)))
     custom = dict(chain.from_iterable(file.header.metadata.items() for file in files))
     described = custom.pop(flat.ENTRY, None)
-    tree = Tree(leaves, Metadata(FORMAT.name, custom=custom, config=config_beside(folder), place=str(path)))
+    tree = Tree(leaves, Metadata(FORMAT.name, custom=custom, config=sidecar_config(folder), place=str(path)))
     # One shard of several has the description of all of them: its arrays go by their names alone.
     if described is None or _NAMES.is_one_of_several(path):
         return tree
@@ -161,7 +161,7 @@ def _stitched(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
     """The tree of a distributed checkpoint, whose tensors lie in several files each."""
     leaves: dict[TreePath, Leaf] = {(name,): array for name, array in stitched(path, files).items()}
     custom = without_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))
-    notes, config = Notes(remarks=(said_of_ranks(files),)), config_beside(folder)
+    notes, config = Notes(remarks=(said_of_ranks(files),)), sidecar_config(folder)
     return Tree(leaves, Metadata(FORMAT.name, custom=custom, config=config, place=str(path), notes=notes))
 
 

@@ -29,7 +29,7 @@ def strangers(directory: Place, weights: Collection[str]) -> Iterator[str]:
     return _strangers(directory, weights.__contains__)
 
 
-def strangers_beside(directory: Place) -> Iterator[str]:
+def files_of_others(directory: Place) -> Iterator[str]:
     """All but what goes along with a model, in the directory that `sidecar.Beside` writes."""
     return _strangers(directory, f"{CARRIED}.safetensors".__eq__)
 
@@ -37,7 +37,7 @@ def strangers_beside(directory: Place) -> Iterator[str]:
 def _strangers(directory: Place, is_weights: Callable[[str], bool]) -> Iterator[str]:
     for entry in directory.entries():
         if entry.name == COMPANIONS and entry.is_own_dir:
-            yield from (f"{COMPANIONS}/{each}" for each in strangers_beside(directory / COMPANIONS))
+            yield from (f"{COMPANIONS}/{each}" for each in files_of_others(directory / COMPANIONS))
         elif entry.is_own_dir or not (is_weights(entry.name) or _goes_along(entry.name)):
             yield entry.name
 

@@ -13,9 +13,9 @@ from ckpttools.array.tree import Leaf, Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.saved import saved_file
 from ckpttools.formats.torch.state import State, state_of
@@ -109,7 +109,7 @@ def _tree(path: Place, folder: Place, files: Sequence[_StateFile]) -> Tree:
         leaves |= file.state.leaves
         scalars |= file.state.scalars
         others |= file.state.others
-    config = config_beside(folder)
+    config = sidecar_config(folder)
     metadata = Metadata(
         FORMAT.name, config=config, scalars=frozenset(scalars), place=str(path), notes=left_out(others)
     )

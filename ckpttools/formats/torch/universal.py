@@ -16,9 +16,9 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.pieced import in_shape
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
@@ -88,7 +88,7 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     model, is_whole = _model(step, options)
     shapes = {name: shape for group in model.shapes for name, shape in group.items()}
     saved = {name: each.array(_WEIGHTS, shapes.get(name)) for name, each in found.items()}
-    weights = {name: array for name, array in saved.items() if name in shapes} | model.beside()
+    weights = {name: array for name, array in saved.items() if name in shapes} | model.buffers_and_frozen()
     weights |= model.shared(weights)
     # What is not trained is there once more in float32, whatever its own dtype.
     others = {} if model.is_cut else model.others(weights)
@@ -99,7 +99,7 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     arrays: dict[TreePath, Leaf] = {(name,): array for name, array in weights.items()}
     if options.with_optimizer:
         arrays |= _moments(found, shapes)
-    config = config_beside(step) or config_beside(path)
+    config = sidecar_config(step) or sidecar_config(path)
     notes = Notes() if options.with_optimizer else LEFT_OUT
     return Tree(arrays, Metadata(FORMAT.name, config=config, place=str(path), notes=notes))
 

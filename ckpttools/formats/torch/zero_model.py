@@ -39,7 +39,7 @@ class ModelStates:
         """Of the parameters of each group, in the order of its vector."""
         return [_shapes(group) for group in listed(self._said.get("param_shapes"), "param_shapes")]
 
-    def beside(self) -> dict[str, LazyArray]:
+    def buffers_and_frozen(self) -> dict[str, LazyArray]:
         """Buffers, and weights that are not trained, in their own dtypes."""
         self._refuse_experts()
         return {**self._buffers(), **self._frozen()}

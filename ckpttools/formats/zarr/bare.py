@@ -21,7 +21,6 @@ from ckpttools.core.budget import require_room
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.flax.format import begins_as_state, opened_state
 from ckpttools.formats.flax.state import FlaxState
 from ckpttools.formats.json_file import DEEPEST, read_json
@@ -31,6 +30,7 @@ from ckpttools.formats.orbax.entries import Entries, Files, entries_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
@@ -118,7 +118,7 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
         Metadata(
             FORMAT.name,
             step=step if type(step) is int and step >= 0 else None,
-            config=config_beside(path),
+            config=sidecar_config(path),
             scalars=frozenset(state.scalars) if state else frozenset(),
             place=str(path),
             notes=others + Notes(remarks=tuple(arrays.remarks())),

@@ -46,7 +46,7 @@ class Chain:
         """The same for chains that differ in axes of length one only."""
         return self.codecs, self.shard, self.pieces
 
-    def spelled(self, chunk: Shape, order: Shape) -> tuple[CodecSpec, ...] | None:
+    def specs_for(self, chunk: Shape, order: Shape) -> tuple[CodecSpec, ...] | None:
         """The codecs for chunks of another shape with the same memory; None where there are none.
 
         Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttools.array.patterns import first_match
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import Option
 from ckpttools.core.region import Shape
@@ -45,8 +45,8 @@ class GivenChunks:
         if len(said) != len(shape):
             raise UsageError(
                 "chunks have as many axes as their array",
-                place=spelled(path),
-                got=f"{pattern}={_spelled(said)} for an array of shape {list(shape)}",
+                place=keystr(path),
+                got=f"{pattern}={_shape_text(said)} for an array of shape {list(shape)}",
                 hint="use a pattern that names fewer arrays, before this one",
             )
         lengths = zip(said, shape, strict=True)
@@ -80,7 +80,7 @@ def parse_chunks(text: Any) -> GivenChunks:
     return GivenChunks(tuple(rules))
 
 
-def _spelled(shape: tuple[int | None, ...]) -> str:
+def _shape_text(shape: tuple[int | None, ...]) -> str:
     return "x".join("-" if length is None else str(length) for length in shape)
 
 

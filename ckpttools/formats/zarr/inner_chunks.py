@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Decoded, Stored, relayout
 from ckpttools.codecs.coding import Coding
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
-# Decoded pieces that a worker keeps: as much as the largest task needs, so that one whose slabs run across
+# Decoded pieces that a worker keeps: as much as the largest task needs, so that one whose blocks run across
 # many pieces (columns of a matrix that was sharded by columns) decodes each of them once.
 KEPT_BYTES = 64 << 20
 # Larger pieces are not kept but read on where the last read stopped.
@@ -79,11 +79,11 @@ class EncodedChunk(ByteRange):
 
     @property
     def scratch_bytes(self) -> int:
-        slab = slabs.scratch(self.decoded_bytes)
+        block = read_blocks.scratch(self.decoded_bytes)
         if self._is_kept:
             kept = min(max(self.siblings_nbytes, self.decoded_bytes), KEPT_BYTES)
-            return slab + kept + self.coding.memory
-        return slab + _STREAMS * self.coding.memory
+            return block + kept + self.coding.memory
+        return block + _STREAMS * self.coding.memory
 
     def fetched(self, region: Region) -> int:
         """All bytes, or those up to the region's end."""
@@ -125,22 +125,22 @@ class EncodedChunk(ByteRange):
         return made
 
     def _read_on(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Reads a part of a large piece: slabs that are contiguous in it, front to back."""
+        """Reads a part of a large piece: read blocks that are contiguous in it, front to back."""
         import numpy as np
 
         itemsize = self.coding.dtype.itemsize
-        for slab in split_to(_rows(self._shape, region), slabs.elements(itemsize)):
-            wanted = slab.intersect(region)
+        for block in split_to(_rows(self._shape, region), read_blocks.elements(itemsize)):
+            wanted = block.intersect(region)
             if wanted is None:
                 continue
-            position = next(contiguous_runs(self._shape, slab))[0] * itemsize
-            with scratch.take(slab.shape, self.coding.dtype.carrier) as buffer:
+            position = next(contiguous_runs(self._shape, block))[0] * itemsize
+            with scratch.take(block.shape, self.coding.dtype.carrier) as buffer:
                 flat = buffer.reshape(-1).view(np.uint8).data
                 stream = _worker(scratch).stream(self, position, flat)
                 stream.fill(flat)
                 if stream.position == self.decoded_bytes:
                     stream.finish()
-                out[wanted.relative_to(region).slices] = buffer[wanted.relative_to(slab).slices]
+                out[wanted.relative_to(region).slices] = buffer[wanted.relative_to(block).slices]
 
     def open(self) -> ExactReader:
         """A stream of the elements from the first one on."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import stacked_axes
-from ckpttools.array.tree import Path, Tree, spelled
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
 from ckpttools.core.errors import FormatError, listing
@@ -115,7 +115,7 @@ def _check_names(tree: Tree) -> None:
     if wrong:
         raise FormatError(
             "these keys cannot be names of zarr nodes:"
-            + listing([f"{name!r} in {spelled(path)}" for name, path in wrong.items()]),
+            + listing([f"{name!r} in {keystr(path)}" for name, path in wrong.items()]),
             place=tree.metadata.place or None,
             wanted=f"1 to {LONGEST_NAME} bytes without '/' and '\\', not only periods, not beginning with "
             f"'__', not {DOCUMENT}",
@@ -136,14 +136,14 @@ def _check_nesting(tree: Tree) -> None:
         if other != path:
             got = " and ".join(json.dumps(each) for each in (other, path))
             raise FormatError(
-                f"two arrays would have the same name {spelled(path)}", got=got, hint="rename one of them"
+                f"two arrays would have the same name {keystr(path)}", got=got, hint="rename one of them"
             )
     for name, path in names.items():
         above = next((name[:depth] for depth in range(len(name)) if name[:depth] in names), None)
         if above is not None:
             raise FormatError(
                 "an array cannot have others below it in zarr",
-                place=spelled(path),
+                place=keystr(path),
                 got=f"{SEPARATOR.join(above) or 'the root'} is an array, too",
                 hint="rename one of them",
             )

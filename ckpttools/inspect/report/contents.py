@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from math import hypot, isfinite, sqrt
 from typing import Any
 
-from ckpttools.array.tree import Path, spelled
+from ckpttools.array.tree import Path, keystr
 from ckpttools.core.text import printable
 from ckpttools.inspect.distribution import Distribution
 from ckpttools.inspect.layer_rows import LayerRow
@@ -159,7 +159,7 @@ class _HeatRow:
 
 def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[dict[str, Any]]:
     """Rows of the heat map in the checkpoint's order: of each parameter all its layers."""
-    by_path = {spelled(path): row for path, row in rows.items()}
+    by_path = {keystr(path): row for path, row in rows.items()}
     made: dict[str, _HeatRow] = {}
     for array in arrays:
         row = by_path.get(array.path)

@@ -20,7 +20,7 @@ from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.native import scale_pairs, told_of_kept
+from ckpttools.maxtext.native import kept_remark, scale_pairs
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.stores.registry import parse
 
@@ -141,7 +141,7 @@ def _notes(
         yield "no output head is stored, though config.json promises one: the embedding is taken in its place"
     pairs = {name: view.named[scale] for name, scale in scale_pairs(view.named).items()}
     if pairs:
-        yield told_of_kept(pairs, block_of(view.named, pairs, config), misfits)
+        yield kept_remark(pairs, block_of(view.named, pairs, config), misfits)
     towers = absent_towers(config, names)
     if towers:
         yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"

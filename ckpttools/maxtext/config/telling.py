@@ -148,7 +148,7 @@ def notes(family: Family, facts: ModelFacts) -> Iterator[str]:
     rules = rules_of(family)
     yield from (each.text for each in rules.notes if each.applies(facts))
     thetas = facts.other_thetas() if any(term.name == THETA for term in rules.terms()) else ()
-    yield from (f"{told}, which transformers 5 takes, and so do we; but {other}" for told, other in thetas)
+    yield from (f"{said}, which transformers 5 takes, and so do we; but {other}" for said, other in thetas)
     towers = {field for field, flag in TOWERS.items() if flag not in family.towers}
     there = sorted(field for _, part in facts.parts() for field in towers if part.get(field))
     if there:
@@ -180,7 +180,7 @@ def idle(wanted: Mapping[str, Any]) -> frozenset[str]:
     return found
 
 
-def told(values: Values, named: str | None) -> dict[str, ModelSetting]:
+def settings_to_give(values: Values, named: str | None) -> dict[str, ModelSetting]:
     """What MaxText needs to be given.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from shlex import quote
 
-from ckpttools.array.tree import spelled
+from ckpttools.array.tree import keystr
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural
 from ckpttools.families.registry import family_of
@@ -46,7 +46,7 @@ def _beside_parameters(view: MaxTextView, version: Version, where: str) -> Itera
     if beside:
         yield Problem(
             f"{plural(len(beside), 'array')} of the model: load_parameters_path does not look where "
-            f"{spelled(beside[0])} is",
+            f"{keystr(beside[0])} is",
             f"`ckpt strip-optimizer {quote(where)} DST` puts it among the parameters",
         )
 
@@ -56,7 +56,7 @@ def _variables(view: MaxTextView, version: Version, where: str) -> Iterator[Prob
     for path in misplaced_variables(view, version):
         got = view.arrays[view.homes[path]].shape
         yield Problem(
-            f"{spelled(path)} has the shape {got}: MaxText {version.name} wants {got[::-1]}",
+            f"{keystr(path)} has the shape {got}: MaxText {version.name} wants {got[::-1]}",
             _moved(version, where),
         )
 
@@ -69,7 +69,7 @@ def _in_a_collection(view: MaxTextView, version: Version, where: str) -> Iterato
     beside = [path for path in view.homes.values() if str(path[1:2]).find(COLLECTION) >= 0]
     if beside:
         yield Problem(
-            f"MaxText {version.name} does not look into {spelled(beside[0][:2])}, and misses "
+            f"MaxText {version.name} does not look into {keystr(beside[0][:2])}, and misses "
             f"{plural(len(beside), 'array')} of the model there",
             "take a newer MaxText",
         )
@@ -81,7 +81,7 @@ _OLDER = (_in_a_collection,)
 
 def _linear_attention(view: MaxTextView, version: Version, model: str, where: str) -> Iterator[Problem]:
     """Models of linear and full attention in turn: positions of the cycle, or kinds of layers."""
-    stacks = sorted(spelled(key) for key in view.stacked_keys if key[:1] == (LAYERS,))
+    stacks = sorted(keystr(key) for key in view.stacked_keys if key[:1] == (LAYERS,))
     if not stacks or not any(path[-1] == _DECAY for path in view.decoder):
         return
     by_kind = any(name.endswith((LOCAL, GLOBAL)) for name in stacks)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-from ckpttools.array.tree import Empty, Path, Tree, spelled
+from ckpttools.array.tree import Empty, Path, Tree, keystr
 from ckpttools.maxtext.layout import DECODER, EMBEDDING, HEAD, OPTIMIZER, PARAMS
 from ckpttools.maxtext.loading.layouts import unread_layouts
 from ckpttools.maxtext.loading.report import Problem, RunSetting, Wanted
@@ -85,9 +85,9 @@ def _nesting(tree: Tree, key: str, where: str) -> Iterator[Problem]:
         return
     got = f"in the flavour {view.flavour.name}" if view.flavour.name else "otherwise"
     home = next(iter(view.homes.values()), None)
-    example = f", such as {spelled(home)}" if home else ""
+    example = f", such as {keystr(home)}" if home else ""
     yield Problem(
-        f"MaxText looks for parameters below {spelled(above)} and misses all: they are nested {got}{example}",
+        f"MaxText looks for parameters below {keystr(above)} and misses all: they are nested {got}{example}",
         f"`ckpt strip-optimizer {quote(where)} DST --flavour linen` writes them so"
         if view.is_maxtext
         else f"`ckpt inspect tree {quote(where)}` shows what is there",
@@ -95,7 +95,7 @@ def _nesting(tree: Tree, key: str, where: str) -> Iterator[Problem]:
 
 
 def _is_adapter(path: Path) -> bool:
-    return "lora" in spelled(path).lower()
+    return "lora" in keystr(path).lower()
 
 
 def _kind(tree: Tree, view: MaxTextView, wanted: Wanted, where: str) -> Iterator[Problem]:
@@ -223,7 +223,7 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
     where = str(tree.metadata.place)
     adapters = [path for path in tree.arrays if _is_adapter(path)]
     if not any(path[0] == DECODER for path in adapters):
-        there = f"there are some below {spelled(adapters[0][:2])}" if adapters else "there are none"
+        there = f"there are some below {keystr(adapters[0][:2])}" if adapters else "there are none"
         yield Problem(
             f"MaxText looks for adapters below {DECODER}, and in {where} {there}: it ends with 'was not "
             "restored from checkpoint'",

@@ -59,7 +59,7 @@ class LocalStore(Store):
     def read(self, key: str, most: int = LARGEST_WHOLE) -> bytes:
         return read_whole(Path(key), most)
 
-    def spelled(self, key: str) -> str:
+    def uri(self, key: str) -> str:
         return key or "."
 
     def absolute(self, key: str) -> str:

@@ -107,7 +107,7 @@ class Bucket:
         self._words = words
         self._has_answered = False
 
-    def spelled(self, key: str) -> str:
+    def uri(self, key: str) -> str:
         """A key as users write it."""
         return f"{self._place}/{key}" if key else self._place
 
@@ -230,7 +230,7 @@ class Bucket:
                 raise FileNotFoundError(key) from error
             if is_changed(error):
                 raise ObjectChangedError from error
-            place = self.spelled(key)
+            place = self.uri(key)
             access = self._access
             words = replace(self._words, log_in=access.log_in) if access.log_in else self._words
             asked = BucketRequest(doing, place, self._name, access.identity, self._endpoint, words)

@@ -28,7 +28,7 @@ class ObjectFile(File):
     def __init__(self, store: ObjectStore, key: str, found: Status) -> None:
         self.store = store
         self.key = key
-        self.path = store.spelled(key)
+        self.path = store.uri(key)
         self.size = found.size
         self.version = found.version
         self._last_read = time.monotonic()

@@ -65,7 +65,7 @@ class PendingFiles(Store):
     def open(self, key: str, found: Status | None = None) -> File:
         with self._lock:
             content = self._files.get(key)
-        return self._store.open(key) if content is None else _PendingFile(self.spelled(key), content)
+        return self._store.open(key) if content is None else _PendingFile(self.uri(key), content)
 
     def write(self, key: str, content: bytes) -> None:
         """As `Writes.write`: it is put when all is published."""
@@ -91,8 +91,8 @@ class PendingFiles(Store):
         for key in names[-_LAST:]:
             put(key, self._files[key])
 
-    def spelled(self, key: str) -> str:
-        return self._store.spelled(key)
+    def uri(self, key: str) -> str:
+        return self._store.uri(key)
 
     def trials(self, key: str) -> LinkTrials:
         return self._links.trials(key)

@@ -68,7 +68,7 @@ class ObjectStaging:
 
     @property
     def place(self) -> str:
-        return self.store.spelled(self.key)
+        return self.store.uri(self.key)
 
     def check(self, plan: str, nbytes: int) -> None:
         check_name(self.taken[0])

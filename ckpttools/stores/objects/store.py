@@ -127,7 +127,7 @@ class ObjectStore(Store):
         found = found or self.stat(key)
         if found is None or found.kind is not FileKind.FILE:
             got = "nothing of this name" if found is None else "a directory"
-            raise FormatError(f"cannot look at {self.spelled(key)}", got=got)
+            raise FormatError(f"cannot look at {self.uri(key)}", got=got)
         return ObjectFile(self, key, found)
 
     def put(self, key: str, content: bytes) -> None:
@@ -135,9 +135,9 @@ class ObjectStore(Store):
         bucket, rest = self._at(key)
         above = self.stat(key.rpartition("/")[0])
         if not rest or bucket.names_below(rest):
-            raise StorageError(f"cannot write {self.spelled(key)}", got="a directory")
+            raise StorageError(f"cannot write {self.uri(key)}", got="a directory")
         if above is not None and above.kind is FileKind.FILE:
-            raise StorageError(f"cannot write {self.spelled(key)}", got="what it would be in is a file")
+            raise StorageError(f"cannot write {self.uri(key)}", got="what it would be in is a file")
         replace(bucket, rest, content)
         self.forget(key)
 
@@ -155,7 +155,7 @@ class ObjectStore(Store):
     def locked(self, key: str) -> Lock:
         """See `Removes`; an object in it says who has it."""
         bucket, rest = self._at(key)
-        return Lock(bucket, f"{rest}/.ckpttools-{LOCK}", self.spelled(key))
+        return Lock(bucket, f"{rest}/.ckpttools-{LOCK}", self.uri(key))
 
     def remove(self, key: str) -> None:
         """See `Removes`; a listing made just now says what there is."""
@@ -284,7 +284,7 @@ class ObjectStore(Store):
             if name not in self._buckets:
                 require_obstore(self.scheme)
                 access = self.access(name)
-                self._buckets[name] = Bucket(name, self.spelled(name), access, self.words, self._meter)
+                self._buckets[name] = Bucket(name, self.uri(name), access, self.words, self._meter)
             return self._buckets[name], rest
 
     def _no_name(self) -> StorageError:
@@ -298,4 +298,4 @@ class ObjectStore(Store):
     def _no_directory(self, key: str) -> StorageError:
         got = "nothing of this name" if self.stat(key) is None else "a file"
         hint = "check the spelling of the path"
-        return StorageError(f"cannot list {self.spelled(key)}", got=got, hint=hint)
+        return StorageError(f"cannot list {self.uri(key)}", got=got, hint=hint)

@@ -256,7 +256,7 @@ class Upload:
             self._bucket.ask(_DOING, self._key, lambda client: do(), requests=requests)
         except (FileNotFoundError, ObjectChangedError) as error:
             raise StorageError(
-                f"{_DOING} {self._bucket.spelled(self._key)}",
+                f"{_DOING} {self._bucket.uri(self._key)}",
                 got="its upload was ended elsewhere",
                 hint=f"{again()}: it goes on from what is done",
             ) from error
@@ -278,7 +278,7 @@ class Upload:
 def taken(bucket: Bucket, key: str) -> DestinationExistsError:
     """The error of an object that somebody else has written."""
     return DestinationExistsError(
-        f"{bucket.spelled(key)} was written by somebody else meanwhile",
+        f"{bucket.uri(key)} was written by somebody else meanwhile",
         wanted="a destination that nothing else is written to",
         hint=f"delete it, or choose another destination; then {again()}",
     )

@@ -165,7 +165,7 @@ class WebFile(File):
             version: see `Status`.
             validator: what every answer has to say; None for what the first one says.
         """
-        self.path = store.spelled(key)
+        self.path = store.uri(key)
         self.store, self.key = store, key
         self.size, self.version = size, version
         self.has_version = bool(version if validator is None else validator.version)

@@ -111,7 +111,7 @@ class HttpStore(WebStore):
     def headers(self, url: str) -> Mapping[str, str]:
         return self._logins(url)
 
-    def spelled(self, key: str) -> str:
+    def uri(self, key: str) -> str:
         """Without what may be a secret, in addresses that are refused."""
         host, slash, path = key.partition("/")
         login, _, host = host.rpartition("@")
@@ -125,14 +125,14 @@ class HttpStore(WebStore):
         found = self.stat(key)
         if found is None or found.kind is not FileKind.DIRECTORY:
             got = "a file" if found else "nothing of this name"
-            raise StorageError(f"cannot list {self.spelled(key)}", got=got)
+            raise StorageError(f"cannot list {self.uri(key)}", got=got)
         kinds = self._directory(key).kinds
         if not kinds:
             raise StorageError(
-                f"cannot list {self.spelled(key)}",
+                f"cannot list {self.uri(key)}",
                 got="a server that does not say what is in it, and no file of the names that models have",
                 wanted=f"a page of its names, or {_INDEX} or config.json in it",
-                hint=f"name a file in it, such as {self.spelled(key)}/model.safetensors",
+                hint=f"name a file in it, such as {self.uri(key)}/model.safetensors",
             )
         return [DirEntry(name, kind) for name, kind in kinds.items()]
 
@@ -144,7 +144,7 @@ class HttpStore(WebStore):
         status = looked.status
         if status is None or status.kind is not FileKind.FILE:
             got = "a directory" if status else "nothing of this name"
-            raise FormatError(f"cannot look at {self.spelled(key)}", got=got)
+            raise FormatError(f"cannot look at {self.uri(key)}", got=got)
         return WebFile(self, key, status.size, status.version, looked.validator)
 
     def instead_of_writing(self, key: str) -> str:
@@ -164,7 +164,7 @@ class HttpStore(WebStore):
         self._directories.pop(_above(key), None)
 
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
-        place, got = self.spelled(key), status_text(response)
+        place, got = self.uri(key), status_text(response)
         if response.status not in (401, 403, 407):
             return StorageError(f"cannot read {place}", got=got)
         host = urlsplit(self.url(key)).hostname
@@ -178,7 +178,7 @@ class HttpStore(WebStore):
         """What is at a key, as far as possible by what is known of the directory that it would be in."""
         found = self._looked.get(key)
         if found is None or found.time + _REMEMBERED < time.monotonic():
-            _check(key, self.spelled(key))
+            _check(key, self.uri(key))
             found = self._found(key)
             self._looked[key] = found
         return found
@@ -205,7 +205,7 @@ class HttpStore(WebStore):
         """
         if not key.endswith(_WEIGHTS):
             return None
-        attempts, ranged = self.client.attempts(self.spelled(key)), {"Range": f"bytes=0-{HEAD - 1}"}
+        attempts, ranged = self.client.attempts(self.uri(key)), {"Range": f"bytes=0-{HEAD - 1}"}
         response, _ = self.client.follow(
             "GET", self.url(key), lambda url: {**ranged, **self.headers(url)}, attempts
         )
@@ -257,7 +257,7 @@ class HttpStore(WebStore):
             key: of the file.
             no_head: statuses upon which its first byte is asked for: that tells length and version, too.
         """
-        attempts = self.client.attempts(self.spelled(key))
+        attempts = self.client.attempts(self.uri(key))
         response, url = self.client.follow("HEAD", self.url(key), self.headers, attempts)
         discard(response)
         is_told = response.status != 200 or _size(response) is not None
@@ -274,7 +274,7 @@ class HttpStore(WebStore):
         size, validator = _size(response), Validator.of(response)
         if size is None or response.headers.get("Content-Encoding"):
             raise StorageError(
-                f"{self.spelled(key)} cannot be read by ranges",
+                f"{self.uri(key)} cannot be read by ranges",
                 got="an answer that does not say how long the file is",
                 wanted="a server that sends files as they are (`Content-Length`, `Accept-Ranges: bytes`)",
                 hint="fetch the file and name the copy, or have another server serve it",
@@ -295,7 +295,7 @@ class HttpStore(WebStore):
 
     def _listed(self, key: str) -> Mapping[str, FileKind] | None:
         """The names in a directory, if the server has a page of them; also kept."""
-        url, attempts = self.url(key), self.client.attempts(self.spelled(key))
+        url, attempts = self.url(key), self.client.attempts(self.uri(key))
         wants = {"Accept": "application/json, text/html;q=0.9, */*;q=0.1"}
         response, found, page = self.client.whole(
             url if url.endswith("/") else f"{url}/",

@@ -110,7 +110,7 @@ class HubStore(WebStore):
             hint = f"its files are listed at {self._page(name)}/tree/{self._snapshot(name).commit}"
         except CheckpointError as error:
             return error
-        return StorageError(f"{self.spelled(key)} is not there", hint=hint)
+        return StorageError(f"{self.uri(key)} is not there", hint=hint)
 
     def instead_of_writing(self, key: str) -> str:
         return f"write to a local file, then: hf upload {'/'.join(key.split('/')[:2])} FILE"
@@ -120,7 +120,7 @@ class HubStore(WebStore):
         found = self._snapshot(name).names.get(name.path)
         if found is None:
             got = "a file" if name.path in self._snapshot(name).files else "nothing of this name"
-            raise StorageError(f"cannot list {self.spelled(key)}", got=got)
+            raise StorageError(f"cannot list {self.uri(key)}", got=got)
         return [DirEntry(each, kind) for each, kind in found.items()]
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
@@ -146,7 +146,7 @@ class HubStore(WebStore):
         unnamed = next((path for path, each in files.items() if not _DIGEST.fullmatch(each.version)), None)
         if unnamed is not None:
             raise StorageError(
-                f"nothing says what {self.spelled(key)} has to hold",
+                f"nothing says what {self.uri(key)} has to hold",
                 place=unnamed,
                 got="HF_HUB_OFFLINE is set, and a cache that keeps files without their digests",
                 hint="unset it",
@@ -161,7 +161,7 @@ class HubStore(WebStore):
         if entry is None:
             got = "a directory" if name.path in snapshot.names else "nothing of this name"
             hint = f"its files are listed at {self._page(name)}/tree/{snapshot.commit}"
-            raise FormatError(f"cannot look at {self.spelled(key)}", got=got, hint=hint)
+            raise FormatError(f"cannot look at {self.uri(key)}", got=got, hint=hint)
         copy = self._copy(key, entry)
         if copy is None and not name.path.endswith(_WEIGHTS):
             self._looked_into.add(key)
@@ -169,7 +169,7 @@ class HubStore(WebStore):
 
     def _copy(self, key: str, entry: Entry) -> CachedFile | None:
         name = HubName.of(key)
-        return cached_file(self.spelled(key), name.repo, name.path, self._snapshot(name).commit, entry)
+        return cached_file(self.uri(key), name.repo, name.path, self._snapshot(name).commit, entry)
 
     def fetch(self, files: Sequence[File], observe: Observe) -> None:
         """See `Fetches`: into the cache of `huggingface_hub`, with all but weights that was looked into."""
@@ -205,7 +205,7 @@ class HubStore(WebStore):
         name, entry = HubName.of(key), self._entry(key)
         commit = self._snapshot(name).commit
         return WantedFile(
-            key, self.spelled(key), name.repo, name.path, commit, Content(entry.size, entry.version)
+            key, self.uri(key), name.repo, name.path, commit, Content(entry.size, entry.version)
         )
 
     def absolute(self, key: str) -> str:
@@ -220,9 +220,7 @@ class HubStore(WebStore):
     def pinned(self, key: str) -> str | None:
         """See `Pins`."""
         found = self.absolute(key)
-        return (
-            None if found == key and not COMMIT.fullmatch(HubName.of(key).revision) else self.spelled(found)
-        )
+        return None if found == key and not COMMIT.fullmatch(HubName.of(key).revision) else self.uri(found)
 
     # -- requests for files
 
@@ -248,7 +246,7 @@ class HubStore(WebStore):
     def _asked(self, key: str) -> HubRequest:
         name = HubName.of(key)
         page = self._page(name)
-        return HubRequest(self.spelled(key), name.repo, name.revision, page, bool(self.headers(page)))
+        return HubRequest(self.uri(key), name.repo, name.revision, page, bool(self.headers(page)))
 
     # -- what is written
 
@@ -264,7 +262,7 @@ class HubStore(WebStore):
 
         name = HubName.of(key)
         repository = Repository(
-            self.client, self._endpoint, name.repo, name.revision or "main", self.headers, self.spelled(key)
+            self.client, self._endpoint, name.repo, name.revision or "main", self.headers, self.uri(key)
         )
         return HubStaging(self, key, name, repository, overwrite, check_replaced, self._sharing)
 
@@ -324,7 +322,7 @@ class HubStore(WebStore):
             said, url = self._said(name, url)
             if not isinstance(said, list):
                 raise StorageError(
-                    f"cannot list {self.spelled(name.repo)}",
+                    f"cannot list {self.uri(name.repo)}",
                     got="an answer that is no listing",
                     hint="is HF_ENDPOINT a hub?",
                 )
@@ -332,7 +330,7 @@ class HubStore(WebStore):
                 path = str(each.get("path")) if isinstance(each, dict) else ""
                 if is_inside(path) and is_plain(path) and is_text(path) and each.get("type") == "file":
                     files[path] = _entry(each)
-        raise StorageError(f"cannot list {self.spelled(name.repo)}", got=f"more than {_MOST_PAGES} pages")
+        raise StorageError(f"cannot list {self.uri(name.repo)}", got=f"more than {_MOST_PAGES} pages")
 
     def _said(self, name: HubName, url: str) -> tuple[Any, str | None]:
         """What the hub's API says, and where it says more."""

@@ -24,7 +24,7 @@ def is_file(path: Place) -> bool:
         return False
 
 
-def json_beside(path: Place, kind: type[CheckpointError], hint: str, unique: bool = True) -> dict[str, Any]:
+def sidecar_json(path: Place, kind: type[CheckpointError], hint: str, unique: bool = True) -> dict[str, Any]:
     """The JSON object in a file that a download may have left as something else.
 
     Args:
@@ -43,7 +43,7 @@ def json_beside(path: Place, kind: type[CheckpointError], hint: str, unique: boo
     return json_object(raw, str(path), kind, hint, without_duplicates if unique else None)
 
 
-def config_beside(folder: Place) -> dict[str, Any] | None:
+def sidecar_config(folder: Place) -> dict[str, Any] | None:
     """The model's configuration beside the weights, or None where there is none.
 
     Raises:
@@ -59,10 +59,10 @@ def config_beside(folder: Place) -> dict[str, Any] | None:
             "the configuration is a link to nothing", place=path, got=path.readlink(), hint=hint
         )
     # Duplicate keys pass, as they do in transformers.
-    return json_beside(path, ConfigError, hint, unique=False)
+    return sidecar_json(path, ConfigError, hint, unique=False)
 
 
-def companions_beside(tree: Tree) -> Place:
+def sidecar_directory(tree: Tree) -> Place:
     """The directory of a model's other files: that of its weights; of other trees one of their own below."""
     place = parse(tree.metadata.place)
     folder = place if place.is_dir() else place.parent

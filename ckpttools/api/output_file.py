@@ -9,7 +9,7 @@ from ckpttools.stores.publishing import PLAN_MARK, staging_of
 from ckpttools.stores.registry import Where, parse
 
 
-def check_beside(path: Place, source: Where, destination: Place | None = None) -> None:
+def check_output_file(path: Place, source: Where, destination: Place | None = None) -> None:
     """Refuses a bad name for such a file, before anything is read or written.
 
     Args:
