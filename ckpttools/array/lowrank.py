@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ckpttools.array import slabs
+from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray, OfAlikeParts, OfParts, ReadCost
 from ckpttools.array.rounding import round_to
 from ckpttools.array.views import subview
@@ -77,18 +77,18 @@ class LowRank(OfParts):
     @property
     def _columns(self) -> int:
         """Columns of the right factor that are in memory at once."""
-        return max(1, min(self.shape[-1], slabs.SLAB_BYTES // (_WIDE * max(1, self.rank))))
+        return max(1, min(self.shape[-1], read_blocks.READ_BLOCK_BYTES // (_WIDE * max(1, self.rank))))
 
     @property
     def _rows(self) -> int:
         """Rows of the left factor that are in memory at once."""
-        return max(1, min(self.shape[-2], slabs.SLAB_BYTES // (_WIDE * max(1, self.rank))))
+        return max(1, min(self.shape[-2], read_blocks.READ_BLOCK_BYTES // (_WIDE * max(1, self.rank))))
 
     @property
     def scratch_bytes(self) -> int:
         rows, columns = self._rows, self._columns
         taken = (self.rank * columns, rows * self.rank, max(_TILE, max(rows, columns) * self.rank))
-        own = sum(slabs.page(_WIDE * each) for each in taken) + slabs.page(0)
+        own = sum(read_blocks.page(_WIDE * each) for each in taken) + read_blocks.page(0)
         return own + max(each.scratch_bytes for each in self.parts)
 
     @property
@@ -137,17 +137,17 @@ class Plus(OfAlikeParts):
     """The sum of `parts`: an array, and what is added to it; rounded once to the array's dtype."""
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        for slab in self._slabs(region, self._apart):
-            with scratch.take(slab.shape, self._sums.numpy) as total:
-                self._add(slab, total, subview(out, slab.relative_to(region)), scratch)
+        for box in self._read_blocks(region, self._apart):
+            with scratch.take(box.shape, self._sums.numpy) as total:
+                self._add(box, total, subview(out, box.relative_to(region)), scratch)
 
-    def _slabs(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
+    def _read_blocks(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
         """Parts of a region, each of one layer or expert: so products are wide in both directions."""
         if not apart:
-            yield from split_to(region, slabs.elements(max(4, self.dtype.itemsize)))
+            yield from split_to(region, read_blocks.elements(max(4, self.dtype.itemsize)))
             return
         for piece in region.pieces(apart[0], 1):
-            yield from self._slabs(piece, apart[1:])
+            yield from self._read_blocks(piece, apart[1:])
 
     @cached_property
     def _apart(self) -> tuple[int, ...]:
@@ -155,20 +155,20 @@ class Plus(OfAlikeParts):
 
         return stacked_axes(self.parts[1])
 
-    def _add(self, slab: Region, total: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
+    def _add(self, box: Region, total: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
         import numpy as np
 
         array, addend = self.parts
-        self._read_addend(addend, slab, total, scratch)
+        self._read_addend(addend, box, total, scratch)
         block, carrier = min(_BLOCK, total.size), array.dtype.carrier
         with (
-            scratch.take(slab.shape, carrier) as buffer,
+            scratch.take(box.shape, carrier) as buffer,
             scratch.take((block,), self._sums.numpy) as spare,
             scratch.take((block,), carrier) as made,
             np.errstate(over="ignore", invalid="ignore", under="ignore"),
         ):
             read = out if out.flags.c_contiguous else buffer
-            array.read_into(slab, read, scratch)
+            array.read_into(box, read, scratch)
             sums, values = total.reshape(-1), read.reshape(-1)
             for start in range(0, sums.size, block):
                 some = values[start : start + block]
@@ -178,11 +178,11 @@ class Plus(OfAlikeParts):
             if read is not out:
                 out[...] = buffer
 
-    def _read_addend(self, addend: LazyArray, slab: Region, total: np.ndarray, scratch: Scratch) -> None:
+    def _read_addend(self, addend: LazyArray, box: Region, total: np.ndarray, scratch: Scratch) -> None:
         if addend.dtype == self._sums:
-            addend.read_into(slab, total.view(addend.dtype.carrier), scratch)
+            addend.read_into(box, total.view(addend.dtype.carrier), scratch)
         else:
-            _read_as(addend, slab, total, scratch)
+            _read_as(addend, box, total, scratch)
 
     def _add_block(
         self, sums: np.ndarray, values: np.ndarray, spare: np.ndarray, made: np.ndarray, scratch: Scratch
@@ -212,8 +212,8 @@ class Plus(OfAlikeParts):
 
     @property
     def scratch_bytes(self) -> int:
-        slab = slabs.scratch(self.size * max(4, self.dtype.itemsize))
-        return 3 * slab + slabs.page(0) + max(part.scratch_bytes for part in self.parts)
+        box = read_blocks.scratch(self.size * max(4, self.dtype.itemsize))
+        return 3 * box + read_blocks.page(0) + max(part.scratch_bytes for part in self.parts)
 
     @property
     def read_kind(self) -> Hashable:
@@ -274,12 +274,12 @@ class Renormed(OfParts):
     @property
     def _rows(self) -> int:
         """Rows that are in memory at once."""
-        return max(1, min(self.shape[0], slabs.elements(4) // max(1, self.shape[1])))
+        return max(1, min(self.shape[0], read_blocks.elements(4) // max(1, self.shape[1])))
 
     @property
     def scratch_bytes(self) -> int:
         rows, columns = self._rows, self.shape[1]
-        own = 3 * slabs.page(_WIDE * rows * columns) + 2 * slabs.page(_WIDE * rows)
+        own = 3 * read_blocks.page(_WIDE * rows * columns) + 2 * read_blocks.page(_WIDE * rows)
         return own + max(part.scratch_bytes for part in self.parts)
 
     @property

@@ -22,11 +22,11 @@ from ckpttools.core.budget import require_room
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.json_file import DEEPEST
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.alike import refuse_copies
 from ckpttools.formats.torch.entry import FilePart, SavedTensor, saved_value
 from ckpttools.formats.torch.names import is_of_training
@@ -127,7 +127,7 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
     return Tree(
         leaves,
         Metadata(
-            FORMAT.name, config=config_beside(path), scalars=scalars, place=str(path), notes=left_out(others)
+            FORMAT.name, config=sidecar_config(path), scalars=scalars, place=str(path), notes=left_out(others)
         ),
     )
 

@@ -13,10 +13,10 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.alike import Twins
 from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
 from ckpttools.formats.torch.pickled import Record
@@ -169,7 +169,7 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int]) -
     wrong += filter(None, at_once(path.store, Twins.problem, twins))
     if wrong:
         _refuse(path, len(saved), missing, wrong)
-    config = config_beside(path) or config_beside(path / _BESIDE)
+    config = sidecar_config(path) or sidecar_config(path / _BESIDE)
     notes, scalars = left_out(whole.others), frozenset(whole.scalars)
     metadata = Metadata(FORMAT.name, config=config, scalars=scalars, place=str(path), notes=notes)
     return Tree({at: leaf for at, leaf in whole.leaves.items() if at != ()}, metadata)

@@ -19,8 +19,8 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.beside_weights import config_beside
 from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.alike import refuse_copies
 from ckpttools.formats.torch.pickled import Record, described
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
@@ -126,7 +126,7 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
         arrays |= {} if done is None else {(STATE, "step"): done}
     else:
         notes = LEFT_OUT
-    config = config_beside(step) or config_beside(path)
+    config = sidecar_config(step) or sidecar_config(path)
     return Tree(arrays, Metadata("deepspeed-zero", config=config, place=str(path), notes=notes))
 
 
@@ -210,7 +210,7 @@ def _models(step: Place, stage: int, world: int, options: ReadOptions) -> list[S
 
 
 def _weights(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[str, LazyArray]:
-    found = {**model.beside(), **_cut(stage, ranks, model, [rank.vectors for rank in ranks])}
+    found = {**model.buffers_and_frozen(), **_cut(stage, ranks, model, [rank.vectors for rank in ranks])}
     found |= model.shared(found)
     return {**found, **model.others(found)} if stage < _MOST_STAGE else found
 
