@@ -24,6 +24,7 @@ from support.command_line import ckpt, ended, run, succeed
 from support.gcs_server import Fault
 from support.kills import killed_several_times
 from support.object_stores import files_in
+from support.orbax_items import change_json
 from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.web_server import web_server
 
@@ -128,6 +129,16 @@ class TestLocal:
         with pytest.raises(FormatError):
             ckpttools.copy(run_of_steps, tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+    def test_arrays_that_nothing_here_reads_are_copied_and_it_is_said_that_they_are_not_checked(
+        self, tmp_path
+    ):
+        source = tmp_path / "item"
+        shutil.copytree(ORBAX / "pytree_ocdbt0_zarr30", source)
+        change_json(source / "params.dense.bias" / ".zarray", filters=[{"id": "delta"}])
+        done = ckpt("copy", source, tmp_path / "out")
+        assert done.exit_code == 0 and files_in(tmp_path / "out") == files_in(source)
+        assert "nobody looked for missing chunks" in " ".join(done.output.split())
 
     def test_metadata_that_is_damaged(self, run_of_steps, tmp_path):
         with (run_of_steps / "5" / "default" / "_METADATA").open("ab") as file:

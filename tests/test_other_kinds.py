@@ -1,5 +1,6 @@
 """Files that other programs write: told by name, with what to do; and directories with several kinds."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -76,3 +77,15 @@ def test_settings_are_refused_where_arrays_of_any_kind_contradict_them(tmp_path)
     shutil.copy(FIXTURES / "pytorch_model.bin", tmp_path)
     told = ckpt("maxtext-config", tmp_path)
     assert told.exit_code == 3 and "the arrays are not those of the model" in told.output
+
+
+def test_settings_of_quantised_weights_are_refused_where_their_scales_are_damaged(tmp_path):
+    """That arrays cannot be compared with their configuration is no reason to be silent."""
+    write_llama(tmp_path / "model")
+    succeed("quantize", tmp_path / "model", tmp_path / "fp8", "--scheme", "fp8-block128")
+    succeed("maxtext-config", tmp_path / "fp8")
+    config = json.loads((tmp_path / "fp8/config.json").read_bytes())
+    config["quantization_config"]["weight_block_size"] = [16, 16]
+    (tmp_path / "fp8/config.json").write_text(json.dumps(config))
+    told = ckpt("maxtext-config", tmp_path / "fp8")
+    assert told.exit_code == 3 and "scale" in told.output

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import DEFAULT_MEMORY, Resources
@@ -77,5 +79,5 @@ def copy(
         there = target.found(selection, verify=verify)
         effort = Effort(resources.memory, jobs, resources.workers, requests)
         made = PreparedCopy(read, target, selection, there, effort, verify, observe, command)
-        at_once(read.store, check_whole, made.todo)
-    return made
+        unchecked = chain.from_iterable(at_once(read.store, check_whole, made.todo))
+    return replace(made, unchecked=tuple(unchecked))

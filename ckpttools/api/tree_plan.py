@@ -7,7 +7,7 @@ from typing import Any
 
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
@@ -97,6 +97,6 @@ def _stored(companions: Companions) -> Mapping[str, Any] | None:
 
 
 def _weights(tree: Tree) -> dict[str, LazyArray]:
-    """The arrays that a configuration speaks of, by dotted names."""
+    """The arrays that a configuration speaks of, by dotted names; errors as of `by_name`."""
     known = roles(tree)
-    return {dotted(path): each for path, each in tree.arrays.items() if known.of(path) == "parameter"}
+    return by_name({path: each for path, each in tree.arrays.items() if known.of(path) == "parameter"})

@@ -58,6 +58,7 @@ class PreparedCopy:
         verify: whether all that was written is read again.
         observe: called with the bytes copied so far and those to copy in all; None for nobody.
         command: what the user typed, for whoever finds the work unfinished.
+        unchecked: what was not searched for missing chunks, and why.
     """
 
     source: Place
@@ -68,6 +69,7 @@ class PreparedCopy:
     verify: bool = False
     observe: Observe | None = None
     command: str = ""
+    unchecked: tuple[str, ...] = ()
 
     @property
     def destination(self) -> Place:
@@ -188,6 +190,7 @@ class PreparedCopy:
             )
         if self.selection.small:
             yield f"also copied: {', '.join(self.selection.small)}"
+        yield from self.unchecked
         unsure = [part.source for part in self._parts if not _lists_all(part.source)]
         if unsure:
             yield (

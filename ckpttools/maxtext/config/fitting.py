@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.errors import CheckpointError, CoverageError
+from ckpttools.array.tree import Tree, by_name
+from ckpttools.core.errors import CoverageError
 from ckpttools.families.family import Family
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.flags import Flag
@@ -16,7 +16,8 @@ from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.native import scale_pairs
 from ckpttools.maxtext.stacked_on import stored_scan_axis
 from ckpttools.maxtext.view import MaxTextView
-from ckpttools.transforms.dequantize import dequantized
+from ckpttools.quantized.readable import weights_in
+from ckpttools.transforms.dequantize import dequantized, is_said_to_be_quantized
 
 _VOCAB = "vocab"
 
@@ -26,12 +27,11 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
 
     Raises:
         CoverageError: they do. Of weights in a scheme that is not read nothing is said.
+        FormatError: two arrays have one name, or quantised weights lack scales or have some that do not fit.
     """
-    try:
-        plain = dequantized(tree, None, "float32").tree
-    except CheckpointError:
+    if is_said_to_be_quantized(tree) and weights_in(tree).is_whole:
         return
-    arrays = {dotted(path): array for path, array in plain.arrays.items()}
+    arrays = by_name(dequantized(tree, None, "float32").tree.arrays)
     table = family.table(config, CONFIG, spelling=family.spelling_of(arrays))
     try:
         replace(table, place=tree.metadata.place).require_fit(arrays)
