@@ -19,9 +19,10 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import array_count
+from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Mapped, Table
+from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.flavours import NNX, linen_state

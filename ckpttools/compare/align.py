@@ -24,8 +24,8 @@ from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
 from ckpttools.mapping.keys import parse_key
+from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Mapped
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.model import ModelOptions, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles

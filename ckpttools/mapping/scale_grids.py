@@ -14,9 +14,10 @@ from ckpttools.mapping.axes import Side
 from ckpttools.mapping.blocks import Block, block_counts, grid_of, merged_counts
 from ckpttools.mapping.cells import Fits, cells_of_grid, fitting_cells, of_blocks, times_of
 from ckpttools.mapping.joining import joined, part_of
+from ckpttools.mapping.mapped import ValueNote
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion
-from ckpttools.mapping.table import Table, ValueNote
+from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
 
 

@@ -7,8 +7,9 @@ from math import prod
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Shape
 from ckpttools.mapping.fill import Fill
+from ckpttools.mapping.observed import labelled_sizes
 from ckpttools.mapping.sizes import require
-from ckpttools.mapping.table import Table, labelled_sizes
+from ckpttools.mapping.table import Table
 
 # The largest models have 100,000.
 _MOST_NAMES = 10_000_000

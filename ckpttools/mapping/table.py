@@ -5,148 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import prod
 from shlex import quote
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import padded, window
-from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import MappingError, ShapeError, UsageError
-from ckpttools.core.region import Shape
-from ckpttools.core.wording import option
+from ckpttools.core.errors import UsageError
 from ckpttools.mapping.axes import Side
+from ckpttools.mapping.build import build, build_partly, filled_up
 from ckpttools.mapping.coverage import Expected, check_coverage, require_countable
-from ckpttools.mapping.factor import Factor, multiplied, product_of
-from ckpttools.mapping.fill import Fill
+from ckpttools.mapping.direction import Direction, Settled
 from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open, seen_flags
-from ckpttools.mapping.joining import joined, part_of
 from ckpttools.mapping.keys import Key
+from ckpttools.mapping.mapped import Mapped
+from ckpttools.mapping.observed import labelled_sizes, observed
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.row_conversion import RowConversion
-from ckpttools.mapping.sizes import Observation, Size, derive, lengths_of, require, sizes_from_keys, unify
-from ckpttools.mapping.values import BoundOp
-from ckpttools.mapping.whole_numbers import Recoded, Whole
-
-
-@dataclass(frozen=True, slots=True)
-class ValueNote:
-    """What a row does to values, for the plan and the receipt.
-
-    Attributes:
-        key: the target key, axes in braces.
-        exact: whether the way back gives the original bits.
-        reason: why not, or which values are excepted.
-        dtype: the dtype it was judged for.
-    """
-
-    key: str
-    exact: bool
-    reason: str
-    dtype: DType
-
-
-@dataclass(frozen=True)
-class Mapped:
-    """A model in the names and layout of the other side.
-
-    Attributes:
-        arrays: target key -> lazy array.
-        sizes: length of every axis.
-        values: rows that change values.
-        dropped: source keys that were left out on purpose.
-        changed: target keys whose values were changed.
-        altered: source keys from which they were made.
-        cut: for each axis that was longer in the source than in the model, both lengths.
-        surplus: source key -> the axis on which it was longer.
-        unused: source keys that made nothing, where only what could be made was asked for.
-        whole: target keys of whole numbers, by their rows.
-        filled: source key -> array that the target side has none of, and the number it should be full of.
-    """
-
-    arrays: Mapping[str, LazyArray]
-    sizes: Mapping[str, int]
-    values: tuple[ValueNote, ...]
-    dropped: tuple[str, ...]
-    changed: frozenset[str] = frozenset()
-    altered: frozenset[str] = frozenset()
-    cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    surplus: Mapping[str, int] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
-    whole: frozenset[str] = frozenset()
-    filled: Mapping[str, tuple[LazyArray, float]] = field(default_factory=dict)
-
-    @property
-    def weights(self) -> dict[str, LazyArray]:
-        """The arrays that are no whole numbers by their rows."""
-        return {key: array for key, array in self.arrays.items() if key not in self.whole}
-
-
-@dataclass(frozen=True, slots=True)
-class _Direction:
-    """A row read one way: to the left, or back as its inverse."""
-
-    row: Row
-    inverse: bool
-
-    @property
-    def source(self) -> Side:
-        return self.row.left if self.inverse else self.row.right
-
-    @property
-    def target(self) -> Side:
-        return self.row.right if self.inverse else self.row.left
-
-    @property
-    def fills(self) -> bool:
-        """Whether it makes arrays of which the source side has none."""
-        return isinstance(self.row.op, Fill) and not self.inverse
-
-    def conversion(self, sizes: Mapping[str, int], exact: Collection[DType] = ()) -> RowConversion:
-        """The expressions that this makes; errors as `Table.to_left`.
-
-        Args:
-            sizes: lengths of axes.
-            exact: the dtypes of source arrays of which nothing may be lost; none where that may be.
-        """
-        op = self.row.op.bound(sizes) if self.row.op else None
-        if isinstance(op, Recoded):
-            op = replace(op, name=str(self.target.key))
-        if op and self.inverse:
-            op = op.inverse()
-        elif op and exact:
-            op = _exact(op, self, exact)
-        return RowConversion(self.source, self.target, sizes, op)
-
-    def parts(self, arrays: Mapping[str, LazyArray], sizes: Mapping[str, int]) -> Mapping[str, LazyArray]:
-        """The source arrays; where the row is of a part of them, that part."""
-        if self.source.join is None:
-            return arrays
-        keys = [key for key in self.source.keys(sizes) if key in arrays]
-        return {key: part_of(self.source, arrays[key], sizes) for key in keys}
-
-    def dtypes(self, sizes: Mapping[str, int], arrays: Mapping[str, LazyArray]) -> list[DType]:
-        """The dtypes of the source arrays, each once."""
-        return list(dict.fromkeys(arrays[key].dtype for key in self.source.keys(sizes)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """What is known before arrays are compared with the rows.
-
-    Attributes:
-        arrays: source arrays, without those that are dropped.
-        dropped: source keys that were left out on purpose.
-        flags: all of them.
-        directions: rows that the model has; `absent`: the others.
-        sizes: axes whose length is known.
-    """
-
-    arrays: Mapping[str, LazyArray]
-    dropped: tuple[str, ...]
-    flags: Mapping[str, Flag]
-    directions: list[_Direction]
-    absent: list[_Direction]
-    sizes: Mapping[str, Size]
+from ckpttools.mapping.sizes import Size, derive, lengths_of, require, sizes_from_keys, unify
 
 
 @dataclass(frozen=True)
@@ -218,9 +91,9 @@ class Table:
         Raises:
             ConfigError: the configuration contradicts itself.
         """
-        seen = _observed(beside or {}, [row.left for row in self.rows], self.sizes)
+        seen = observed(beside or {}, [row.left for row in self.rows], self.sizes)
         table = replace(self, sizes=unify(self.sizes, seen))
-        return _made_partly(table._settled(arrays, (*self.dropped, *self._left_out())), exact)
+        return build_partly(table._settled(arrays, (*self.dropped, *self._left_out())), exact)
 
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
         """Right arrays as expressions of the left ones; errors as `to_left`.
@@ -262,16 +135,16 @@ class Table:
         patterns = self._left_out()
         return {key: array for key, array in arrays.items() if _matches(key, patterns)}
 
-    def _converted(self, settled: _Settled, *, exact: bool = False, leave_out: str = "") -> Mapped:
+    def _converted(self, settled: Settled, *, exact: bool = False, leave_out: str = "") -> Mapped:
         self._require_covered(settled, leave_out)
         refuse_open(settled.flags, self.place)
-        return _made(_filled_up(settled), exact)
+        return build(filled_up(settled), exact)
 
-    def _require_covered(self, settled: _Settled, leave_out: str = "") -> None:
+    def _require_covered(self, settled: Settled, leave_out: str = "") -> None:
         said, flags = settled.sizes, settled.flags
         sides = [each.source for each in settled.directions]
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
-        require(said, axes, _observed(settled.arrays, sides, said), self.place)
+        require(said, axes, observed(settled.arrays, sides, said), self.place)
         kept = settled.arrays
         expected = [_expected(each, flags) for each in settled.directions if not each.fills]
         unwanted = [_expected(each, flags) for each in settled.absent]
@@ -280,8 +153,8 @@ class Table:
 
     def _settled(
         self, arrays: Mapping[str, LazyArray], drop: tuple[str, ...], *, inverse: bool = False
-    ) -> _Settled:
-        all_directions = [_Direction(row, inverse) for row in self.rows]
+    ) -> Settled:
+        all_directions = [Direction(row, inverse) for row in self.rows]
         kept = {key: array for key, array in arrays.items() if not _matches(key, drop)}
         dropped = tuple(key for key in arrays if key not in kept)
         sides = [(each.row, each.source) for each in all_directions]
@@ -298,7 +171,7 @@ class Table:
         if not self.is_configured:
             said = _without_layers(said, directions)
         directions = [each for each in directions if not _is_void(each.source, said)]
-        return _Settled(kept, dropped, flags, directions, absent, said)
+        return Settled(kept, dropped, flags, directions, absent, said)
 
     def _left_out(self) -> tuple[str, ...]:
         """Patterns of the keys that the left side has no place for."""
@@ -345,25 +218,15 @@ class Table:
                 surplus[str(side.key)] = at
         return kept, lengths, surplus
 
-    def _unified(self, arrays: Mapping[str, LazyArray], directions: list[_Direction]) -> dict[str, Size]:
+    def _unified(self, arrays: Mapping[str, LazyArray], directions: list[Direction]) -> dict[str, Size]:
         """Sizes from the configuration, by formula, from shapes, and from the numbers in names."""
         sides = [each.source for each in directions]
         both = (side for each in directions for side in (each.source, each.target))
         known = {**self.sizes, **labelled_sizes(both)}
         sizes = derive(known, self.derived, self.place)
-        sizes = unify(sizes, _observed(arrays, sides, sizes))
+        sizes = unify(sizes, observed(arrays, sides, sizes))
         sizes = derive(sizes_from_keys(sizes, arrays, sides), self.derived, self.place)
-        return unify(sizes_from_keys(sizes, arrays, sides), _observed(arrays, sides, sizes))
-
-
-def labelled_sizes(sides: Iterable[Side]) -> dict[str, Size]:
-    """The axes that keys write as words."""
-    return {
-        field.axes[0]: Size(len(field.labels), f"the labels of {side.key}")
-        for side in sides
-        for field in side.key.fields
-        if field.labels
-    }
+        return unify(sizes_from_keys(sizes, arrays, sides), observed(arrays, sides, sizes))
 
 
 def _unmatched(pattern: str, keys: Iterable[str], place: str) -> UsageError:
@@ -378,7 +241,7 @@ def _matches(key: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def _without_layers(sizes: Mapping[str, Size], directions: Iterable[_Direction]) -> dict[str, Size]:
+def _without_layers(sizes: Mapping[str, Size], directions: Iterable[Direction]) -> dict[str, Size]:
     """Without a configuration, a group of layers of which no name is there is a group of none."""
     keys = (side.key for each in directions for side in (each.source, each.target))
     axes = {axis for key in keys for axis in key.axes if axis not in sizes}
@@ -390,194 +253,9 @@ def _is_void(side: Side, sizes: Mapping[str, Size]) -> bool:
     return any(axis in sizes and sizes[axis].length == 0 for axis in side.axes)
 
 
-def _expected(direction: _Direction, flags: Mapping[str, Flag]) -> Expected:
+def _expected(direction: Direction, flags: Mapping[str, Flag]) -> Expected:
     """Who says that the row is, or is not, part of the model, and what may be chosen instead."""
     deciding = [flags[name] for name in sorted(direction.row.flags) if flags[name].source]
     why = dict.fromkeys(flag.source for flag in deciding)
     remedies = dict.fromkeys(flag.remedy for flag in deciding if flag.remedy)
     return Expected(direction.source, "; ".join(why), "; ".join(remedies))
-
-
-def _filled_up(settled: _Settled) -> _Settled:
-    """With the right arrays that are in no file, where they are what is mapped and their shape is known."""
-    sizes = lengths_of(settled.sizes)
-    made: dict[str, LazyArray] = {}
-    for each in settled.directions:
-        known = {*each.source.axes, *each.source.key.needs} <= sizes.keys()
-        if each.fills and known and isinstance(each.row.op, Fill):
-            made |= dict.fromkeys(each.source.keys(sizes), each.row.op.array(each.source.shape(sizes)))
-    return replace(settled, arrays={**made, **settled.arrays})
-
-
-def _made(settled: _Settled, exact: bool) -> Mapped:
-    """Every target array, once all is accounted for."""
-    sizes, arrays = lengths_of(settled.sizes), settled.arrays
-    made = _MadeArrays(sizes)
-    notes: list[ValueNote] = []
-    changed: set[str] = set()
-    altered: set[str] = set()
-    whole: set[str] = set()
-    filled: dict[str, tuple[LazyArray, float]] = {}
-    factors = _factors(settled.directions)
-    for each in settled.directions:
-        if isinstance(each.row.op, Factor) and each.inverse:
-            notes.append(_product_note(each, arrays[next(each.source.keys(sizes))].dtype))
-            continue
-        if isinstance(each.row.op, Fill) and each.inverse:
-            filled |= {key: (arrays[key], each.row.op.number) for key in each.source.keys(sizes)}
-            continue
-        parts = each.parts(arrays, sizes)
-        if factor := factors.get(str(each.target.key)):
-            parts = multiplied(each.source, factor.source, parts, arrays, sizes)
-        conversion = each.conversion(sizes, each.dtypes(sizes, parts) if exact else ())
-        own = _own(conversion, parts)
-        made.add(each.target, own)
-        if conversion.op:
-            changed |= own.keys()
-            altered |= set(each.source.keys(sizes))
-            whole |= own.keys() if isinstance(each.row.op, Whole) else set()
-            for dtype in each.dtypes(sizes, arrays):
-                exactness = conversion.op.exactness(dtype)
-                notes.append(ValueNote(str(each.target.key), exactness.exact, exactness.reason, dtype))
-    return Mapped(
-        made.arrays,
-        sizes,
-        tuple(notes),
-        settled.dropped,
-        frozenset(changed),
-        frozenset(altered),
-        whole=frozenset(whole),
-        filled=filled,
-    )
-
-
-def _factors(directions: Iterable[_Direction]) -> dict[str, _Direction]:
-    """Target keys of the arrays that source arrays without a target are multiplied into, with what they are.
-
-    Raises:
-        MappingError: no row makes such an array.
-    """
-    directions = list(directions)
-    found = {
-        product_of(str(each.target.key)): each
-        for each in directions
-        if isinstance(each.row.op, Factor) and each.inverse
-    }
-    if lost := found.keys() - {str(each.target.key) for each in directions}:
-        raise MappingError(
-            "no row makes the array that a factor is multiplied into", got=", ".join(sorted(lost))
-        )
-    return found
-
-
-def _product_note(factor: _Direction, dtype: DType) -> ValueNote:
-    """What becomes of a factor on the way to where it has no array."""
-    reason = f"times {factor.source.key}: exact where that is 1 throughout, else rounded, at most 1 ulp off"
-    return ValueNote(product_of(str(factor.target.key)), False, reason, dtype)
-
-
-def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """The target arrays of one row; an error names them."""
-    key, sizes = conversion.target.key, conversion.sizes
-    try:
-        return {
-            key.format(index, sizes): conversion.at(index, arrays)
-            for index in conversion.target.indices(sizes)
-        }
-    except ShapeError as error:
-        raise error if error.place else error.at(str(key)) from error
-
-
-class _MadeArrays:
-    """Target arrays as rows make them; those of several parts once all are there."""
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.arrays: dict[str, LazyArray] = {}
-        self._sizes = sizes
-        self._parts: dict[str, list[tuple[Side, LazyArray]]] = {}
-
-    def add(self, target: Side, own: Mapping[str, LazyArray]) -> None:
-        if target.join is None:
-            self.arrays.update(own)
-            return
-        for key, array in own.items():
-            parts = self._parts.setdefault(key, [])
-            parts.append((target, array))
-            if len(parts) == len(target.parts):
-                self.arrays[key] = joined(parts, self._sizes)
-
-
-def _made_partly(settled: _Settled, exact: bool) -> Mapped:
-    """Every target array whose sources are all there."""
-    sizes = lengths_of(settled.sizes)
-    arrays, made, used = _filled_up(settled).arrays, _MadeArrays(sizes), set[str]()
-    for each in settled.directions:
-        if not {*each.source.axes, *each.source.key.needs, *each.target.key.needs} <= sizes.keys():
-            continue
-        for index in each.target.indices(sizes):
-            keys = list(RowConversion(each.source, each.target, sizes).source_keys(index))
-            shapes = {arrays[key].shape if key in arrays else None for key in keys}
-            own = _own_sizes(each.source, shapes.pop(), sizes) if len(shapes) == 1 else None
-            if own is not None:
-                parts = each.parts(arrays, own)
-                dtype = parts[keys[0]].dtype
-                conversion = each.conversion(own, [dtype] if exact and dtype.bits == 16 else ())
-                made.add(each.target, {each.target.key.format(index, sizes): conversion.at(index, parts)})
-                used.update(keys)
-    unused = tuple(key for key in settled.arrays if key not in used)
-    return Mapped(made.arrays, sizes, (), settled.dropped, unused=unused)
-
-
-def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
-    """The lengths with which a side has a shape: outermost axes may differ from `sizes`; None without any."""
-    if shape is None or len(shape) != len(side.groups):
-        return None
-    if side.join is not None:
-        return sizes if side.shape(sizes) == shape else None
-    own = dict(sizes)
-    for group, length in zip(side.groups, shape, strict=True):
-        own[group[0]] = length // prod(sizes[axis] for axis in group[1:])
-    return own if side.shape(own) == shape else None
-
-
-def _exact(op: BoundOp, direction: _Direction, dtypes: Collection[DType]) -> BoundOp:
-    """The op, or the wider one that is exact.
-
-    Raises:
-        UsageError: neither is, for values of one of these dtypes.
-    """
-    candidates = (op, op.widened())
-    found = next((each for each in candidates if all(each.exactness(d).exact for d in dtypes)), None)
-    if found is not None:
-        return found
-    lossy = next(dtype for dtype in dtypes if not op.widened().exactness(dtype).exact)
-    raise UsageError(
-        "these values cannot be stored so that the way back is exact",
-        place=str(direction.target.key),
-        got=f"{lossy}, {op.exactness(lossy).reason}",
-        wanted="values of 16 bits or fewer",
-        hint=f"leave {option('exact', True)} out",
-    )
-
-
-def _observed(
-    arrays: Mapping[str, LazyArray], sides: Iterable[Side], sizes: Mapping[str, Size]
-) -> list[Observation]:
-    """The first array of each side: coordinate 0 of every axis."""
-    found: list[Observation] = []
-    known = lengths_of(sizes)
-    for side in sides:
-        axes = side.key.axes
-        lengths = {**dict.fromkeys(axes, 1), **known}
-        if side.key.needs <= lengths.keys():
-            key = side.key.format(dict.fromkeys(axes, 0), lengths)
-            if key in arrays:
-                found.append(_observation(key, side, arrays[key].shape))
-    return found
-
-
-def _observation(key: str, side: Side, shape: Shape) -> Observation:
-    """What an array tells of its axes: of one on which several parts lie, nothing."""
-    at = side.join.at if side.join is not None and len(shape) == len(side.groups) else len(shape)
-    groups = tuple(group for k, group in enumerate(side.groups) if k != at)
-    return Observation(key, groups, (*shape[:at], *shape[at + 1 :]))

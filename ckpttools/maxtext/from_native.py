@@ -12,8 +12,9 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.notes import Note, Notes
 from ckpttools.mapping.blocks import Block
+from ckpttools.mapping.mapped import ValueNote
 from ckpttools.mapping.scale_grids import ScaleGrids, scale_grids
-from ckpttools.mapping.table import Table, ValueNote
+from ckpttools.mapping.table import Table
 from ckpttools.maxtext.native import fits_maxtext, scale_pairs, square
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.modules import left_modules

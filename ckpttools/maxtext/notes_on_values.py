@@ -9,7 +9,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.wording import option
 from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.table import Mapped, ValueNote
+from ckpttools.mapping.mapped import Mapped, ValueNote
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.transforms.cast import cast_notes
 

@@ -15,8 +15,9 @@ from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.mapping.coverage import NotCoveredError
+from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Mapped, Table
+from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.bound_model import (
     VOCAB,

@@ -16,7 +16,8 @@ from ckpttools.core.text import array_count, plural
 from ckpttools.core.wording import option, quoted
 from ckpttools.families.family import Family
 from ckpttools.formats.base import ReadOptions
-from ckpttools.mapping.table import Mapped, Table
+from ckpttools.mapping.mapped import Mapped
+from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.family_layouts import family_in

@@ -24,9 +24,10 @@ from ckpttools.core.errors import CoverageError, MappingError, StorageError, lis
 from ckpttools.core.notes import Notes
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.documents import fields, length, list_of, mapping, text, truth
+from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
-from ckpttools.mapping.table import Mapped, Table
+from ckpttools.mapping.table import Table
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved, path_like
 from ckpttools.transforms.templates import Bindings, Template, parse_template, slot
