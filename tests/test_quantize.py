@@ -85,6 +85,31 @@ def test_a_training_run_is_published_as_its_model_is(tmp_path):
     )
 
 
+def test_what_is_not_quantised_gets_the_dtype_that_is_asked_for(tmp_path):
+    """A run in float32; what is quantised is so from its own numbers, not from rounded ones."""
+    tensors = write_llama(tmp_path / "hf", dtype="float32", num_hidden_layers=2)
+    config = config_of(tmp_path / "hf") | {"torch_dtype": PLAIN}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
+    said = " ".join(run("quantize", tmp_path / "hf", tmp_path / "wide").split())
+    assert "7 arrays not quantised stay float32" in said and "--dtype bfloat16" in said
+    for source, place in (("hf", "made"), ("run", "of-run")):
+        said = run("quantize", tmp_path / source, tmp_path / place, "--dtype", PLAIN)
+        assert "stay float32" not in said and "torch_dtype" not in said
+        assert "7 arrays: cast from float32 to bfloat16" in " ".join(said.split())
+    wide, made, of_run = (load_file(tmp_path / each) for each in ("wide", "made", "of-run"))
+    assert made.keys() == wide.keys()
+    for name, array in made.items():
+        plain = name in tensors and f"{name}{INVERSE}" not in made
+        wanted = tensors[name].astype(DTYPES[PLAIN].numpy) if plain else wide[name]
+        assert array.tobytes() == wanted.tobytes() == of_run[name].tobytes(), name
+    assert config_of(tmp_path / "wide")["torch_dtype"] == "float32"
+    assert config_of(tmp_path / "made") == config_of(tmp_path / "of-run")
+    assert config_of(tmp_path / "made")["torch_dtype"] == PLAIN
+    with pytest.raises(UsageError, match="need no scales"):
+        ckpttools.quantize(tmp_path / "hf", tmp_path / "none", dtype="float8_e4m3fn")
+
+
 def test_experts_of_gpt_oss_become_mxfp4(tmp_path):
     ckpttools.quantize(GOLDEN / "gpt-oss" / "hf", tmp_path / "mxfp4", scheme="mxfp4")
     before = load_file(GOLDEN / "gpt-oss" / "hf" / "model.safetensors")

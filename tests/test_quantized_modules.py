@@ -25,6 +25,7 @@ from support.quantised_kinds import (
     tree_of_kind,
     write,
 )
+from support.quantised_weights import fp8_blocks, tree_of
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree, dotted
@@ -34,9 +35,11 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
 from ckpttools.quantized.belongings import belongings
 from ckpttools.quantized.logical import logical
+from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.weights import quantized
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
+from ckpttools.transforms.dequantize import Dequantize
 from ckpttools.transforms.functions import MapArrays
 from ckpttools.transforms.rename import parse_rules
 from ckpttools.transforms.select import Select
@@ -188,17 +191,35 @@ class TestWhoseItIs:
         with pytest.raises(FormatError, match=r"weight: float8_e4m3fn, without its scale"):
             left.pipe(CastTo("bfloat16"))
 
-    def test_modules_that_are_not_converted(self):
-        """Their numbers are the weights themselves, in float8 too."""
-        float8 = DTYPES["float8_e4m3fn"]
-        for entry in ("lm_head", "re:.*lm_head", "re:^lm_head.*$", "lm_head*"):
-            for field in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"):
-                tree = tree_of_kind("gptq")
-                leaves = {**tree.leaves, ("lm_head.weight",): stored(noise((8, 16), float8), float8)}
-                said = {"quantization_config": {**GPTQ, field: [entry]}}
-                made = Tree(leaves, tree.metadata).with_metadata(config=said).pipe(CastTo("float16"))
-                assert made.arrays["lm_head.weight",].dtype.name == "float16"
-                assert made.arrays[f"{MODULES[0]}.scales",] is tree.arrays[f"{MODULES[0]}.scales",]
+    @pytest.mark.parametrize("entry", ["lm_head", "re:.*lm_head", "re:^lm_head.*$", "lm_head*"])
+    def test_modules_that_are_not_converted(self, entry):
+        """Whole numbers are no weights there; float8 without a scale has lost it, unless a dtype says so."""
+        dtypes = [DTYPES[name] for name in ("int32", "float8_e4m3fn")]
+        whole, float8 = (stored(noise((8, 16), dtype), dtype) for dtype in dtypes)
+        for field in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"):
+            tree = tree_of_kind("gptq")
+            said = {"quantization_config": {**GPTQ, field: [entry]}}
+            made = Tree({**tree.leaves, ("lm_head.weight",): whole}, tree.metadata).with_metadata(config=said)
+            assert "lm_head.weight" not in quantized_in(made).weights
+            made = Tree({**tree.leaves, ("lm_head.weight",): float8}, tree.metadata)
+            with pytest.raises(FormatError, match=r"lm_head.weight: float8_e4m3fn, without its scale"):
+                made.with_metadata(config=said).pipe(CastTo("float16"))
+            stating = said | {"dtype": "float8_e4m3fn"}
+            cast = made.with_metadata(config=stating).pipe(CastTo("float16"))
+            assert cast.arrays["lm_head.weight",].dtype.name == "float16"
+            assert cast.arrays[f"{MODULES[0]}.scales",] is tree.arrays[f"{MODULES[0]}.scales",]
+
+    @pytest.mark.parametrize("key", ["weight", "bias"])
+    def test_float8_without_a_scale_in_a_module_that_is_not_quantised(self, key):
+        """It is never dequantised as it is, nor beside others that are."""
+        made = fp8_blocks(np.random.default_rng(0), (16, 16), (8, 8))
+        codes = made.arrays[made.name]
+        arrays = {**made.arrays, f"lm_head.{key}": codes if key == "weight" else codes[0]}
+        tree = tree_of(
+            arrays, {"quantization_config": {**made.config, "modules_to_not_convert": ["lm_head"]}}
+        )
+        with pytest.raises(FormatError, match=rf"lm_head.{key}: float8_e4m3fn, without its scale"):
+            tree.pipe(Dequantize())
 
     def test_other_entries_exempt_nothing(self):
         float8 = DTYPES["float8_e4m3fn"]

@@ -9,10 +9,15 @@ from safetensors.numpy import save_file
 from support import quantised_weights as made
 from support.command_line import ended, succeed
 
+from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.quantized.logical import logical
 from ckpttools.quantized.readable import weights_in
+from ckpttools.testing.strategies import noise, stored
+from ckpttools.transforms.cast import CastTo
 from ckpttools.transforms.dequantize import Dequantize
+from ckpttools.transforms.quantize import Quantize
 
 TOOL = "CompressedTensorsConfig"
 Q_PROJ = "m.q_proj"
@@ -89,6 +94,19 @@ def test_codes_of_another_kind_than_the_configuration_says_are_refused():
     for said in ("e4m3", "e5m2"):
         tree = made.tree_of(weight.arrays, {"quantization_config": {**weight.config, "fmt": said}})
         assert bool(weights_in(tree).faults) is (said == "e5m2")
+
+
+def test_two_arrays_of_one_name_are_refused():
+    """Schemes go by keys joined by dots: one of the two would be lost, or read in place of the other."""
+    weight = made.fp8_blocks(np.random.default_rng(0), (8, 8), (4, 4))
+    tree = weight.tree
+    twice = Tree({**tree.leaves, tuple(weight.name.split(".")): tree.arrays[(weight.name,)]}, tree.metadata)
+    for change in (Dequantize(), CastTo("bfloat16")):
+        with pytest.raises(FormatError, match="several arrays have one name"):
+            change(twice)
+    plain = stored(noise((8, 8), DTYPES["bfloat16"]), DTYPES["bfloat16"])
+    with pytest.raises(FormatError, match="several arrays have one name"):
+        Quantize()(Tree({("m.q_proj.weight",): plain, ("m", "q_proj", "weight"): plain}))
 
 
 def test_dense_sparsity_is_no_variant():

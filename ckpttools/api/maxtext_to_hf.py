@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttools.api.arguments import Size, dtype_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, read_options
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dtypes import DType
 from ckpttools.formats.base import Writer
 from ckpttools.formats.origin import with_origin
@@ -138,7 +138,7 @@ def plan_to_huggingface(
     model = to_huggingface(tree, options, files)
     require_towers(model, files, tree.metadata.place)
     if change is not None:
-        model = _changed(model, change)
+        model = _changed(model, change, files.config)
     made = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
     written = None if model.config is None else model.config.config
@@ -154,14 +154,16 @@ def plan_to_huggingface(
     return conversion
 
 
-def _changed(model: HuggingFaceModel, change: Transform) -> HuggingFaceModel:
-    """A model after a transform, with the configuration that it has then."""
+def _changed(
+    model: HuggingFaceModel, change: Transform, original: Mapping[str, Any] | None
+) -> HuggingFaceModel:
+    """A model after a transform, with the configuration that it has then; at first it was `original`."""
     known = model.config
     tree = model.tree if known is None else model.tree.with_metadata(config=known.config)
     made = change(tree)
     config = made.tree.metadata.config
     if known is not None and config is not None and config != known.config:
-        anew = known.quantized_anew(config)
+        anew = known.quantized_anew(config, by_name(made.tree.arrays), original or {})
         stale = {f"{CONFIG}: {each}" for each in known.changes if each not in anew.changes}
         remarks = tuple(each for each in model.notes.remarks if each not in stale)
         known = anew

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ckpttools.api.arguments import Patterns, Size, patterns_of
+from ckpttools.api.arguments import Patterns, Size, dtype_of, patterns_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
+from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions, Writer
@@ -31,6 +32,7 @@ def quantize(
     *,
     scheme: Literal["fp8-block128", "mxfp4"] = "fp8-block128",
     exclude: Patterns = (),
+    dtype: DType | str | None = None,
     like: Where | None = None,
     max_shard_size: Size = "5GB",
     step: int | None = None,
@@ -46,18 +48,20 @@ def quantize(
         source: a Hugging Face model, or a MaxText checkpoint, which is converted on the way.
         destination: directory that appears when everything is written.
         scheme: "fp8-block128" as of DeepSeek V3 and Qwen, or "mxfp4" as of gpt-oss.
-        exclude: patterns of arrays that stay as they are, besides embeddings, norms, heads, routers, towers.
+        exclude: patterns of arrays that are not quantised, besides embeddings, norms, heads, routers, towers.
+        dtype: of what is not quantised, such as "bfloat16"; None keeps what is stored.
         like: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
         max_shard_size, step: as of `ckpttools.maxtext_to_hf`.
         max_header_bytes, max_index_bytes: as of `ckpttools.convert`.
         writing: `ckpttools.api.prepared.Writing`.
 
     Raises:
-        UsageError: there is nothing to quantise, or no such scheme; a pattern that matches nothing.
+        UsageError: there is nothing to quantise, or no such scheme; a pattern that matches nothing; a dtype
+            of numbers that need scales.
         FormatError: weights are quantised already; when it runs: an array has NaN or infinity.
         CheckpointError: the source cannot be read or converted, or reading or writing fails.
     """
-    change = Quantize(scheme, patterns_of(exclude))
+    change = Quantize(scheme, patterns_of(exclude), dtype_of(dtype))
     limits = {"max_header_bytes": max_header_bytes, "max_index_bytes": max_index_bytes}
     read = read_options({"step": step, **limits})
     writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)

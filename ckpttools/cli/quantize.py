@@ -9,6 +9,7 @@ import click
 from ckpttools.cli.declared import declared
 from ckpttools.cli.maxtext_options import like_option
 from ckpttools.cli.options import (
+    DTYPE,
     max_header_option,
     max_index_option,
     output_options,
@@ -33,6 +34,11 @@ from ckpttools.formats.safetensors.format import MAX_SHARD
 )
 @patterns_option(
     "--exclude", "Leave these arrays as they are, besides embeddings, norms, heads, routers and towers."
+)
+@click.option(
+    "--dtype",
+    type=DTYPE,
+    help="Cast the floating-point arrays that are not quantised; by default they stay as they are.",
 )
 @like_option("Of a MaxText checkpoint the model it came from, as of maxtext-to-hf.")
 @declared([MAX_SHARD])

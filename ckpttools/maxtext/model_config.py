@@ -61,10 +61,19 @@ class TrueConfig:
         """The content of the file."""
         return json.dumps(self.config, indent=2, ensure_ascii=False).encode() + b"\n"
 
-    def quantized_anew(self, config: Mapping[str, Any]) -> TrueConfig:
-        """The same of weights that are quantised now; that it said so no longer is not told."""
-        kept = tuple(each for each in self.changes if not each.startswith(FIELD))
-        return TrueConfig(config, (*kept, "it says how weights are quantised"))
+    def quantized_anew(
+        self, config: Mapping[str, Any], arrays: Mapping[str, LazyArray], original: Mapping[str, Any]
+    ) -> TrueConfig:
+        """The same of weights that are quantised now; that it said so no longer is not told.
+
+        Args:
+            config: it with what it says of that.
+            arrays: what is written beside it, by name.
+            original: the model's own, which said other dtypes perhaps.
+        """
+        made = true_config(_stating(config, original), arrays)
+        others = (each for each in self.changes if not each.startswith(FIELD) and not _is_of_dtype(each))
+        return TrueConfig(made.config, (*others, *made.changes, "it says how weights are quantised"))
 
 
 def true_config(
@@ -123,6 +132,22 @@ def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyAr
     for name, part in config.items():
         if name.endswith(_PART) and isinstance(part, dict) and name != FIELD:
             yield from _with_dtypes(part, f"{where}{name}.", _of_part(name, arrays))
+
+
+def _is_of_dtype(change: str) -> bool:
+    """Whether a sentence is one of `_with_dtypes`."""
+    return change.partition(" ")[0].rpartition(".")[2] in _DTYPES
+
+
+def _stating(config: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the dtypes that another one states, where both state one."""
+    parts = {
+        name: _stating(part, original[name])
+        for name, part in config.items()
+        if name.endswith(_PART) and isinstance(part, dict) and isinstance(original.get(name), dict)
+    }
+    dtypes = {name: original[name] for name in _DTYPES if name in config and name in original}
+    return {**config, **parts, **dtypes}
 
 
 def _is_known(main: DType, arrays: Mapping[str, LazyArray]) -> bool:

@@ -10,7 +10,7 @@ from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import swapped
 from ckpttools.array.reshaped import reshaped
-from ckpttools.array.tree import Leaf, Path, Tree, dotted
+from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
@@ -63,7 +63,7 @@ def logical(
     if not (weights.readable or weights.left_out):
         return Logical(tree, Notes(), {})
     result = result_of(dtype)
-    paths = {dotted(path): path for path in tree.arrays}
+    arrays = by_name(tree.arrays)
     away = {name for each in weights.readable.values() for name in each.stored} | {*weights.left_out}
     leaves: dict[Path, Leaf] = {}
     made: dict[Path, Weight] = {}
@@ -72,7 +72,7 @@ def logical(
         weight = weights.readable.get(name) if path in tree.arrays else None
         if weight is not None:
             named = _path(path, weight)
-            leaves[named] = array_of(weight, {n: tree.arrays[paths[n]] for n in weight.stored}, result, like)
+            leaves[named] = array_of(weight, arrays, result, like)
             made[named] = weight
         elif name not in away:
             leaves[path] = leaf

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme
 from ckpttools.quantized.refusals import remedy
@@ -43,7 +43,11 @@ class Weights:
 
 
 def weights_in(tree: Tree) -> Weights:
-    """The quantised weights of a tree; worked out once, and nothing is read."""
+    """The quantised weights of a tree; worked out once, and nothing is read.
+
+    Raises:
+        FormatError: arrays of a quantised tree have one name, keys joined by dots.
+    """
     return tree.once(_weights_in)
 
 
@@ -51,8 +55,7 @@ def _weights_in(tree: Tree) -> Weights:
     config, found = tree.metadata.config, quantized_in(tree).weights
     if not (found or says_quantized(config)):
         return Weights({})
-    arrays = {dotted(path): array for path, array in tree.arrays.items()}
-    return weights_of(arrays, found, config)
+    return weights_of(by_name(tree.arrays), found, config)
 
 
 def weights_of(

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region
@@ -38,7 +38,7 @@ def check_values(tree: Tree, weights: Iterable[Weight], dtype: DType | None = No
         FormatError: a shape is another than that of the codes, or a scale makes no finite number; lists all.
         StorageError: they cannot be read.
     """
-    arrays = {dotted(path): array for path, array in tree.arrays.items()}
+    arrays = by_name(tree.arrays)
     listed = list(weights)
     cut, shapes = _shape_faults(listed, arrays)
     few = [each for each in listed if _is_few(each, arrays)]

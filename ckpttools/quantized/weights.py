@@ -8,7 +8,7 @@ taken for the weight's own numbers. `ckpttools.quantized.scales` finds which arr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,7 +17,6 @@ from typing import Any
 from ckpttools.core.dtypes import DType
 from ckpttools.quantized.belongings import belongings
 from ckpttools.quantized.config import (
-    Exempt,
     exempt_modules,
     says_quantized,
     states,
@@ -102,10 +101,11 @@ def quantized(
 
     Returns:
         By name, those that have scales, whatever they are called; those without that are float8 or less,
-        unless `config` says that the numbers are the weights themselves; and whole numbers with the name of
-        a weight. Where `config` says that weights are quantised, matrices of whole numbers with several
-        arrays beside them as well, and of every other module with anything but plain numbers the largest
-        such array: it stands for a weight of a scheme that is not known.
+        unless `config` says that the numbers are the weights themselves (its list of modules that are not
+        quantised does not say so); and whole numbers with the name of a weight. Where `config` says that
+        weights are quantised, matrices of whole numbers with several arrays beside them as well, and of every
+        other module with anything but plain numbers the largest such array: it stands for a weight of a
+        scheme that is not known.
     """
     if not any(may_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}
@@ -115,14 +115,18 @@ def quantized(
     narrow = {name for name, array in arrays.items() if _needs_scale(name, array)}
     packed = _packed(arrays) if said else set()
     exempt = exempt_modules(said)
-    bare = {name for name in narrow | packed if name not in scales and not exempt.has(name)}
+
+    def is_exempt(name: str) -> bool:
+        return _may_be_exempt(arrays[name], config) and exempt.has(name)
+
+    bare = {name for name in narrow | packed if name not in scales and not is_exempt(name)}
     if not (said or scales):
         bare = {name for name in bare if not states(config, arrays[name].dtype)}
     weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in bare}
     whole = narrow | scales.keys() if said else set()
     whole |= _of_layers(arrays, packed - whole)
     others = belongings(arrays, weights, whole) if weights else {}
-    strange = _strange(arrays, weights, others, exempt) if said else set()
+    strange = _strange(arrays, weights, others, is_exempt) if said else set()
     if strange:
         weights |= dict.fromkeys(strange, ())
         others = belongings(arrays, weights, whole | _of_layers(arrays, strange))
@@ -136,7 +140,7 @@ def quantized(
         )
         for name, theirs in weights.items()
         # Whole numbers with nothing beside them are indices.
-        if theirs or name in narrow or others.get(name)
+        if theirs or name in narrow or arrays[name].dtype.is_float or others.get(name)
     }
 
 
@@ -214,22 +218,24 @@ def _packed(arrays: Mapping[str, Described]) -> set[str]:
 
 def may_be_codes(name: str, array: Described) -> bool:
     """Whether a scheme may store this in place of a weight: whole numbers, packed ones, and of few bits."""
-    key = split_name(name)[1]
-    stored = array.dtype.kind in ("int", "uint") or (array.dtype.is_float and not is_plain(array.dtype))
-    return stored and bool(array.shape) and key != "bias" and _NO_CODES.isdisjoint(words_of(key))
+    key, is_float = split_name(name)[1], array.dtype.is_float
+    stored = array.dtype.kind in ("int", "uint") or (is_float and not is_plain(array.dtype))
+    # Whole numbers are added as they are.
+    is_added = key == "bias" and not is_float
+    return stored and bool(array.shape) and not is_added and _NO_CODES.isdisjoint(words_of(key))
 
 
 def _strange(
     arrays: Mapping[str, Described],
     weights: Mapping[str, tuple[str, ...]],
     others: Mapping[str, tuple[str, ...]],
-    exempt: Exempt,
+    is_exempt: Callable[[str], bool],
 ) -> set[str]:
     """Of each module with codes that belong to no weight the array of most axes and elements."""
     known = {*weights}.union(*weights.values(), *others.values())
     largest: dict[str, tuple[tuple[int, int], str]] = {}
     for name, array in arrays.items():
-        if name in known or not may_be_codes(name, array) or exempt.has(name):
+        if name in known or not may_be_codes(name, array) or is_exempt(name):
             continue
         module, size = split_name(name)[0], (len(array.shape), prod(array.shape))
         if module not in largest or size > largest[module][0]:
@@ -255,6 +261,14 @@ def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
 def may_be_scaled(name: str, dtype: DType) -> bool:
     """Whether an array is worth a closer look: very few are, and checkpoints have 100,000 of them."""
     return not is_plain(dtype) or bare_name(name).endswith(BLOCK_SCALE)
+
+
+def _may_be_exempt(array: Described, config: Mapping[str, Any] | None) -> bool:
+    """Whether a module that is not quantised may have such an array.
+
+    Nothing tells float8 that has lost its scales from float8 that is meant, but a configuration that says so.
+    """
+    return not array.dtype.is_float or not is_narrow(array.dtype) or states(config, array.dtype)
 
 
 def is_scale(name: str) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import block_codes, relayout
 from ckpttools.array.patterns import first_match
-from ckpttools.array.tree import Leaf, Path, Tree, dotted
+from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
+from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
@@ -27,12 +28,17 @@ from ckpttools.quantized.modules import (
     single_matrices,
 )
 from ckpttools.quantized.refusals import remedy
+from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.cast import cast, cast_notes
 from ckpttools.transforms.select import require_matches
+from ckpttools.transforms.tables import is_table
 
 _FP8, _MXFP4 = "fp8-block128", "mxfp4"
 _BLOCK = 128
+# Of what published models do not quantise.
+_PUBLISHED_BITS = 16
 _SCALE_INV = "_scale_inv"
 _TEXT, _HIDDEN, _KIND, _GPT_OSS = "text_config", "hidden_size", "model_type", "gpt_oss"
 
@@ -130,16 +136,25 @@ class Quantize:
 
     Attributes:
         scheme: one of `SCHEMES`.
-        exclude: patterns, as of `Select`, of arrays that stay as they are.
+        exclude: patterns, as of `Select`, of arrays that are not quantised.
+        dtype: of the floating-point arrays that are not quantised, tables of whole numbers apart; None to
+            leave them. What is quantised is so from its own numbers, not from rounded ones.
     """
 
     scheme: str = _FP8
     exclude: Sequence[str] = ()
+    dtype: DType | None = None
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
             raise UnknownNameError(
                 "there is no such scheme of quantisation", got=self.scheme, wanted=" or ".join(SCHEMES)
+            )
+        if self.dtype is not None and not is_plain(self.dtype):
+            raise UsageError(
+                "what is not quantised is of numbers that need no scales",
+                got=option("dtype", self.dtype),
+                wanted="bfloat16, float16 or float32",
             )
 
     def __call__(self, tree: Tree) -> Transformed:
@@ -150,9 +165,23 @@ class Quantize:
             FormatError: weights are quantised already.
         """
         refuse_quantized(tree, says_quantized(tree.metadata.config) is not None)
+        named = by_name(tree.arrays)
+        how, chosen = SCHEMES[self.scheme], self._chosen(tree)
+        others = {path: each for path, each in tree.arrays.items() if path not in chosen}
+        leaves: dict[Path, Leaf] = {}
+        for path, leaf in tree.items():
+            if path in chosen:
+                leaves |= _renamed(path, how.made(dotted(path), tree.arrays[path]))
+            else:
+                leaves[path] = self._in_dtype(path, others[path]) if path in others else leaf
+        config = _with_scheme(tree.metadata.config, named, {dotted(path) for path in chosen}, how)
+        made = Tree(leaves, tree.metadata).with_metadata(config=config)
+        return Transformed(made, self._notes(tree, chosen, others))
+
+    def _chosen(self, tree: Tree) -> set[Path]:
+        """What is to be quantised."""
         require_matches(self.exclude, tree.arrays, tree.metadata.place)
-        how = SCHEMES[self.scheme]
-        model = _model(tree.metadata.config)
+        how, model = SCHEMES[self.scheme], _model(tree.metadata.config)
         chosen = {
             path
             for path, array in tree.arrays.items()
@@ -165,16 +194,20 @@ class Quantize:
                 wanted=how.what,
                 hint="`ckpt inspect tree SRC --flat` shows all names",
             )
-        leaves: dict[Path, Leaf] = {}
-        for path, leaf in tree.items():
-            if path in chosen:
-                leaves |= _renamed(path, how.made(dotted(path), tree.arrays[path]))
-            else:
-                leaves[path] = leaf
-        config = _with_scheme(tree, {dotted(path) for path in chosen}, how)
-        made = Tree(leaves, tree.metadata).with_metadata(config=config)
-        notes = Notes((Note(array_count(chosen), how.words),), remarks=tuple(_remarks(tree, chosen, how)))
-        return Transformed(made, notes)
+        return chosen
+
+    def _in_dtype(self, path: Path, array: LazyArray) -> LazyArray:
+        return array if self.dtype is None or is_table(path) else cast(array, self.dtype)
+
+    def _notes(self, tree: Tree, chosen: Collection[Path], others: Mapping[Path, LazyArray]) -> Notes:
+        how = SCHEMES[self.scheme]
+        inexact = [Note(array_count(chosen), how.words)]
+        if self.dtype is not None:
+            floats = {dotted(path): each for path, each in others.items() if not is_table(path)}
+            inexact += cast_notes(floats, self.dtype)
+        remarks = [*_remarks(tree, chosen, how)]
+        remarks += _wide(others) if self.dtype is None else ()
+        return Notes(tuple(inexact), remarks=tuple(remarks))
 
 
 def refuse_quantized(tree: Tree, is_said: bool = False, hint: str | None = None) -> None:
@@ -214,12 +247,32 @@ def _model(config: Mapping[str, Any] | None) -> Model:
     )
 
 
-def _with_scheme(tree: Tree, chosen: Collection[str], how: TargetScheme) -> Mapping[str, Any] | None:
-    if tree.metadata.config is None:
+def _with_scheme(
+    config: Mapping[str, Any] | None,
+    arrays: Mapping[str, LazyArray],
+    chosen: Collection[str],
+    how: TargetScheme,
+) -> Mapping[str, Any] | None:
+    if config is None:
         return None
-    arrays = {dotted(path): array for path, array in tree.arrays.items()}
-    left = {"modules_to_not_convert": left_modules(arrays, chosen)}
-    return {**tree.metadata.config, FIELD: {**how.said, **left}}
+    return {**config, FIELD: {**how.said, "modules_to_not_convert": left_modules(arrays, chosen)}}
+
+
+def _wide(others: Mapping[Path, LazyArray]) -> Iterator[str]:
+    """What to say where most numbers that are not quantised are of more bits than in published models."""
+    wide: list[Path] = []
+    elements = 0
+    for path, array in others.items():
+        if array.dtype.is_float:
+            is_wide = array.dtype.bits > _PUBLISHED_BITS
+            wide += [path] if is_wide else []
+            elements += array.size if is_wide else -array.size
+    if elements > 0:
+        dtypes = ", ".join(sorted({others[path].dtype.name for path in wide}))
+        yield (
+            f"{array_count(wide)} not quantised stay {dtypes}, and what loads them computes in it, or casts; "
+            f"{option('dtype', 'bfloat16')} writes them as published models have them"
+        )
 
 
 def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
