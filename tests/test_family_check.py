@@ -250,7 +250,7 @@ class TestMutations:
         check = check_against(broken, hugging_face(model), config_of(model))
         assert check.sound == (not names_of(model, each, group))
 
-    @settings(max_examples=15)
+    @settings(max_examples=6)
     @given(name=st.sampled_from(QUICK), data=st.data())
     def test_a_flag_under_another_name(self, name, data):
         of = families()[name]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
+from functools import lru_cache
 
 from ckpttools.array.tree import Path, dotted, keystr
 
@@ -30,3 +32,16 @@ def prefixes(name: str, separator: str) -> list[str]:
     while separator in found[-1]:
         found.append(found[-1].rpartition(separator)[0])
     return found
+
+
+def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """The names that match a pattern. Most patterns are names as they are, which may be thousands."""
+    literal = {*patterns}
+    wild = tuple(sorted(each for each in literal if not {"*", "?", "["}.isdisjoint(each)))
+    matches = _any_of(wild).match if wild else lambda name: None
+    return [name for name in names if name in literal or matches(name)]
+
+
+@lru_cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)))

@@ -114,6 +114,8 @@ class Spelling:
 
     def row(self, row: Row) -> Row:
         """A row as these files have it."""
+        if not (self.prefixes or self.inner):
+            return row
         return replace(row, right=replace(row.right, key=self.key(row.right.key)))
 
 
@@ -237,6 +239,9 @@ class Family:
     never_scanned: str = ""
     unscanned_with_towers: str = ""
     others: Mapping[str, FlagRule] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def refuse_scanned(self, hint: str, *, has_towers: bool = False) -> None:
         """Refuses a layout that MaxText does not have.

@@ -102,22 +102,26 @@ def check_coverage(
     """
     lengths = lengths_of(sizes)
     require_countable((each.side for each in wanted), sizes, place)
-    sides = {key: each.side for each in wanted for key in each.side.keys(lengths)}
+    sides: dict[str, Side] = {}
+    shapes: dict[str, Shape] = {}
+    for each in wanted:
+        keys = [*each.side.keys(lengths)]
+        sides |= dict.fromkeys(keys, each.side)
+        shapes |= dict.fromkeys(keys, each.side.shape(lengths) if keys else ())
     missing = [key for key in sides if key not in arrays]
     extra = [key for key in arrays if key not in sides]
     misshapen = [
         _misshapen(key, arrays[key].shape, side, sizes)
         for key, side in sides.items()
-        if key in arrays and arrays[key].shape != side.shape(lengths)
+        if key in arrays and arrays[key].shape != shapes[key]
     ]
     if not (missing or extra or misshapen):
         return
     wrong = Wrong(tuple(missing), tuple(extra), tuple(each.key for each in misshapen))
     why = [*remedies_for(extra, remedies or {}), *reasons(wrong, arrays, wanted, unwanted, sizes, dropped)]
-    shapes = {key: sides[key].shape(lengths) for key in missing}
     raise NotCoveredError(
         "the arrays do not match the model" + _listed(missing, extra, misshapen),
-        Coverage(shapes, wrong.extra, tuple(misshapen), tuple(why)),
+        Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why)),
         place=place,
         hint="; ".join((*why, *left_over(arrays, sides, extra, leave_out, is_told=bool(why)))) or CHECK,
     )

@@ -49,6 +49,9 @@ class Field:
 
     def number(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> int:
         """What is written at a coordinate, but for the offset; the place of a label."""
+        # Most fields are one axis, and a plan of 100,000 arrays asks each of its names.
+        if len(self.axes) == 1 and not self.strides and not self.counts:
+            return index[self.axes[0]]
         steps: Iterable[int] = map(mul, map(index.__getitem__, self.axes), self._steps(sizes))
         return sum(steps) + sum(map(sizes.__getitem__, self.counts))
 
@@ -153,9 +156,9 @@ class Key:
         Raises:
             MappingError: a coordinate that has no label.
         """
-        texts = (
+        texts = [
             part if isinstance(part, str) else part.text(part.number(index, sizes)) for part in self.parts
-        )
+        ]
         return "".join(texts)
 
     def filled(self, numbers: Iterable[int]) -> str:

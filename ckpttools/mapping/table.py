@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from shlex import quote
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import padded, window
+from ckpttools.array.patterns import matching
 from ckpttools.core.errors import UsageError
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.build import build, build_partly, filled_up
@@ -67,7 +67,7 @@ class Table:
             UsageError: a pattern of `drop` that no array matches.
         """
         for pattern in drop:
-            if not any(_matches(key, (pattern,)) for key in arrays):
+            if not matching(arrays, (pattern,)):
                 raise _unmatched(pattern, arrays, self.place)
         settled = self._settled(arrays, (*self.dropped, *self._left_out(), *drop))
         return self._padded(self._converted(settled, exact=exact))
@@ -132,8 +132,7 @@ class Table:
 
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Of right arrays, those that the left side has no place for."""
-        patterns = self._left_out()
-        return {key: array for key, array in arrays.items() if _matches(key, patterns)}
+        return {key: arrays[key] for key in matching(arrays, self._left_out())}
 
     def _converted(self, settled: Settled, *, exact: bool = False, leave_out: str = "") -> Mapped:
         self._require_covered(settled, leave_out)
@@ -155,8 +154,8 @@ class Table:
         self, arrays: Mapping[str, LazyArray], drop: tuple[str, ...], *, inverse: bool = False
     ) -> Settled:
         all_directions = [Direction(row, inverse) for row in self.rows]
-        kept = {key: array for key, array in arrays.items() if not _matches(key, drop)}
-        dropped = tuple(key for key in arrays if key not in kept)
+        dropped = dict.fromkeys(matching(arrays, drop))
+        kept = {key: array for key, array in arrays.items() if key not in dropped}
         sides = [(each.row, each.source) for each in all_directions]
         undecided = {name for row in self.rows for name in row.flags} - self.flags.keys()
         lengths = lengths_of(self.sizes)
@@ -171,7 +170,7 @@ class Table:
         if not self.is_configured:
             said = _without_layers(said, directions)
         directions = [each for each in directions if not _is_void(each.source, said)]
-        return Settled(kept, dropped, flags, directions, absent, said)
+        return Settled(kept, (*dropped,), flags, directions, absent, said)
 
     def _left_out(self) -> tuple[str, ...]:
         """Patterns of the keys that the left side has no place for."""
@@ -232,13 +231,9 @@ class Table:
 def _unmatched(pattern: str, keys: Iterable[str], place: str) -> UsageError:
     below = f"{pattern}.*"
     hint = f"`ckpt inspect tree {quote(place or 'SRC')} --flat` shows all names"
-    if any(_matches(key, (below,)) for key in keys):
+    if matching(keys, (below,)):
         hint = f"did you mean '{below}'?"
     return UsageError("nothing has a name that matches", place=place, got=pattern, hint=hint)
-
-
-def _matches(key: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def _without_layers(sizes: Mapping[str, Size], directions: Iterable[Direction]) -> dict[str, Size]:

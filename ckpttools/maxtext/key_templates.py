@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 
 from ckpttools.families.family import Family
@@ -99,11 +99,20 @@ class FamilyKeys:
         return {form: key for group in (first, *(live or layers)) for form, key in group.required.items()}
 
 
-def family_keys(family: Family, view: MaxTextView) -> Iterator[FamilyKeys]:
+def family_keys(family: Family, view: MaxTextView) -> tuple[FamilyKeys, ...]:
     """The family's key templates as such a tree would write them, in each of the ways there are."""
-    scan_axis = (view.scan_axis or 0) if view.is_stacked else None
-    if view.is_maxtext:
-        for layout in layouts_of(family) if view.is_stacked else [family]:
+    return _known_keys(family, view.is_maxtext, (view.scan_axis or 0) if view.is_stacked else None)
+
+
+# Those of all families take 40 ms, and each checkpoint is compared with all.
+@lru_cache(maxsize=256)
+def _known_keys(family: Family, is_maxtext: bool, scan_axis: int | None) -> tuple[FamilyKeys, ...]:
+    return tuple(_keys_of(family, is_maxtext, scan_axis))
+
+
+def _keys_of(family: Family, is_maxtext: bool, scan_axis: int | None) -> Iterator[FamilyKeys]:
+    if is_maxtext:
+        for layout in [family] if scan_axis is None else layouts_of(family):
             groups = _row_groups(layout, scan_axis)
             yield FamilyKeys(
                 family, tuple(RowGroup.of([(a.left.key, b) for a, b in rows]) for rows in groups), ()
