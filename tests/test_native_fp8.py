@@ -203,6 +203,32 @@ def test_what_is_carried_keeps_its_scales(tmp_path):
         }
 
 
+SCALE = "params.params.decoder.layers.mlp.wi_0.kernel_scale"
+DAMAGES = {
+    "nan": (lambda scales: scales * np.float32([1, np.nan, 1]), "error", "are damaged"),
+    "negative": (lambda scales: -scales, "warning", "zero or negative"),
+    "another grid": (lambda scales: scales[:2], "error", "do not fit"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_doctor_looks_at_scales_of_maxtext(tmp_path, damage):
+    source = quantised(tmp_path / "hf", block=None, num_hidden_layers=3)
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    sound = ckpttools.doctor(tmp_path / "native").findings
+    (said,) = (each for each in sound if each.check == "quantization")
+    assert (said.level, said.what) == ("info", "7 weights in FP8, each with its scales")
+    tree = open_tree(parse(tmp_path / "native"))
+    changed, level, words = DAMAGES[damage]
+    leaves = dict(tree.arrays)
+    (path,) = (each for each in leaves if dotted(each) == SCALE)
+    leaves[path] = stored(changed(leaves[path].read()).view(np.uint32), leaves[path].dtype)
+    ckpttools.convert(ckpttools.Tree(leaves, tree.metadata), tmp_path / "damaged", format="orbax")
+    found = ckpttools.doctor(tmp_path / "damaged")
+    assert [each.level for each in found.findings if words in each.what and SCALE in each.what] == [level]
+    assert found.healthy == (level != "error")
+
+
 def test_what_maxtext_is_told_of_it(tmp_path):
     source = quantised(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
@@ -285,7 +311,7 @@ def test_scales_go_where_their_kernels_go(tmp_path):
     run("select", tmp_path / "stacked", tmp_path / "some", "--drop", "*self_attention*")
     refused = run("select", tmp_path / "stacked", tmp_path / "none", "--drop", "*kernel_scale", code=3)
     assert "without kernel_scale" in refused
-    assert "healthy" in succeed("doctor", tmp_path / "stacked").output
+    assert "no errors, 1 info" in succeed("doctor", tmp_path / "stacked").output
 
 
 def test_what_else_says_how_weights_are_quantised_goes_only_where_they_are_so(tmp_path):

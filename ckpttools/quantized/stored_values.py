@@ -7,7 +7,8 @@ that one error lists all that is wrong.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
@@ -26,6 +27,21 @@ _FEW = 1024
 _TOGETHER = 512
 
 
+@dataclass(frozen=True, slots=True)
+class ValueFaults:
+    """What is wrong with the values of quantised weights, a line for each.
+
+    Attributes:
+        damaged: shapes that are not those of the codes, scales that make no finite numbers.
+        cut: weights whose rows end within a code, which is not read.
+        not_positive: scales that are zero or negative, with which numbers vanish or change their signs.
+    """
+
+    damaged: tuple[str, ...]
+    cut: tuple[str, ...]
+    not_positive: tuple[str, ...]
+
+
 def check_values(tree: Tree, weights: Iterable[Weight], dtype: DType | None = None) -> None:
     """Reads shapes that are stored, and of what lies on this machine scales where they are few.
 
@@ -38,38 +54,56 @@ def check_values(tree: Tree, weights: Iterable[Weight], dtype: DType | None = No
         FormatError: a shape is another than that of the codes, or a scale makes no finite number; lists all.
         StorageError: they cannot be read.
     """
-    arrays = by_name(tree.arrays)
-    listed = list(weights)
-    cut, shapes = _shape_faults(listed, arrays)
-    few = [each for each in listed if _is_few(each, arrays)]
-    batches = (few[at : at + _TOGETHER] for at in range(0, len(few), _TOGETHER))
-    damaged = [*shapes, *(line for batch in batches for line in _scale_faults(batch, arrays, dtype))]
-    if cut or damaged:
+    found = value_faults(tree, weights, dtype)
+    if found.cut or found.damaged:
         said = says_quantized(tree.metadata.config)
         raise FormatError(
-            "these quantised weights cannot be dequantised:" + listing([*damaged, *cut]),
+            "these quantised weights cannot be dequantised:" + listing([*found.damaged, *found.cut]),
             place=tree.metadata.place or None,
             got=f"{scheme(said)} ({FIELD})",
             hint="get the checkpoint again: its scales are damaged"
-            if damaged
+            if found.damaged
             else remedy(said, is_read=False),
         )
+
+
+def value_faults(tree: Tree, weights: Iterable[Weight], dtype: DType | None = None) -> ValueFaults:
+    """What `check_values` refuses, and what is odd besides; arguments as there.
+
+    Raises:
+        StorageError: they cannot be read.
+    """
+    arrays = by_name(tree.arrays)
+    listed = list(weights)
+    cut, damaged = _shape_faults(listed, arrays)
+    few = [each for each in listed if _is_few(each, arrays)]
+    not_positive: list[str] = []
+    for at in range(0, len(few), _TOGETHER):
+        beyond, odd = _scale_faults(few[at : at + _TOGETHER], arrays, dtype)
+        damaged += beyond
+        not_positive += odd
+    return ValueFaults(tuple(damaged), tuple(cut), tuple(not_positive))
 
 
 def _shape_faults(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> tuple[list[str], list[str]]:
     """Lines for weights whose rows end within a word, which is not read, and for those of other shapes."""
     cut, other = [], []
-    for weight in weights:
-        if weight.stored_shape is None:
-            continue
-        said = tuple(int(length) for length in arrays[weight.stored_shape].read())
+    stored = {each.stored_shape: each for each in weights if each.stored_shape is not None}
+
+    def place(name: str) -> tuple[str, int]:
+        array = arrays[name]
+        return array.first_byte(Region.whole(array.shape))
+
+    # As they lie in files, which have them side by side: behind a network one request brings thousands.
+    for name in sorted(stored, key=place):
+        weight, said = stored[name], tuple(int(length) for length in arrays[name].read())
         if said == weight.shape:
             continue
         *rows, width = weight.shape
         if said[:-1] == (*rows,) and width - weight.packed < said[-1] < width:
             cut.append(f"{weight.name}: rows of {said[-1]} end within a code of {weight.packed}, not read")
         else:
-            other.append(f"{weight.stored_shape}: {list(said)}, where the codes are of {list(weight.shape)}")
+            other.append(f"{name}: {list(said)}, where the codes are of {list(weight.shape)}")
     return cut, other
 
 
@@ -80,8 +114,8 @@ def _is_few(weight: Weight, arrays: Mapping[str, LazyArray]) -> bool:
 
 def _scale_faults(
     weights: Sequence[Weight], arrays: Mapping[str, LazyArray], dtype: DType | None
-) -> Iterator[str]:
-    """A line for each weight with a scale that makes no finite number."""
+) -> tuple[list[str], list[str]]:
+    """Lines for weights with scales that make no finite number, and for those with some below or at zero."""
     import numpy as np
 
     from ckpttools.array.scratch import Scratch
@@ -99,18 +133,23 @@ def _scale_faults(
     for each in weights:
         kind = each.numbers, tuple((scale.dtype.name, scale.divides) for scale in each.scales)
         alike[kind].append((each, [carriers(scale.name) for scale in each.scales]))
+    beyond, odd = [], []
     for group in alike.values():
         decode = decode_of(group[0][0], dtype)
         if len(group[0][1]) == 1:
             together = np.concatenate([read[0].reshape(-1) for _, read in group])
-            if not decode.is_beyond(decode.factors([together])).any():
+            factors = decode.factors([together])
+            if not (decode.is_beyond(factors) | (factors <= 0)).any():
                 continue
         for weight, read in group:
             factors = decode.factors(read)
-            wrong = factors[decode.is_beyond(factors)]
+            wrong, low = factors[decode.is_beyond(factors)], factors[factors <= 0]
+            names = ", ".join(scale.name for scale in weight.scales)
             if wrong.size:
-                names = ", ".join(scale.name for scale in weight.scales)
-                yield f"{names}: {wrong.flat[0]:g}, of which no finite {decode.result} can be made"
+                beyond.append(f"{names}: {wrong.flat[0]:g}, of which no finite {decode.result} can be made")
+            if low.size:
+                odd.append(f"{names}: {low.flat[0]:g}")
+    return beyond, odd
 
 
 def _is_near(array: LazyArray) -> bool:

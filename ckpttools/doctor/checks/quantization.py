@@ -1,15 +1,19 @@
-"""Quantised weights: how, whether their scales are there, and whether `config.json` says so."""
+"""Quantised weights: how, whether their scales are there and fit, and whether `config.json` says so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from shlex import quote
 from typing import Any
 
+from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import CONFIG as _CONFIG
-from ckpttools.doctor.models import models_in
+from ckpttools.doctor.models import StoredModel, models_in
+from ckpttools.doctor.scales import native_findings, value_findings
+from ckpttools.formats.registry import open_tree
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.readable import weights_of
 from ckpttools.quantized.refusals import remedy
@@ -28,7 +32,15 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         yield from _findings(model.folder, list(found.values()), model.config, is_read=not read.is_whole)
         if said.get("quant_method") in read_methods() and not any(each.is_bare for each in found.values()):
             faults = () if read.is_whole else read.faults
-            yield from [_unreadable(model.folder, faults, said)] if faults else []
+            yield from [_unreadable(model.folder, faults, said)] if faults else _values(model, inventory)
+    yield from native_findings(inventory)
+
+
+def _values(model: StoredModel, inventory: Inventory) -> Iterator[Finding]:
+    """What only the scales themselves tell; of a model that cannot be opened another check says why."""
+    if model.is_whole:
+        with suppress(CheckpointError):
+            yield from value_findings(open_tree(model.folder, inventory.read), str(model.folder))
 
 
 def _findings(
@@ -99,4 +111,4 @@ def _unreadable(folder: Place, faults: Sequence[str], said: Mapping[str, Any]) -
     return Finding(ERROR, str(folder), what, why, f"fetch the checkpoint and its {_CONFIG} again")
 
 
-CHECK = Check("quantization", f"quantised weights without scales, or not as {_CONFIG} says", _look)
+CHECK = Check("quantization", f"quantised weights without sound scales, or not as {_CONFIG} says", _look)

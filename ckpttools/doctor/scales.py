@@ -1,0 +1,80 @@
+"""Scales of quantised weights by their values, and MaxText's own FP8: for the check of quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import CheckpointError
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted
+from ckpttools.doctor.inventory import Inventory, ListedItem
+from ckpttools.formats.registry import open_tree
+from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.scales import is_narrow
+from ckpttools.quantized.stored_values import value_faults
+from ckpttools.quantized.tree import quantized_in
+from ckpttools.stores.place import Place
+
+_FETCH = "fetch the checkpoint again, or restore it from another copy"
+
+
+def value_findings(tree: Tree, place: str) -> Iterator[Finding]:
+    """Shapes and scales of weights that can be read, of those that are few the values.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    found = value_faults(tree, weights_in(tree).readable.values())
+    damaged = (*found.damaged, *found.cut)
+    if damaged:
+        why = "no numbers can be made of the weights; a program that multiplies anyway computes nonsense"
+        yield Finding(ERROR, place, f"quantised weights are damaged: {_some(damaged)}", why, _FETCH)
+    if found.not_positive:
+        what = f"scales are zero or negative: {_some(found.not_positive)}"
+        why = "the numbers of their blocks vanish, or change their signs; quantisers write positive ones"
+        yield Finding(WARNING, place, what, why, _FETCH)
+
+
+def native_findings(inventory: Inventory) -> Iterator[Finding]:
+    """FP8 in MaxText's own layout, which no configuration need speak of."""
+    for item in inventory.items:
+        if not (item.is_unfinished or item.is_part_of_a_host) and _may_be_quantised(item):
+            # Other checks say why an item cannot be opened.
+            with suppress(CheckpointError):
+                yield from _native(item, inventory)
+
+
+def _may_be_quantised(item: ListedItem) -> bool:
+    """Whether an item is worth opening: it has matrices of few bits."""
+    arrays = [table.array for table in item.tables.tables.values()] if item.tables else []
+    return any(len(each.shape) > 1 and is_narrow(each.dtype) for each in arrays)
+
+
+def _native(item: ListedItem, inventory: Inventory) -> Iterator[Finding]:
+    tree = open_tree(item.path, inventory.read)
+    weights = quantized_in(tree).weights
+    if not any(each.scales for each in weights.values()):
+        return
+    read = weights_in(tree)
+    if read.faults:
+        what = f"quantised weights and scales do not fit: {_some(read.faults)}"
+        why = "the numbers mean nothing without scales that fit"
+        yield Finding(ERROR, str(item.path), what, why, _FETCH)
+        return
+    yield _kept(item.path, len(read.readable))
+    yield from value_findings(tree, str(item.path))
+
+
+def _kept(place: Place, count: int) -> Finding:
+    what = f"{count} weight{'s' * (count != 1)} in FP8, each with its scales"
+    why = (
+        "MaxText's training multiplies them when it loads them (load_parameters_path); from_pretrained of "
+        "0.2.5 does not, and takes codes for numbers"
+    )
+    command = f"ckpt cast {pasted(place)} DST --dtype bfloat16"
+    return Finding(INFO, str(place), what, why, f"`{command}` makes plain weights of them", command=command)
+
+
+def _some(lines: Sequence[str]) -> str:
+    return lines[0] + (f" and {len(lines) - 1} more" if len(lines) > 1 else "")
