@@ -110,6 +110,16 @@ def test_a_cut_model_has_a_true_configuration_and_shares_what_stays(models):
     run("convert", "hf-to-maxtext", "hf/llama", "single", "--no-scan")
     receipt = json.loads(ended("shrink", "single", "cut", "--layers", "2", "--json").stdout)
     assert receipt["bytes_referenced"] > 100_000 and receipt["bytes_out"] == 0
+    # Most of the file would be dead bytes in every copy of this one.
+    words = ("shrink", "single", "--layers", "1", "--vocab", "100")
+    told = [
+        json.loads(ended(*words, name, *how, "--json").stdout)
+        for name, how in (("tiny", []), ("shared", ["--reference"]))
+    ]
+    assert [each["bytes_out"] > 0 == each["bytes_referenced"] for each in told] == [True, False]
+    assert sum(each.stat().st_size for each in Path("tiny").rglob("*")) < told[0]["bytes_out"] + 60_000
+    assert "copied: they are less than 50% of their files" in " ".join(run(*words, "again").split())
+    assert ckpt("diff", "tiny", "shared").exit_code == 0
     carried = json.loads(Path("cut/0/items/hf/config.json").read_text())
     assert carried["num_hidden_layers"] == 2
     run("shrink", "hf/llama", "two", "--layers", "2")

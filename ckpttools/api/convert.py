@@ -67,6 +67,7 @@ def write_changed(
     *,
     as_read: bool = True,
     make: Callable[[Mapping[str, Any]], Tree] | None = None,
+    least_share: float = 0.0,
 ) -> Prepared:
     """Prepares writing a transformed source.
 
@@ -77,13 +78,21 @@ def write_changed(
         as_read: whether names and chunks stay as in the source unless an option says otherwise; such chunks
             are shared.
         make: makes the tree that is transformed, of how paths are opened; None to open the source.
+        least_share: as of `ckpttools.formats.base.Target`.
     """
     opening, writing = part_of(said, Opening), part_of(said, Writing)
     how = {name: said[name] for name in said if name not in {**opening, **writing}}
 
     def plan(resources: Resources) -> Conversion:
         tree = make(opening) if make else opened(source, read_options(opening))
-        writer = writer_for(tree, destination=parse(destination), keeps_names=as_read, shares=as_read, **how)
+        writer = writer_for(
+            tree,
+            destination=parse(destination),
+            keeps_names=as_read,
+            shares=as_read,
+            least_share=least_share,
+            **how,
+        )
         return plan_tree(tree.pipe(*transforms), writer, resources)
 
     return prepare(plan, source, destination, **writing)

@@ -22,6 +22,10 @@ from ckpttools.transforms.cast import CastMap
 if TYPE_CHECKING:
     from typing import Unpack
 
+# A small model is for copying to where it is tried: files of which most is the rest of the large one are not
+# shared, since every copy of them would carry that along.
+_LEAST_SHARE = 0.5
+
 
 @command(Changing, more=writer_options)
 def shrink(
@@ -38,7 +42,8 @@ def shrink(
 ) -> Prepared:
     """Writes some layers, experts or tokens of a model, and the `config.json` of that smaller model.
 
-    Weights stay what they are. Moments of an optimizer and all else that layers have are cut with them.
+    Weights stay what they are; chunks are shared with files of which at least half is kept. Moments of an
+    optimizer and all else that layers have are cut with them.
 
     Args:
         source: a Hugging Face model or a checkpoint of MaxText's, of any kind, or a tree.
@@ -61,4 +66,4 @@ def shrink(
     kept = range(layers) if isinstance(layers, int) else layers
     change = Shrink(Smaller(kept, experts, vocab), like, text_of(family))
     casts: list[Transform] = [] if dtype is None else [CastMap({}, dtype_of(dtype))]
-    return write_changed([change, *casts], source, destination, common)
+    return write_changed([change, *casts], source, destination, common, least_share=_LEAST_SHARE)

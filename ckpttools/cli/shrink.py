@@ -43,7 +43,8 @@ def shrink(**options: Any) -> None:
 
     SRC is a Hugging Face model or a MaxText checkpoint of any kind; moments of an optimizer are cut with the
     weights. config.json says how small the model is; where MaxText's checkpoint carries it along, too.
-    Weights stay what they are, and are shared where whole chunks stay.
+    Weights stay what they are. Whole chunks are shared with files of which at least half is kept, so that
+    copies of DST do not carry what was cut; --reference shares them with others, too.
 
     \b
     Example:

@@ -293,6 +293,8 @@ class Target:
         keeps_names: whether step, item and the like are called as in the source where the user says nothing.
         shares: whether what stays as it is may be shared with the source where the user says nothing: the
             command is about the tree rather than about how it is stored.
+        least_share: the part of a file that must be used for it to be shared where the user says nothing;
+            0 for as little as `ckpttools.formats.references.LEAST_SHARE`.
         said: names of the options that the user gave a value.
     """
 
@@ -300,6 +302,7 @@ class Target:
     destination: Place | None = None
     keeps_names: bool = True
     shares: bool = False
+    least_share: float = 0.0
     said: frozenset[str] = frozenset()
 
 

@@ -18,6 +18,7 @@ from ckpttools.array.chunk_sizes import FINE
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.core.wording import option
 from ckpttools.formats.block_chunks import Chunks, chunks_of
 from ckpttools.formats.block_finder import Finder
 from ckpttools.formats.blocks import Stretch
@@ -37,8 +38,8 @@ from ckpttools.stores.registry import parse
 SLOWER = "3 to 15 times"
 # A chunk of more bytes is worth a remark: whoever needs a part of it reads all of it.
 _GIANT = 1 << 30
-# Of a file of which less is used, nothing is: sharing it would keep all of it on the disk for little.
-_LEAST_SHARE = 1000
+LEAST_SHARE = 0.001
+"""The part of a file that must be used for it to be shared: for less it would stay on the disk for little."""
 _PREFIX = re.compile(r"linked-\d{5}-")
 _LONGEST_NAME = 200
 
@@ -80,10 +81,12 @@ class References:
         mode: which bytes.
         destination: where the checkpoint will be, so that it is known beforehand whether the file system
             links files there; None if it is not known, which then shows when it is written.
+        least: the part of a file that must be used for it to be shared.
     """
 
     mode: ReferenceMode = ReferenceMode.NONE
     destination: Place | None = field(default=None, repr=False)
+    least: float = LEAST_SHARE
 
 
 NO_REFERENCES = References()
@@ -135,7 +138,7 @@ class _ReferenceSearch:
     """The state of one search."""
 
     def __init__(self, references: References, directory: str) -> None:
-        self._mode, self._directory = references.mode, directory
+        self._mode, self._directory, self._least = references.mode, directory, references.least
         where = references.destination
         self._trials = None if where is None else _trials(where)
         self._finder = Finder()
@@ -144,6 +147,7 @@ class _ReferenceSearch:
         self._refused: Counter[str] = Counter()
         self._transposed: list[int] = []
         self._giants: dict[Path, int] = {}
+        self._alone = 0
         self.placements: dict[Path, Placement] = {}
         self.links: dict[str, ByteSource] = {}
 
@@ -210,20 +214,29 @@ class _ReferenceSearch:
 
     def found(self) -> SharedArrays:
         """What is worth a link: a scalar step is not, if nothing else keeps a file of weights on the disk."""
-        used: Counter[str] = Counter()
-        files = {path: _files_of(placement) for path, placement in self.placements.items()}
-        for path, names in files.items():
-            used.update(dict.fromkeys(names, self.placements[path].nbytes))
-        kept = {name for name, source in self.links.items() if used[name] * _LEAST_SHARE >= source.size}
-        placements = {path: each for path, each in self.placements.items() if files[path] <= kept}
-        still = {name for path in placements for name in files[path]}
-        links = {name: source for name, source in self.links.items() if name in still}
-        return SharedArrays(placements, links, tuple(self.remarks()))
+        used = {path: _used_of(placement) for path, placement in self.placements.items()}
+        links, kept = dict(self.links), dict(used)
+        while True:
+            total: Counter[str] = Counter()
+            for each in kept.values():
+                total.update(each)
+            links = {name: each for name, each in links.items() if total[name] >= self._least * each.size > 0}
+            still = {path: each for path, each in kept.items() if each.keys() <= links.keys()}
+            if len(still) == len(kept):
+                break
+            kept = still  # what an array that is not shared has used of other files does not count there
+        self._alone = sum(self.placements[path].nbytes for path in used if path not in kept)
+        return SharedArrays({path: self.placements[path] for path in kept}, links, tuple(self.remarks()))
 
     def remarks(self) -> Iterator[str]:
         """What the user should know of what was found."""
         for reason, nbytes in self._refused.items():
             yield f"{_size(nbytes)} are copied: the file system refuses to link them to DST ({reason})"
+        if self._alone and self._least > LEAST_SHARE:
+            yield (
+                f"{_size(self._alone)} are copied: they are less than {self._least:.0%} of their files, all "
+                f"of which sharing would keep; {option('reference', True)} shares them"
+            )
         if self._transposed:
             yield (
                 f"{_size(sum(self._transposed))} are shared in the order of axes that they have in SRC: they "
@@ -234,9 +247,13 @@ class _ReferenceSearch:
             yield f"{keystr(path)} stays in chunks of {_size(nbytes)}: reading a part of one reads it all"
 
 
-def _files_of(placement: Placement) -> frozenset[str]:
-    home = placement.home
-    return frozenset(home.files) if isinstance(home, Referenced) else frozenset()
+def _used_of(placement: Placement) -> Counter[str]:
+    """Names of files -> how many of their bytes an array has."""
+    used: Counter[str] = Counter()
+    if isinstance(placement.home, Referenced):
+        for each in placement.home.ranges:
+            used[each.file] += each.nbytes
+    return used
 
 
 def _is_sharable(place: Stretch, is_grid: bool) -> bool:

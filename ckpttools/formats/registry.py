@@ -172,6 +172,7 @@ def writer_for(
     *,
     keeps_names: bool = True,
     shares: bool = False,
+    least_share: float = 0.0,
     **options: Any,
 ) -> Writer:
     """The writer of a format, by name.
@@ -180,7 +181,7 @@ def writer_for(
         tree: what will be written, as it was opened.
         format: name of a format; None for the one the tree was read from.
         destination: directory that will be written, where that is known.
-        keeps_names, shares: as `ckpttools.formats.base.Target`.
+        keeps_names, shares, least_share: as `ckpttools.formats.base.Target`.
         options: of the format, as it declares them; those that are None are not said.
 
     Raises:
@@ -198,7 +199,8 @@ def writer_for(
         )
     said = {key: value for key, value in options.items() if value is not None}
     values = parsed(found.options, said, writer_options, f"{name} is not stored")
-    return found.writer(Target(tree, destination, keeps_names, shares, frozenset(said)), **values)
+    target = Target(tree, destination, keeps_names, shares, least_share, frozenset(said))
+    return found.writer(target, **values)
 
 
 def writer_options() -> list[Option]:

@@ -97,12 +97,13 @@ class Orbax:
         **how: Any,
     ) -> Writer:
         from ckpttools.formats.orbax.write import OrbaxWriter
-        from ckpttools.formats.references import ReferenceMode, References, reference_mode
+        from ckpttools.formats.references import LEAST_SHARE, ReferenceMode, References, reference_mode
 
         _check_level(level, item, as_step)
         encodes = any(each.name in target.said for each in STORAGE if each.name != "reference")
         mode = reference_mode(reference, by_default=target.shares, encodes=encodes)
-        shared = References() if mode is ReferenceMode.NONE else References(mode, target.destination)
+        least = max(LEAST_SHARE, 0 if reference else target.least_share)
+        shared = References() if mode is ReferenceMode.NONE else References(mode, target.destination, least)
         return OrbaxWriter(
             as_step,
             _item(target, level, item),
