@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 # Hosts of one job begin a save together, to within what their clocks differ: in seconds.
 _TOGETHER = 60.0
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class SaveListing:
         step: its number.
         began: when, in seconds since 1970; None where nothing tells.
         hosts: directories of the hosts that have a share of it.
+        processes: for each of them the processes of the job whose chunks it has, by their distributed ids;
+            () where nothing tells.
         chunks: that are there, each counted once; `twins` of them several hosts have.
         missing: what no host has.
         wanted: hosts that would bring that; () where nothing is missing, None where nothing tells which.
@@ -65,6 +68,7 @@ class SaveListing:
     step: int
     began: float | None
     hosts: tuple[Place, ...]
+    processes: tuple[tuple[int, ...], ...]
     chunks: int
     twins: int
     missing: tuple[MissingCells, ...]
@@ -96,6 +100,13 @@ class HostsListing:
         return next((each for each in self.saves if each.is_complete), None)
 
 
+def host_text(host: Place, processes: Sequence[int]) -> str:
+    """The directory of a host, and whose chunks it has."""
+    if not processes:
+        return str(host)
+    return f"{host} ({'process' if len(processes) == 1 else 'processes'} {', '.join(map(str, processes))})"
+
+
 def list_saves(
     hosts: Where | Sequence[Where], *, requests: int | None = None, max_index_bytes: int = MAX_INDEX_BYTES
 ) -> HostsListing:
@@ -124,6 +135,7 @@ def _listed(save: Save) -> SaveListing:
         save.step,
         save.began,
         tuple(share.host for share in save.shares),
+        tuple(share.processes for share in save.shares),
         len(save.owners) - documents,
         len(save.twins),
         save.missing,
@@ -267,8 +279,9 @@ def _checked(save: Save, preferred: Sequence[Place], observe: Callable[[int], No
 
 
 def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
-    hosts = some([str(share.host) for share in save.shares], 4)
-    remarks = [f"step {save.step} of {plural(len(save.shares), 'host')}: {hosts}"]
+    hosts = [host_text(share.host, share.processes) for share in save.shares[:_MOST_NAMED]]
+    more = f" and {len(save.shares) - len(hosts):,} more" if len(save.shares) > len(hosts) else ""
+    remarks = [f"step {save.step} of {plural(len(save.shares), 'host')}: {', '.join(hosts)}{more}"]
     if twins.chunks:
         same = twins.chunks - len(twins.disagreements)
         remarks.append(f"{plural(same, 'value')} that several hosts have are the same bytes in all of them")

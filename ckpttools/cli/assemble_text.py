@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ckpttools.api.assemble import HostsListing, SaveListing
+from ckpttools.api.assemble import HostsListing, SaveListing, host_text
 from ckpttools.cli.output import labelled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.text import age, printable, some
@@ -51,7 +51,10 @@ def _cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[st
 
 
 def _lacking(save: SaveListing) -> Iterator[tuple[str, str]]:
-    yield f"{save.step} of", some([str(host) for host in save.hosts], _MOST)
+    hosts = list(map(host_text, save.hosts, save.processes))
+    yield from zip((f"{save.step} of", *[""] * _MOST), hosts[:_MOST], strict=False)
+    if len(hosts) > _MOST:
+        yield "", f"and {len(hosts) - _MOST:,} more"
     for each in save.missing[:_MOST]:
         cells = some(["/".join(map(str, cell)) for cell in each.cells], _MOST)
         yield "lacks", f"{each}{f' ({cells})' if any(each.cells) else ''}"
