@@ -525,14 +525,14 @@ class TestSafetensors:
         folder = self.folder(tmp_path)
         named = self.named(folder)
         self.rename(folder, {**named, "model.extra": self.shards(folder)[0].name})
-        assert "1 tensors that its files do not hold: model.extra" in only(folder, "safetensors-index").what
+        assert "1 tensor that its files do not hold: model.extra" in only(folder, "safetensors-index").what
 
     def test_an_index_that_does_not_name_all(self, tmp_path):
         folder = self.folder(tmp_path)
         named = self.named(folder)
         named.pop("model.norm.weight")
         self.rename(folder, named)
-        assert "does not name 1 tensors of its files" in only(folder, "safetensors-index").what
+        assert "does not name 1 tensor of its files" in only(folder, "safetensors-index").what
 
     def test_an_index_that_leads_elsewhere(self, tmp_path):
         folder = self.folder(tmp_path)

@@ -254,7 +254,8 @@ def _lacking(save: Save) -> str:
         ways = ", and ".join(" or ".join(map(str, each.processes)) for each in wanted)
         more = f"; {plural(len(wanted), 'more host')} would do: process {ways}"
     arrays = some([str(each) for each in save.missing])
-    return f"step {save.step}, of {plural(len(save.shares), 'host')}: {missing:,} chunks ({arrays}){more}"
+    lost, hosts = plural(missing, "chunk"), plural(len(save.shares), "host")
+    return f"step {save.step}, of {hosts}: {lost} ({arrays}){more}"
 
 
 def _checked(save: Save, preferred: Sequence[Place], observe: Callable[[int], None]) -> TwinComparison:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ckpttools.api.assemble import HostsListing, SaveListing, host_text
 from ckpttools.cli.output import labelled, width
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.core.text import age, printable, some
+from ckpttools.core.text import age, plural, printable, some
 
 _COLUMNS = (
     Column("step", right=True),
@@ -62,4 +62,4 @@ def _lacking(save: SaveListing) -> Iterator[tuple[str, str]]:
         yield "", f"and {len(save.missing) - _MOST:,} more arrays"
     for wanted in save.wanted or ():
         processes = " or ".join(map(str, wanted.processes))
-        yield "wanted", f"the host of process {processes}, for {wanted.chunks:,} chunks"
+        yield "wanted", f"the host of process {processes}, for {plural(wanted.chunks, 'chunk')}"

@@ -47,6 +47,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def agreeing(number: int, noun: str) -> str:
+    """As `plural`, with the verb before it: "is 1 array", "are 12 arrays"."""
+    return f"{'is' if number == 1 else 'are'} {plural(number, noun)}"
+
+
 def some(names: Iterable[str], most: int = 3) -> str:
     """The first of the names, those that differ in numbers only as one: "layers_{0..31}, norm, …"."""
     folds = folded(names)

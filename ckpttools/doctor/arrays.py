@@ -9,7 +9,7 @@ from math import prod
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.region import Shape
-from ckpttools.core.text import some
+from ckpttools.core.text import agreeing, some
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, finding_of, on_disk
 from ckpttools.doctor.chunk_files import POINTER, bad_chunks
 from ckpttools.doctor.inventory import ListedItem
@@ -68,7 +68,7 @@ def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[
     if table.strays:
         array = table.array
         grid = f"{list(array.grid)} of chunks {list(array.chunk)} for shape {list(array.shape)}"
-        what = f"{len(table.strays)} chunks, such as {table.strays[0]}, are outside the grid {grid}"
+        what = f"outside the grid {grid} {agreeing(len(table.strays), 'chunk')}, such as {table.strays[0]}"
         yield Finding(ERROR, place, what, "the metadata is of another array than the chunks", _COPY)
     faults: dict[str, list[Shape]] = defaultdict(list)
     for bad in bad_chunks(table, database):
@@ -148,7 +148,8 @@ def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
     other = [name for name in names if document and document not in documents[name]]
     if other:
         right, wrong = str(not says).lower(), str(says).lower()
-        what = f"_METADATA says use_zarr3 {wrong}, but {len(other)} arrays have no {document}: {some(other)}"
+        bare = f"there {agreeing(len(other), 'array')} without {document}: {some(other)}"
+        what = f"_METADATA says use_zarr3 {wrong}, but {bare}"
         why = "Orbax opens them with the wrong driver and fails"
         do = _edited(item, "use_zarr3", wrong, right)
         yield Finding(ERROR, str(item.path), what, why, do, command=do)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttools.core.text import ranges
+from ckpttools.core.text import plural, ranges
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import CONFIG, StoredModel, models_in
@@ -33,13 +33,13 @@ def _compared(model: StoredModel, said: int, there: set[int]) -> Iterator[Findin
     place = str(model.folder)
     missing = set(range(said)) - there
     if missing:
-        what = f"{CONFIG} says {said} layers, and there are no weights of {ranges(sorted(missing))}"
+        what = f"{CONFIG} says {plural(said, 'layer')}, and there are no weights of {ranges(sorted(missing))}"
         why = "transformers begins them at random, with a warning; conversions to MaxText refuse the model"
         do = f"fetch all of its shards; or, if it was cut, write {_COUNT} as it is: `ckpt shrink` does"
         yield Finding(ERROR, place, what, why, do)
     surplus = {number for number in there if number >= said + more}
     if surplus:
-        what = f"{CONFIG} says {said} layers, and there are weights of {ranges(sorted(surplus))}"
+        what = f"{CONFIG} says {plural(said, 'layer')}, and there are weights of {ranges(sorted(surplus))}"
         why = "whatever loads the model leaves them out, and computes as a smaller one"
         yield Finding(WARNING, place, what, why, f"fetch {CONFIG} again: it is of another model")
 

@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.text import agreeing
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import CONFIG as _CONFIG
@@ -68,7 +69,7 @@ def _without_scales(folder: Place, bare: list[Quantized], count: int) -> Finding
 def _unsaid(folder: Place, found: list[Quantized]) -> Finding:
     scales = sum(bool(each.scales) for each in found)
     what = (
-        f"{len(found)} weights are quantised, {scales} of them with scales, such as {found[0]}, "
+        f"there {agreeing(len(found), 'quantised weight')}, {scales} with scales, such as {found[0]}, "
         f"and {_CONFIG} has no {FIELD}"
     )
     why = "transformers and others take the numbers for the weights themselves"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.core.text import some
+from ckpttools.core.text import plural, some
 from ckpttools.doctor.base import (
     ERROR,
     INFO,
@@ -61,7 +61,7 @@ def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding
 
 
 def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
-    what = f"{len(names)} weight files missing: {_some(names)}"
+    what = f"{plural(len(names), 'weight file')} missing: {_some(names)}"
     folder = place if place.is_dir() else place.parent
     do = f"fetch them: hf download REPO --include {quote(names[0])} --local-dir {on_disk(folder)}"
     return Finding(ERROR, str(place), what, f"{wanted}; their tensors cannot be read", do)
@@ -95,7 +95,7 @@ def _beside_the_model(weights: SafetensorsFiles) -> Finding:
 
 
 def _without_index(inventory: Inventory, weights: SafetensorsFiles) -> Finding:
-    what = f"{len(weights.files)} files and no {_NAME}"
+    what = f"{plural(len(weights.files), 'file')} and no {_NAME}"
     why = "transformers does not find the weights; ckpttools takes them all"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
     if is_sharded(each for each in headers.values() if isinstance(each, SafetensorsHeader)):
@@ -174,16 +174,17 @@ def _against_files(weights: SafetensorsFiles, place: Place, named: Mapping[str, 
     hint = f"fetch the index again, or set it aside: {set_aside(place)}"
     absent, unnamed = ({tensor for tensor, _ in pairs} for pairs in (said - there, there - said))
     if absent:
-        what = f"names {len(absent)} tensors that its files do not hold: {_some(absent)}"
+        what = f"names {plural(len(absent), 'tensor')} that its files do not hold: {_some(absent)}"
         yield Finding(
             ERROR, str(place), what, "they cannot be loaded: of another model, or a shard was changed", hint
         )
     if unnamed - absent:
-        what = f"does not name {len(unnamed - absent)} tensors of its files: {_some(unnamed - absent)}"
+        lacking = unnamed - absent
+        what = f"does not name {plural(len(lacking), 'tensor')} of its files: {_some(lacking)}"
         yield Finding(ERROR, str(place), what, "readers that use the index do not load them", hint)
     loose = sorted(set(weights.files) - set(shards) - {_WHOLE})
     if loose and len(weights.indexes) == 1:
-        what = f"does not name {len(loose)} files beside it: {_some(loose)}"
+        what = f"does not name {plural(len(loose), 'file')} beside it: {_some(loose)}"
         do = "move them away if they belong to another save"
         yield Finding(WARNING, str(place), what, "nothing loads them; they take up space", do)
 
@@ -208,7 +209,7 @@ def rebuild(folder: Place, read: ReadOptions) -> str:
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
     path = folder / _NAME
     write_new(path, text.encode())
-    return f"{path} was written: {len(weight_map):,} tensors in {len(names)} files"
+    return f"{path} was written: {plural(len(weight_map), 'tensor')} in {plural(len(names), 'file')}"
 
 
 CHECK = Check(

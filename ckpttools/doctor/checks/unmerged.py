@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
@@ -58,7 +59,7 @@ def _left_behind(item: ListedItem) -> Iterator[Finding]:
             )
             continue
         if lost:
-            what = f"{len(lost)} keys, such as {min(lost)}, are not in the merged {MANIFEST}"
+            what = f"the merged {MANIFEST} lacks {plural(len(lost), 'key')}, such as {min(lost)}"
             why = "they cannot be read: the merge was interrupted, or the directory is of another save"
             again = f"ckpt doctor {pasted(item.path)} --fix merge"
             do = f"{set_aside(item.path / MANIFEST)} && {again}"
@@ -87,7 +88,7 @@ def merge(path: Place, read: ReadOptions) -> str:
     if not holds(path / node_file, index.nodes):  # an interrupted merge leaves it
         write_new(path / node_file, index.nodes)
     write_new(path / MANIFEST, index.manifest)
-    return f"{path / MANIFEST} was written: {len(entries):,} keys of {_processes(path)}"
+    return f"{path / MANIFEST} was written: {plural(len(entries), 'key')} of {_processes(path)}"
 
 
 def _processes(path: Place) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.text import plural
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import FileFault, Indexed
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
@@ -82,7 +83,8 @@ def _lacking(save: Save) -> str:
     names = ", ".join(share.host.name for share in save.shares)
     if save.is_complete:
         return f"step {save.step} of {names}: complete, and not the one that was asked for"
-    return f"step {save.step} of {names}: {chunks:,} chunks of {len(save.missing):,} arrays are missing"
+    arrays = plural(len(save.missing), "array")
+    return f"step {save.step} of {names}: {plural(chunks, 'chunk')} of {arrays} missing"
 
 
 def refuse_parts(place: Place) -> FormatError:

@@ -126,7 +126,7 @@ def refuse_mixed(save: Save, found: Sequence[Disagreement]) -> None:
             raise FormatError(
                 f"{save.shares[number].host} seems to be of another save: it differs in {count:,} of "
                 f"{len(common):,} values that others have, too",
-                got=f"{len(alone):,} chunks that it alone has, such as {alone[0]}",
+                got=f"{plural(len(alone), 'chunk')} that it alone has, such as {alone[0]}",
                 wanted="hosts of one run, one of which has some damaged values",
                 hint="leave out its directory",
             )
