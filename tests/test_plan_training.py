@@ -64,15 +64,14 @@ def test_no_interval_loses_less_than_the_best(save, failures, factor):
 
 
 @given(st.floats(1, 100), st.floats(1e4, 1e6), st.floats(0.5, 60), st.integers(1, 50))
-def test_steps_are_the_multiple_that_loses_least(save, failures, step, multiple):
+def test_steps_are_the_multiple_beside_the_best_that_loses_less(save, failures, step, multiple):
     tier = Tier("persistent", save, failures)
-    steps = tier.best_steps(step, multiple)
-    assert steps % multiple == 0 and steps > 0
-    near = [n * multiple for n in (steps // multiple - 1, steps // multiple + 1) if n > 0]
-    wanted = tier.best_seconds / step
-    if abs(wanted - steps) < multiple / 2:
-        return
-    assert all(tier.lost(steps * step) <= tier.lost(n * step) * 1.2 for n in near)
+    beyond = next(n for n in range(2, 1 << 30) if n * multiple * step > tier.best_seconds)
+    around = [(beyond - 1) * multiple, beyond * multiple]
+    assert around[0] * step <= tier.best_seconds or beyond == 2
+    chosen = tier.best_steps(step, multiple)
+    assert chosen in around
+    assert all(tier.lost(chosen * step) <= tier.lost(each * step) for each in around)
 
 
 def test_a_run_keeps_what_it_is_told():

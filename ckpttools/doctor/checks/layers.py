@@ -8,10 +8,9 @@ from ckpttools.core.text import plural, ranges
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import CONFIG, StoredModel, models_in
+from ckpttools.maxtext.prediction import prediction_layers
 
 _COUNT = "num_hidden_layers"
-# Layers after the last one, which predict further tokens.
-_PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -28,8 +27,6 @@ def _numbers(model: StoredModel) -> set[int]:
 
 
 def _compared(model: StoredModel, said: int, there: set[int]) -> Iterator[Finding]:
-    predicting = (model.text.get(name) for name in _PREDICTION)
-    more = sum(number for number in predicting if isinstance(number, int))
     place = str(model.folder)
     missing = set(range(said)) - there
     if missing:
@@ -37,7 +34,7 @@ def _compared(model: StoredModel, said: int, there: set[int]) -> Iterator[Findin
         why = "transformers begins them at random, with a warning; conversions to MaxText refuse the model"
         do = f"fetch all of its shards; or, if it was cut, write {_COUNT} as it is: `ckpt shrink` does"
         yield Finding(ERROR, place, what, why, do)
-    surplus = {number for number in there if number >= said + more}
+    surplus = {number for number in there if number >= said + prediction_layers(model.text)}
     if surplus:
         what = f"{CONFIG} says {plural(said, 'layer')}, and there are weights of {ranges(sorted(surplus))}"
         why = "whatever loads the model leaves them out, and computes as a smaller one"

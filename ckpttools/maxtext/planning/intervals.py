@@ -46,7 +46,7 @@ class Tier:
         return self.save_seconds / interval + (interval / 2 + self.restore_seconds) / self.failure_seconds
 
     def best_steps(self, step_seconds: float, multiple: int = 1) -> int:
-        """The interval in steps, a multiple of so many, that loses least."""
+        """The best interval in steps: of the two multiples of so many around it the one that loses less."""
         fewer = max(1, int(self.best_seconds / step_seconds) // multiple) * multiple
         return min((fewer, fewer + multiple), key=lambda steps: self.lost(steps * step_seconds))
 
