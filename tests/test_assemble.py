@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -232,11 +232,8 @@ def test_steps_are_not_mixed(job, tmp_path):
 
 def test_two_saves_of_one_step_are_not_mixed(job, tmp_path):
     """A job that went back has saved step 3 again, on the hosts that were left."""
-    for host in ("host0", "host2"):
-        file = job / host / "3" / "_CHECKPOINT_METADATA"
-        said = json.loads(file.read_text())
-        said["init_timestamp_nsecs"] += int(3600e9)
-        file.write_text(json.dumps(said))
+    for number in range(4):
+        begin(job / f"host{number}", 1000 + 3600 * (number % 2))
     listing = ckpttools.list_saves(job)
     assert [(save.step, len(save.hosts), save.is_complete) for save in listing.saves] == [
         (3, 2, False),
@@ -245,6 +242,32 @@ def test_two_saves_of_one_step_are_not_mixed(job, tmp_path):
     ]
     ckpttools.assemble(job, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["2"]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.integers(0, 1500), min_size=4, max_size=4), st.permutations(range(4)))
+def test_saves_are_told_apart_by_time_in_whatever_order_hosts_are_named(tmp_path_factory, seconds, order):
+    """None is spread over more than ten minutes, nor joined over more by one that lies between."""
+    top = tmp_path_factory.mktemp("times") / "job"
+    shutil.copytree(HOSTS / "replicator-data=2,fsdp=4", top)
+    for number, later in enumerate(seconds):
+        begin(top / f"host{number}", 1000 + later)
+    listings = [ckpttools.list_saves([top / f"host{n}" for n in hosts]) for hosts in (order, range(4))]
+    found, again = ([{*save.hosts} for save in each.saves if save.step == LAST] for each in listings)
+    assert found == again
+    for hosts in found:
+        times = [seconds[int(host.name[-1])] for host in hosts]
+        assert max(times) - min(times) <= 600
+    for one, other in pairwise(sorted(found, key=lambda each: min(seconds[int(h.name[-1])] for h in each))):
+        first, last = (min(seconds[int(host.name[-1])] for host in each) for each in (one, other))
+        assert last - first > 60
+
+
+def begin(host: Path, seconds: float) -> None:
+    """Has a host note that its save of step 3 began then."""
+    file = host / "3" / "_CHECKPOINT_METADATA"
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps({**said, "init_timestamp_nsecs": int(seconds * 1e9)}))
 
 
 def test_hosts_whose_arrays_are_cut_otherwise_are_of_another_save(job):
@@ -383,21 +406,22 @@ class TestOtherRuns:
         hosts = [len(save.hosts) for save in ckpttools.list_saves(job).saves if save.step == LAST]
         assert sorted(hosts) == [1, 3]
 
-    def test_where_nothing_shows_that_hosts_are_of_one_run_it_is_said(self, tmp_path):
-        for host, seed in (("a", 1), ("b", 2)):
-            write_half(tmp_path / host, seed)
-            for name in "yz":
-                shutil.rmtree(tmp_path / host / "3" / "state" / name)
-        for number, host in enumerate(("a", "b")):
-            file = tmp_path / host / "3" / "state" / "_METADATA"
-            said = json.loads(file.read_text())
-            said["tree_metadata"] = {"('x',)": said["tree_metadata"]["('x',)"]}
-            file.write_text(json.dumps(said))
-            times = {"init_timestamp_nsecs": int((1000 + 90 * number) * 1e9), "commit_timestamp_nsecs": 1}
-            step = {"item_handlers": {"state": HANDLER}, **times}
-            (tmp_path / host / "3" / "_CHECKPOINT_METADATA").write_text(json.dumps(step))
+    @pytest.mark.parametrize(
+        ("names", "seconds", "said"),
+        [
+            ("x", 50, "no array in common"),
+            ("x", 90, "no step is complete"),
+            ("xyz", 90, "up to 90 s apart"),
+            ("xyz", 900, "no step is complete"),
+        ],
+    )
+    def test_what_shows_that_hosts_are_of_one_run(self, tmp_path, names, seconds, said):
+        """What they have in common; within a minute that is not asked for, and its lack is told."""
+        for seed, host in enumerate(("a", "b")):
+            write_half(tmp_path / host, seed, names, 0)
+            begin(tmp_path / host, 1000 + seconds * seed)
         told = ckpt("assemble", tmp_path / "a", tmp_path / "b", tmp_path / "out", "--dry-run", COLUMNS="200")
-        assert "up to 90 s apart" in told.output and "no array in common" in told.output
+        assert said in told.output and told.exit_code == (3 if "complete" in said else 0)
 
     def test_a_host_that_differs_in_most_is_not_mixed_in(self, tmp_path):
         """What is preferred decides on values that were damaged, not on what another run has alone."""
@@ -410,10 +434,10 @@ class TestOtherRuns:
         assert not (tmp_path / "out").exists()
 
 
-def write_half(host: Path, seed: int) -> None:
-    """A host with two arrays that all have, and half of the chunks of one more."""
-    noise = np.random.default_rng(seed)
-    values = {(name,): noise.standard_normal(16).astype(np.float32) for name in "xyz"}
+def write_half(host: Path, seed: int, names: str = "xyz", run: int | None = None) -> None:
+    """A host with half of the chunks of an array, and others that all have; with the numbers of a run."""
+    noise = np.random.default_rng(seed if run is None else run)
+    values = {(name,): noise.standard_normal(16).astype(np.float32) for name in names}
     arrays = {path: (zarr3([LITTLE], [8]), each) for path, each in values.items()}
     write_item(host / "3" / "state", arrays, use_ocdbt=False)
     (host / "3" / "state" / "x" / "c" / str(seed % 2)).unlink()

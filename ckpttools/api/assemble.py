@@ -20,7 +20,7 @@ from ckpttools.formats.orbax.format import joined_tree
 from ckpttools.formats.orbax.iterators import ITEM, iterators_of
 from ckpttools.formats.orbax.naming import ITEM as TREE_ITEM
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
-from ckpttools.formats.orbax.saves import MissingCells, Save, newest_complete, saves_of
+from ckpttools.formats.orbax.saves import TOGETHER_SECONDS, MissingCells, Save, newest_complete, saves_of
 from ckpttools.formats.orbax.shares import HostShare, shares_of
 from ckpttools.formats.orbax.twins import (
     TwinComparison,
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 
-# Hosts of one job begin a save together, to within what their clocks differ: in seconds.
-_TOGETHER = 60.0
 _MOST_NAMED = 4
 
 
@@ -298,7 +296,7 @@ def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
 def _of_kinship(save: Save) -> Iterator[str]:
     """What to say where little shows that hosts are of one run, such as of two that began together."""
     began = [share.began for share in save.shares if share.began is not None]
-    if began and max(began) - min(began) > _TOGETHER:
+    if began and max(began) - min(began) > TOGETHER_SECONDS:
         apart = f"{max(began) - min(began):.0f} s"
         yield f"hosts began this save up to {apart} apart: see that they are of one run"
     if len(save.shares) > 1 and not any(has_many(save, key) for key in save.twins):

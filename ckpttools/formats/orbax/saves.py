@@ -16,7 +16,7 @@ from typing import TypeVar
 from ckpttools.array.tree import Path, dotted, keystr
 from ckpttools.core.region import Shape, grid_indices
 from ckpttools.formats.orbax.metadata import SavedLeaf, parse_tree
-from ckpttools.formats.orbax.ocdbt import Entry
+from ckpttools.formats.orbax.ocdbt import Entry, length_of
 from ckpttools.formats.orbax.shares import HostShare
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.array import ZarrArray
@@ -25,9 +25,13 @@ from ckpttools.stores.place import Place
 
 T = TypeVar("T")
 DOCUMENTS = (zarr3.DOCUMENT, zarr2.DOCUMENT)
-# Hosts begin a save together; clocks differ, and slow disks are waited for. A job that was started again
-# needs longer than that to come back to the same step.
-_TOGETHER_SECONDS = 600.0
+# Hosts begin a save together, but for what their clocks differ, and for those that lag a step behind. A job
+# that was started again needs longer than the first to come back to the same step. Up to the second, shares
+# are of one save where they have values in common, which are compared before anything is made of them.
+TOGETHER_SECONDS = 60.0
+_WITH_EVIDENCE_SECONDS = 600.0
+# Bytes of a value that may be a single number, alike in all runs.
+_COUNTER = 16
 # Cells of an array that are named one by one; of a damaged shape more may be missing than there are bytes.
 _MOST_CELLS = 1 << 20
 
@@ -170,9 +174,8 @@ def saves_of(shares: Sequence[HostShare]) -> list[Save]:
     Shares of which nothing can be used are left out.
     """
     found: list[list[HostShare]] = []
-    for share in shares:
-        if share.fault is not None:
-            continue
+    usable = [share for share in shares if share.fault is None]
+    for share in sorted(usable, key=lambda each: each.began or 0.0):
         group = next((each for each in found if _belongs(share, each)), None)
         if group is None:
             found.append([share])
@@ -185,7 +188,7 @@ def saves_of(shares: Sequence[HostShare]) -> list[Save]:
 def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
     """Whether a share is of the save that others are of."""
     first = group[0]
-    if share.number != first.number or not _are_together(share.began, [each.began for each in group]):
+    if share.number != first.number or not _are_together(share, group):
         return False
     if not (
         _may_be(share.job, [each.job for each in group]) and _may_be(share.mesh, [s.mesh for s in group])
@@ -203,9 +206,22 @@ def _may_be(said: T, others: Sequence[T]) -> bool:
     return not said or known is None or said == known
 
 
-def _are_together(began: float | None, others: Sequence[float | None]) -> bool:
-    known = [each for each in others if each is not None]
-    return began is None or not known or min(abs(began - each) for each in known) <= _TOGETHER_SECONDS
+def _are_together(share: HostShare, group: Sequence[HostShare]) -> bool:
+    """Whether a share may be of a save by the time at which it was begun; others of it have begun before."""
+    began = [each.began for each in group if each.began is not None]
+    apart = 0.0 if share.began is None or not began else share.began - min(began)
+    if apart <= TOGETHER_SECONDS:
+        return True
+    return apart <= _WITH_EVIDENCE_SECONDS and any(_have_common(share, each) for each in group)
+
+
+def _have_common(share: HostShare, other: HostShare) -> bool:
+    return any(key in other.entries and has_numbers(key, entry) for key, entry in share.entries.items())
+
+
+def has_numbers(key: str, entry: Entry) -> bool:
+    """Whether a value is one of numbers that differ between runs: no metadata, no counter."""
+    return not key.endswith(DOCUMENTS) and length_of(entry) > _COUNTER
 
 
 def _documents_agree(share: HostShare, other: HostShare) -> bool:

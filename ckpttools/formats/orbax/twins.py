@@ -16,14 +16,12 @@ from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.ocdbt import Entry, length_of
-from ckpttools.formats.orbax.saves import DOCUMENTS, Save
+from ckpttools.formats.orbax.saves import Save, has_numbers
 from ckpttools.stores.at_once import in_threads
 
 _AT_ONCE = 4 << 20
 _ENDS = 64 << 10
 _THREADS = 4
-# Bytes of a value that may be a single number, alike in all runs.
-_COUNTER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +131,8 @@ def refuse_mixed(save: Save, found: Sequence[Disagreement]) -> None:
 
 
 def has_many(save: Save, key: str) -> bool:
-    """Whether a value is one of numbers that differ between runs: no metadata, no counter."""
-    return not key.endswith(DOCUMENTS) and length_of(save.shares[save.owners[key]].entries[key]) > _COUNTER
+    """As `has_numbers`, of a value of a save."""
+    return has_numbers(key, save.shares[save.owners[key]].entries[key])
 
 
 def _lengths(save: Save, key: str) -> Iterator[int]:
