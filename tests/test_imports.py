@@ -85,7 +85,7 @@ MAY = {
         "sharding",
         "digest.pairing",
     },
-    "doctor": {"array", "quantized", "stores", "codecs", "formats"},
+    "doctor": {"array", "quantized", "stores", "codecs", "formats", "maxtext.prediction"},
     "runs": {"array", "stores", "formats", "plan", "run", "transforms", "maxtext"},
     "copying": {"array", "stores", "formats", "run.apart", "run.memory", "run.threads", "digest.digest"},
     "api": {
