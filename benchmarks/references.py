@@ -23,9 +23,11 @@ from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.families.registry import family_of
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.mapping.shapes import left_shapes
+from ckpttools.maxtext.synthetic import synthetic
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.view import view_of
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 from ckpttools.testing.models import LlamaSizes, write_llama, write_model
@@ -34,7 +36,8 @@ from ckpttools.testing.models import LlamaSizes, write_llama, write_model
 def write_training(directory: Path, sizes: LlamaSizes) -> int:
     """A scanned train state of adamw in float32 as MaxText names it, all on disk; returns its bytes."""
     config = sizes.config()
-    shapes = left_shapes(family_of(config, "config.json").table(config, "config.json", scan_axis=1))
+    model = to_maxtext(synthetic(config), ToMaxText()).state
+    shapes = {name: array.shape for name, array in view_of(model).named.items()}
     leaves: dict[TreePath, Leaf] = {("step",): _constant((), "int32", 7)}
     for prefix in (("params", "params"), ("opt_state", 0, "mu", "params"), ("opt_state", 0, "nu", "params")):
         for name, shape in shapes.items():

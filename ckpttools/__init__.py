@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from ckpttools.maxtext.scan import UnstackLayers as UnstackLayers
     from ckpttools.maxtext.strip import StripOptimizer as StripOptimizer
     from ckpttools.maxtext.to_hf_options import ToHuggingFace as ToHuggingFace
-    from ckpttools.maxtext.to_maxtext import ToMaxText as ToMaxText
+    from ckpttools.maxtext.to_maxtext_options import ToMaxText as ToMaxText
     from ckpttools.run.events import Receipt as Receipt
     from ckpttools.sharding.save_background import Saving as Saving
     from ckpttools.transforms.cast import CastMap as CastMap
@@ -151,7 +151,7 @@ _MODULES = {
     "maxtext.scan": "ForceUnroll StackLayers UnstackLayers",
     "maxtext.strip": "StripOptimizer",
     "maxtext.to_hf_options": "ToHuggingFace",
-    "maxtext.to_maxtext": "ToMaxText",
+    "maxtext.to_maxtext_options": "ToMaxText",
     "run.events": "Receipt",
     "sharding.save_background": "Saving",
     "transforms.cast": "CastMap CastTo",

@@ -21,7 +21,8 @@ from ckpttools.adapters.merge import merged
 from ckpttools.adapters.peft import open_peft
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.stores.registry import parse
 

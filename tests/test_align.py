@@ -27,7 +27,8 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.view import view_of
 from ckpttools.testing.strategies import noise, stored
 

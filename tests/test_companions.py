@@ -25,7 +25,7 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import ToMaxText
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.run.events import Event, Started
 from ckpttools.run.fingerprint import fingerprint
 from ckpttools.transforms.rename import renames

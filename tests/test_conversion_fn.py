@@ -12,7 +12,7 @@ from support.places import GOLDEN
 
 import ckpttools
 from ckpttools.core.errors import CoverageError
-from ckpttools.maxtext.to_maxtext import ToMaxText
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 
 def weights(family):

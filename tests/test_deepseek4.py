@@ -32,7 +32,8 @@ from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.transforms.cast import CastMap, CastTo
 
 GOLDEN = GOLDEN_0_2_5 / "deepseek4"

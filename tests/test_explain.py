@@ -30,7 +30,8 @@ from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model import ModelOptions
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import noise, shapes, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}

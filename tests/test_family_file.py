@@ -36,7 +36,7 @@ from ckpttools.mapping.row import row
 from ckpttools.mapping.values import Multiply, Scale, Shift
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import ToMaxText
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import statements
 
 BUILT_IN = tuple(families())

@@ -35,7 +35,7 @@ from ckpttools.array.tree import dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.families.registry import family_of
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.to_maxtext import ToMaxText
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.plan import plan as planning
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)

@@ -12,7 +12,8 @@ import pytest
 from support.trees import model
 
 from ckpttools.core.errors import FormatError
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 TEXT = {
     "hidden_size": 16,

@@ -16,7 +16,8 @@ from ckpttools.array.tree import Tree
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.scan import UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 _TEXT_LAYER = re.compile(r"language_model\.(?:model\.)?layers\.(\d+)\.")
 # Both have a cycle of six layers.

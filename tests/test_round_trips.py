@@ -15,7 +15,8 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 BF16 = DTYPES["bfloat16"]
 LENGTHS = st.integers(1, 5)

@@ -20,7 +20,8 @@ from ckpttools.families.registry import family_named
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.shrink import Shrink
 from ckpttools.maxtext.smaller_config import Smaller, smaller_config
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 # Each with layers that it can have fewer of, and what else.
 MODELS = [

@@ -22,7 +22,8 @@ from ckpttools.array.nodes import seeded
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, ShapeError, UsageError
 from ckpttools.maxtext.stitch import stitched
 from ckpttools.maxtext.synthetic import synthetic
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import regions, shapes
 
 MASK = (1 << 64) - 1

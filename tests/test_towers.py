@@ -21,7 +21,7 @@ from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import ToMaxText
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.transforms.select import Select
 
 RESOURCES = Resources(jobs=2)

@@ -28,7 +28,8 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.maxtext.scan import StackLayers
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
 
 run = partial(command_line.run, "verify")

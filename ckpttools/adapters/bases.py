@@ -24,7 +24,7 @@ from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.direction import named_as
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.to_hf import ModelRows, rows_of
+from ckpttools.maxtext.model_rows import ModelRows, rows_of
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.view import view_of
 from ckpttools.quantized.refusals import refuse_quantized

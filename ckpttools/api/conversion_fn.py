@@ -11,7 +11,8 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.model import CONFIG
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.base import Transformed

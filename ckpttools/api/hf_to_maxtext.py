@@ -17,7 +17,8 @@ from ckpttools.formats.sidecar import Companions, WithSidecars
 from ckpttools.maxtext.direction import refuse_maxtext
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import companions_of, record
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.dequantize import Like

@@ -28,7 +28,8 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.vocabulary import refuse_learned
 from ckpttools.stores.registry import Where
 

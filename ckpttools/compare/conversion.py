@@ -26,7 +26,8 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.tying import right_head
 from ckpttools.maxtext.view import view_of
 

@@ -8,39 +8,34 @@ from dataclasses import dataclass, field, replace
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ConfigError, CoverageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
-from ckpttools.families.family import Family, Spelling
+from ckpttools.families.family import Spelling
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.mapped import Mapped
-from ckpttools.mapping.sizes import Size
+from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.bound_model import (
     VOCAB,
     BoundModel,
-    UnboundModel,
-    as_it_was_made,
-    on_its_axis,
-    unwanted_towers,
-    with_made_config,
 )
+from ckpttools.maxtext.bound_source import BoundSource, source_of
 from ckpttools.maxtext.config_to_write import config_to_write, remarks_about, with_model
-from ckpttools.maxtext.from_native import SCALE_INV, hugging_face_grids, native_of, notes_of, with_scheme
+from ckpttools.maxtext.from_native import SCALE_INV, hugging_face_grids, notes_of, with_scheme
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import (
     TrueConfig,
     absent_towers,
 )
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.named_parameters import learned_elsewhere, named_parameters
+from ckpttools.maxtext.named_parameters import learned_elsewhere
 from ckpttools.maxtext.native import refusing
 from ckpttools.maxtext.notes_on_values import notes_on_values
 from ckpttools.maxtext.odd_dtypes import main_dtype, restored
-from ckpttools.maxtext.stacked_on import stored_scan_axis, with_scan_axis
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
@@ -68,6 +63,28 @@ class HuggingFaceModel:
     surplus: Mapping[str, Surplus] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Converted:
+    """What rows make of a source.
+
+    Attributes:
+        mapped: without quantised weights.
+        codes: the codes of weights that stay quantised.
+        grids: their scales, and rows that leave the codes as they are.
+        plain: the arrays of `mapped`; changed ones in the dtype that they had in the model.
+    """
+
+    mapped: Mapped
+    codes: Mapping[str, LazyArray]
+    grids: ScaleGrids
+    plain: Mapping[str, LazyArray]
+
+    @property
+    def quantized(self) -> dict[str, LazyArray]:
+        """What stays quantised: codes and scales."""
+        return {**self.codes, **{key + SCALE_INV: scales for key, scales in self.grids.scales.items()}}
+
+
 def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> HuggingFaceModel:
     """A MaxText tree as a Hugging Face one, and what the user should know.
 
@@ -76,104 +93,80 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         CoverageError: the arrays are not those of that model.
         FormatError: weights are quantised, or nothing shows on which axis layers are stacked.
     """
-    tree = with_scan_axis(tree, options.scan_axis)
-    arrays = named_parameters(tree, options.prefix)
-    numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
-    native = native_of(arrays, files.config, tree.metadata.place, numbers)
-    arrays = dict(native.arrays)
-    plain = {key: array for key, array in arrays.items() if key not in native.scales}
-    refuse_quantized(plain, tree.metadata.config, tree.metadata.place)
-    options = on_its_axis(options, arrays, tree)
-    files = with_made_config(files, options, arrays)
-    options = as_it_was_made(options, files)
-    source = UnboundModel(arrays, tree.metadata.place, options, files)
-    bound = source.bound()
-    unwanted = _unwanted_head(bound, arrays, options.model.tied)
-    towers = unwanted_towers(bound.family, arrays, options)
-    wanted = {key: array for key, array in arrays.items() if key not in (unwanted | towers)}
-    if options.padding_rows == "keep":
-        bound = _with_all_rows(bound, wanted)
-    grids = hugging_face_grids(bound.table, wanted, native, (VOCAB,))
-    with refusing(grids.problems, files.config, tree.metadata.place):
-        whole = _mapped(replace(bound, table=grids.table), wanted, options, files)
-    codes = {key: array for key, array in whole.arrays.items() if key in grids.scales}
-    mapped = replace(whole, arrays={key: array for key, array in whole.arrays.items() if key not in codes})
-    source.require_agreement(bound, wanted)
-    refuse_unmappable(mapped.weights, tree.metadata.config, tree.metadata.place)
-    main = main_dtype(mapped.arrays, mapped.changed)
-    as_before = _restored(mapped, main, bound.spelling, files)
-    made = dict(as_before)
-    head = tying.right_head(bound.family, bound.spelling)
-    if options.model.tied == "materialize" and head and head.head not in made:
-        made[head.head] = made[head.embedding]
+    source = source_of(tree, options, files)
+    bound, files = source.bound, source.files
+    converted = _converted(source)
     left_out = bound.table.left_out_of(files.weights)
-    carried = _carried(left_out, options, files, quantized=bool(codes))
-    made.update(carried)
-    if options.dtype is not None:
-        spared = _quantized_names(carried, files)
-        made = {key: array if key in spared else cast(array, options.dtype) for key, array in made.items()}
-    made |= codes | {key + SCALE_INV: scales for key, scales in grids.scales.items()}
+    carried = _carried(left_out, source.options, files, quantized=bool(converted.codes))
+    made = _written(source, converted, carried)
+    config = _config(source, converted, made)
     missing = (
-        *learned_elsewhere(tree, options.prefix),
-        *unwanted,
-        *sorted(towers),
+        *learned_elsewhere(source.tree, options.prefix),
+        *source.head,
+        *sorted(source.towers),
         *(key for key in {**files.carried, **left_out} if key not in carried),
     )
-    leaves: dict[TreePath, LazyArray] = {(key,): made[key] for key in in_natural_order(made)}
-    place = Metadata(place=tree.metadata.place)
-    tied = None if head is None else head.head not in made
-    config = config_to_write(bound, options, files, made, tied)
-    if config is not None and codes:
-        said, changes = with_scheme(config.config, made, codes, native.block)
-        config = TrueConfig(said, (*config.changes, *changes))
     # Only of a model that is at hand it is known what it could give.
     lacking = bool(files.weights) and not left_out
     notes = (
         tree.metadata.notes
-        + native.notes
-        + notes_on_values(mapped, as_before, options, missing)
-        + notes_of(grids.values)
+        + source.native.notes
+        + notes_on_values(converted.mapped, converted.plain, source.options, missing)
+        + notes_of(converted.grids.values)
+        + Notes(remarks=tuple(remarks_about(config, made, lacking)))
     )
-    notes += Notes(remarks=tuple(remarks_about(config, made, lacking)))
-    has_text_model = any(each.name == TEXT for each in bound.family.spellings)
-    surplus = dict(_surplus(bound.table, wanted, mapped))
-    return HuggingFaceModel(Tree(leaves, place), config, notes, has_text_model, surplus)
+    leaves: dict[TreePath, LazyArray] = {(key,): made[key] for key in in_natural_order(made)}
+    return HuggingFaceModel(
+        Tree(leaves, Metadata(place=source.place)),
+        config,
+        notes,
+        has_text_model=any(each.name == TEXT for each in bound.family.spellings),
+        surplus=dict(_surplus(bound.table, source.wanted, converted.mapped)),
+    )
 
 
-@dataclass(frozen=True)
-class ModelRows:
-    """The parameters of a MaxText tree, and the rows of the model that they are of.
-
-    Attributes:
-        arrays: by dotted names.
-        family, table, spelling: of the model; the rows are those of the layout that the tree has.
-        scan_axis: the axis on which layers are stacked; None where none are.
-        config: what the model's `config.json` says, None where none is known.
-    """
-
-    arrays: Mapping[str, LazyArray]
-    family: Family
-    table: Table
-    spelling: Spelling
-    scan_axis: int | None
-    config: Mapping[str, object] | None
-
-    def as_huggingface(self) -> Mapped:
-        """The arrays under their Hugging Face names; raises CoverageError where they are not the model's."""
-        return self.table.to_right(self.arrays, (VOCAB,))
+def _converted(source: BoundSource) -> _Converted:
+    """Maps what is wanted, and refuses what contradicts the model's configuration."""
+    bound, files, wanted = source.bound, source.files, source.wanted
+    grids = hugging_face_grids(bound.table, wanted, source.native, (VOCAB,))
+    with refusing(grids.problems, files.config, source.place):
+        whole = _mapped(replace(bound, table=grids.table), wanted, source.options, files)
+    codes = {key: array for key, array in whole.arrays.items() if key in grids.scales}
+    mapped = replace(whole, arrays={key: array for key, array in whole.arrays.items() if key not in codes})
+    source.unbound.require_agreement(bound, wanted)
+    refuse_unmappable(mapped.weights, source.tree.metadata.config, source.place)
+    main = main_dtype(mapped.arrays, mapped.changed)
+    return _Converted(mapped, codes, grids, _restored(mapped, main, bound.spelling, files))
 
 
-def rows_of(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
-    """The rows of the model that a MaxText tree is of; errors as of `to_huggingface`."""
-    tree = with_scan_axis(tree, options.scan_axis)
-    arrays = named_parameters(tree, options.prefix)
-    refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
-    options = on_its_axis(options, arrays, tree)
-    files = with_made_config(files, options, arrays)
-    options = as_it_was_made(options, files)
-    bound = UnboundModel(arrays, tree.metadata.place, options, files).bound()
-    axis = stored_scan_axis(bound.family, arrays, options.scan_axis)
-    return ModelRows(arrays, bound.family, bound.table, bound.spelling, axis, files.config)
+def _written(
+    source: BoundSource, converted: _Converted, carried: Mapping[str, LazyArray]
+) -> dict[str, LazyArray]:
+    """All arrays of the model: mapped ones, an output head that is wanted, carried ones, quantised ones."""
+    made, dtype = dict(converted.plain), source.options.dtype
+    head = _head(source)
+    if source.options.model.tied == "materialize" and head and head.head not in made:
+        made[head.head] = made[head.embedding]
+    made.update(carried)
+    if dtype is not None:
+        spared = _quantized_names(carried, source.files)
+        made = {key: array if key in spared else cast(array, dtype) for key, array in made.items()}
+    return made | converted.quantized
+
+
+def _config(source: BoundSource, converted: _Converted, made: Mapping[str, LazyArray]) -> TrueConfig | None:
+    """What `config.json` says of these arrays; None where no configuration is known."""
+    head = _head(source)
+    tied = None if head is None else head.head not in made
+    config = config_to_write(source.bound, source.options, source.files, made, tied)
+    if config is None or not converted.codes:
+        return config
+    said, changes = with_scheme(config.config, made, converted.codes, source.native.block)
+    return TrueConfig(said, (*config.changes, *changes))
+
+
+def _head(source: BoundSource) -> tying.Head | None:
+    return tying.right_head(source.bound.family, source.bound.spelling)
 
 
 def _mapped(
@@ -198,15 +191,6 @@ def _mapped(
             if files.overruled
             else f"check which model that is, and that all of the checkpoint is there: {error.hint}",
         ) from error
-
-
-def _with_all_rows(bound: BoundModel, arrays: Mapping[str, LazyArray]) -> BoundModel:
-    """A table with a vocabulary of all the rows that are there."""
-    there = [length for length, _ in bound.table.to_right(arrays, (VOCAB,)).cut.values()]
-    if not there:
-        return bound
-    sizes = {**bound.table.sizes, VOCAB: Size(max(there), option("padding_rows", "keep"))}
-    return replace(bound, table=replace(bound.table, sizes=sizes))
 
 
 def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> Iterator[tuple[str, Surplus]]:
@@ -259,12 +243,6 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, place: str) -> No
             wanted="all of the model's arrays, or the configuration of a model without these parts",
             hint=f"take them from the model with {with_model()}{alone if model.has_text_model else ''}",
         )
-
-
-def _unwanted_head(bound: BoundModel, arrays: Mapping[str, LazyArray], way: str | None) -> frozenset[str]:
-    """The output head that the user leaves out, where there is one."""
-    head = tying.left_head(bound.family)
-    return frozenset((head,) if way == "drop" and head is not None and head in arrays else ())
 
 
 def _restored(

@@ -37,7 +37,8 @@ from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.inspect.chunks import inspect_chunks
 from ckpttools.inspect.tree import inspect_tree
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.run import entries as journal_entries
 from ckpttools.stores import parse
 from ckpttools.stores.local.journal import Journal

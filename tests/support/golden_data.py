@@ -19,7 +19,7 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.array.tree import Empty, Text, Tree, keystr
 from ckpttools.maxtext.model import ModelOptions
-from ckpttools.maxtext.to_maxtext import ToMaxText
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from support.places import GOLDEN
 
 # One group of layers, nothing in float32, every tensor mapped.

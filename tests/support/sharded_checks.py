@@ -34,7 +34,8 @@ from ckpttools.core.errors import (
     UncutArraysWarning,
     UsageError,
 )
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.run.memory import current_bytes, peak_bytes
 from ckpttools.testing.strategies import stored
 from support.eight_devices import CHECKS as CHECKS

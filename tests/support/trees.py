@@ -17,7 +17,8 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.families.registry import family_of
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.scan import StackLayers
-from ckpttools.maxtext.to_maxtext import ToMaxText, to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.strategies import noise, stored
 from support.golden_data import golden_arrays
