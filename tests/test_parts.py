@@ -617,7 +617,7 @@ class TestSources:
             assert "plan" in refused(plan, "--part", "0/1", code=3)
 
     def test_a_plan_names_nothing_but_what_plans_name(self, plan):
-        from ckpttools.plan.node_lines import made_of
+        from ckpttools.plan.value_lines import made_of
 
         for name in ("os:system", "ckpttools.mapping.values:np", "ckpttools.core.dtypes:DType"):
             with pytest.raises((ValueError, AttributeError)):

@@ -20,8 +20,9 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.mapping.values import Add, Cast, Multiply
 from ckpttools.plan.dealing import dealt
-from ckpttools.plan.node_lines import NodeLines, Nodes, NotInLinesError, made_of
+from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.plan.plan_file import decoded, encoded
+from ckpttools.plan.value_lines import NotInLinesError, made_of
 from ckpttools.testing.strategies import lazy_arrays, regions, stored
 from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.in_memory import InMemory

@@ -7,9 +7,8 @@ are made when they are asked for: of an array that is stacked from thousands onl
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from importlib import import_module
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass
 from typing import Any, cast, overload
 
 from ckpttools.array.lazy import ByteSource, LazyArray
@@ -39,23 +38,24 @@ from ckpttools.array.nodes import (
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, grid_indices, grid_shape
-from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
-from ckpttools.stores.base import File, is_inside
-
-# Rooms whose frozen dataclasses may be named in a line: functions of elements, codecs, and encoded chunks.
-_OPS = ("ckpttools.mapping.", "ckpttools.transforms.", "ckpttools.quantized.")
-_CODECS = ("ckpttools.codecs.",)
-_ENCODED = (
-    "ckpttools.formats.zarr.inner_chunks:EncodedChunk",
-    "ckpttools.formats.torch.entry:SavedTensor",
-    *_CODECS,
+from ckpttools.plan.value_lines import (
+    ENCODED,
+    LINE,
+    OPS,
+    SOURCE,
+    TUPLE,
+    NotInLinesError,
+    dtype_name,
+    json_of,
+    made_of,
+    of_json,
+    said_of,
+    text,
 )
-# What stands for a value that JSON does not have.
-_DTYPE, _BYTES, _TUPLE, _SOURCE, _LINE = "dtype", "bytes", "tuple", "source", "line"
+from ckpttools.stores.base import File
 
-
-class NotInLinesError(Exception):
-    """An array, or a place, of which lines cannot say what it is."""
+# What the line of any array has: its shape and the name of its dtype.
+_Kind = tuple[Shape, str]
 
 
 class NodeLines:
@@ -86,11 +86,18 @@ class NodeLines:
             found = self._numbers[id(array)] = len(self.lines)
             # A number means this object as long as there is no other one with its address.
             self._kept.append(array)
-            self.lines.append(_text(said))
+            self.lines.append(text(said))
         return found
 
     def _said(self, array: LazyArray) -> list[object]:
-        kind = [array.shape, _dtype(array.dtype)]
+        kind = array.shape, dtype_name(array.dtype)
+        said = self._leaf(array, kind) or self._of_parts(array, kind) or self._of_one(array, kind)
+        if said is None:
+            raise NotInLinesError(f"{array!r}")
+        return said
+
+    def _leaf(self, array: LazyArray, kind: _Kind) -> list[object] | None:
+        """An array that is made of no other; None for others."""
         match array:
             case Stored():
                 return ["stored", *kind, self._source(array.source), array.offset, array.whole_bytes]
@@ -98,17 +105,36 @@ class NodeLines:
                 return ["constant", *kind, array.element.hex()]
             case Seeded():
                 return ["seeded", *kind, array.key, array.scale.hex()]
+            case Decoded(encoded=code):
+                return ["decoded", *kind, self._plain(code)]
+        return None
+
+    def _of_parts(self, array: LazyArray, kind: _Kind) -> list[object] | None:
+        """An array that is made of several; None for others."""
+        match array:
             case Stack():
-                return ["stack", *kind, array.axis, [self.number(part) for part in array.parts]]
+                return ["stack", *kind, array.axis, self._all(array.parts)]
             case Concat():
-                return ["concat", *kind, array.axis, [self.number(part) for part in array.parts]]
+                return ["concat", *kind, array.axis, self._all(array.parts)]
             case LowRank():
-                return ["lowrank", *kind, array.scale, [self.number(part) for part in array.parts]]
+                return ["lowrank", *kind, array.scale, self._all(array.parts)]
             case Plus() | Renormed():
-                return [type(array).__name__, *kind, [self.number(part) for part in array.parts]]
+                return [type(array).__name__, *kind, self._all(array.parts)]
             case Mean():
                 weights = [each.hex() for each in (*array.weights, array.total)]
-                return ["mean", *kind, weights, [self.number(part) for part in array.parts]]
+                return ["mean", *kind, weights, self._all(array.parts)]
+            case Dequantized():
+                numbers = self._all((array.codes, *array.scales))
+                decoding = said_of(array.decoding, OPS)
+                return ["dequantized", *kind, numbers, array.blocks, array.packed, decoding]
+            case Chunked(gaps=None):
+                parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
+                return ["chunked", *kind, array.chunk, array.part_scratch, self._all(parts)]
+        return None
+
+    def _of_one(self, array: LazyArray, kind: _Kind) -> list[object] | None:
+        """An array that is made of one other; None for others."""
+        match array:
             case Take():
                 return ["take", self.number(array.source), array.axis, array.index]
             case Relayout():
@@ -121,43 +147,30 @@ class NodeLines:
             case Repeated():
                 return ["repeated", *kind, self.number(array.source), array.axis, array.times]
             case Elementwise():
-                return ["elementwise", *kind, self.number(array.source), said_of(array.op, _OPS)]
+                return ["elementwise", *kind, self.number(array.source), said_of(array.op, OPS)]
             case BlockCodes() | BlockScales():
-                encoder = said_of(array.encoder, _OPS)
+                encoder = said_of(array.encoder, OPS)
                 return [type(array).__name__, *kind, self.number(array.source), encoder, array.name]
-            case Dequantized():
-                numbers = [self.number(each) for each in (array.codes, *array.scales)]
-                return [
-                    "dequantized",
-                    *kind,
-                    numbers,
-                    array.blocks,
-                    array.packed,
-                    said_of(array.decoding, _OPS),
-                ]
-            case Decoded(encoded=code):
-                return ["decoded", *kind, self._plain(code)]
-            case Chunked(gaps=None):
-                parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
-                numbers = [self.number(part) for part in parts]
-                return ["chunked", *kind, array.chunk, array.part_scratch, numbers]
-        raise NotInLinesError(f"{array!r}")
+        return None
+
+    def _all(self, arrays: Iterable[LazyArray]) -> list[int]:
+        return [self.number(each) for each in arrays]
 
     def _plain(self, value: object) -> object:
         """A value of an encoded chunk; objects that many have, such as codecs, have lines of their own."""
         if isinstance(value, File):
-            return {_SOURCE: self._source(value)}
+            return {SOURCE: self._source(value)}
         if isinstance(value, tuple):
-            return {_TUPLE: [self._plain(each) for each in value]}
+            return {TUPLE: [self._plain(each) for each in value]}
         if not is_dataclass(value) or isinstance(value, DType):
-            return _plain(value)
+            return json_of(value)
         found = self._numbers.get(id(value))
         if found is None:
-            said = said_of(value, _ENCODED, self._plain)
+            said = said_of(value, ENCODED, self._plain)
             found = self._numbers[id(value)] = len(self.lines)
             self._kept.append(value)
-            self.lines.append(_text(said))
-        return {_LINE: found}
+            self.lines.append(text(said))
+        return {LINE: found}
 
 
 class Nodes:
@@ -194,6 +207,14 @@ class Nodes:
         raise ValueError(f"{said!r:.80}")
 
     def _made_of(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray:
+        for made_by in (self._leaf, self._of_parts, self._of_one):
+            made = made_by(kind, shape, dtype, rest)
+            if made is not None:
+                return made
+        raise ValueError(f"{kind!r:.80}")
+
+    def _leaf(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
+        """As `NodeLines._leaf`."""
         match kind, rest:
             case "stored", [source, offset, whole_bytes]:
                 return Stored(shape, dtype, self._source(source), offset, whole_bytes)
@@ -201,6 +222,13 @@ class Nodes:
                 return Constant(shape, dtype, bytes.fromhex(element))
             case "seeded", [key, scale]:
                 return Seeded(shape, dtype, key, float.fromhex(scale))
+            case "decoded", [code]:
+                return Decoded(shape, dtype, self._unplain(code))
+        return None
+
+    def _of_parts(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
+        """As `NodeLines._of_parts`."""
+        match kind, rest:
             case "stack", [axis, numbers]:
                 return Stack(shape, dtype, cast("tuple[LazyArray, ...]", _Parts(self, numbers)), axis)
             case "concat", [axis, numbers]:
@@ -213,6 +241,18 @@ class Nodes:
             case "mean", [numbers, parts]:
                 *weights, total = map(float.fromhex, numbers)
                 return Mean(shape, dtype, tuple(map(self.array, parts)), tuple(weights), total)
+            case "dequantized", [numbers, blocks, packed, decoding]:
+                codes, *scales = map(self.array, numbers)
+                cells = tuple(map(tuple, blocks))
+                return Dequantized(shape, dtype, codes, tuple(scales), cells, packed, made_of(decoding, OPS))
+            case "chunked", [chunk, part_scratch, numbers]:
+                part = _LineGrid(self, grid_shape(shape, tuple(chunk)), numbers)
+                return Chunked(shape, dtype, tuple(chunk), part, part_scratch)
+        return None
+
+    def _of_one(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
+        """As `NodeLines._of_one`; "take" has no shape of its own."""
+        match kind, rest:
             case "relayout", [source, split, order, merge]:
                 groups = tuple(map(tuple, split))
                 return Relayout(shape, dtype, self.array(source), groups, tuple(order), tuple(merge))
@@ -223,20 +263,11 @@ class Nodes:
             case "repeated", [source, axis, times]:
                 return Repeated(shape, dtype, self.array(source), axis, times)
             case "elementwise", [source, op]:
-                return Elementwise(shape, dtype, self.array(source), made_of(op, _OPS))
+                return Elementwise(shape, dtype, self.array(source), made_of(op, OPS))
             case "BlockCodes" | "BlockScales", [source, encoder, name]:
                 made = BlockCodes if kind == "BlockCodes" else BlockScales
-                return made(shape, dtype, self.array(source), made_of(encoder, _OPS), name)
-            case "dequantized", [numbers, blocks, packed, decoding]:
-                codes, *scales = map(self.array, numbers)
-                cells = tuple(map(tuple, blocks))
-                return Dequantized(shape, dtype, codes, tuple(scales), cells, packed, made_of(decoding, _OPS))
-            case "decoded", [code]:
-                return Decoded(shape, dtype, self._unplain(code))
-            case "chunked", [chunk, part_scratch, numbers]:
-                part = _LineGrid(self, grid_shape(shape, tuple(chunk)), numbers)
-                return Chunked(shape, dtype, tuple(chunk), part, part_scratch)
-        raise ValueError(f"{kind!r:.80}")
+                return made(shape, dtype, self.array(source), made_of(encoder, OPS), name)
+        return None
 
     def _unplain(self, value: Any) -> Any:
         """The inverse of `NodeLines._plain`."""
@@ -247,12 +278,12 @@ class Nodes:
                 return tuple(map(self._unplain, values))
             case {"line": number}:
                 return self._object(number)
-        return _unplain(value)
+        return of_json(value)
 
     def _object(self, number: int) -> object:
         found = self._objects.get(number)
         if found is None:
-            made = made_of(json.loads(self._lines[number]), _ENCODED, self._unplain)
+            made = made_of(json.loads(self._lines[number]), ENCODED, self._unplain)
             found = self._objects.setdefault(number, made)
         return found
 
@@ -287,111 +318,3 @@ class _LineGrid:
         for i, count in zip(index, self._grid, strict=True):
             position = position * count + i
         return self._nodes.array(self._numbers[position])
-
-
-def said_of_placement(placement: Placement) -> list[object]:
-    """A place as a list. Raises NotInLinesError for one that writes nothing."""
-    match placement.home:
-        case DataFile(file, offset, per_file):
-            home: list[object] = ["file", file, offset, per_file]
-        case ChunkFiles(directory, prefix, separator):
-            home = ["chunks", directory, prefix, separator]
-        case Appended(file, most):
-            home = ["appended", file, most]
-        case other:
-            raise NotInLinesError(f"{other!r:.80}")
-    codec = None if placement.codec is None else said_of(placement.codec, _CODECS)
-    return [placement.shape, placement.itemsize, placement.chunk, home, codec]
-
-
-def placement_of(said: Any) -> Placement:
-    """The inverse of `said_of_placement`. Raises FormatError where nothing is said of a place."""
-    homes: Mapping[str, Callable[..., DataFile | ChunkFiles | Appended]] = {
-        "file": DataFile,
-        "chunks": ChunkFiles,
-        "appended": Appended,
-    }
-    try:
-        shape, itemsize, chunk, (kind, *home), codec = said
-        outside = [each for each in home if isinstance(each, str) and each and not is_inside(f"d/{each}")]
-        if outside or str(home[0]).startswith("/"):
-            raise ValueError(f"a file outside of the destination, {home}")
-        made = None if codec is None else made_of(codec, _CODECS)
-        return Placement(tuple(shape), itemsize, tuple(chunk), homes[kind](*home), made)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise FormatError("a line of a plan says no place", got=error) from error
-
-
-def said_of(
-    value: Any, rooms: tuple[str, ...], plain: Callable[[object], object] | None = None
-) -> list[object]:
-    """A dataclass of one of some rooms by its name and its fields.
-
-    Args:
-        value: the object.
-        rooms: what names of classes may begin with.
-        plain: makes a value of a field one that JSON has; None where they are plain.
-
-    Raises:
-        NotInLinesError: another object.
-    """
-    kind = type(value)
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if not (is_dataclass(kind) and name.startswith(rooms) and "<" not in name):
-        raise NotInLinesError(f"{value!r:.80}")
-    said = {each.name: (plain or _plain)(getattr(value, each.name)) for each in fields(kind) if each.init}
-    return [name, said]
-
-
-def made_of(said: Any, rooms: tuple[str, ...], unplain: Callable[[Any], object] | None = None) -> Any:
-    """The inverse of `said_of`. Raises ValueError where something else is named."""
-    name, values = said
-    module, _, kind = str(name).partition(":")
-    # Nothing else is imported, and no other class is made, whatever the file says.
-    if not (str(name).startswith(rooms) and kind.isidentifier()):
-        raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
-    found = getattr(import_module(module), kind)
-    if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module):
-        raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
-    return found(**{key: (unplain or _unplain)(value) for key, value in values.items()})
-
-
-def _plain(value: object) -> object:
-    match value:
-        case DType():
-            return {_DTYPE: _dtype(value)}
-        case bytes():
-            return {_BYTES: value.hex()}
-        case None | bool() | int() | float() | str():
-            return value
-        case tuple():
-            return {_TUPLE: [_plain(each) for each in value]}
-    raise NotInLinesError(f"{value!r:.80}")
-
-
-def _unplain(value: Any) -> object:
-    match value:
-        case {"dtype": name}:
-            return DTYPES[name]
-        case {"bytes": text}:
-            return bytes.fromhex(text)
-        case {"tuple": values}:
-            return tuple(map(_unplain, values))
-        case dict() | list():
-            raise ValueError(f"{value!r:.80} is no value")
-    return value
-
-
-def _dtype(dtype: DType) -> str:
-    if DTYPES.get(dtype.name) != dtype:
-        raise NotInLinesError(f"{dtype!r:.80}")
-    return dtype.name
-
-
-def _text(said: Iterable[object]) -> str:
-    return json.dumps(said, separators=(",", ":"))
-
-
-def texts(lines: Iterable[Iterable[object]]) -> Iterator[str]:
-    """Each list as a line of JSON."""
-    return map(_text, lines)

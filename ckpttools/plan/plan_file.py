@@ -25,16 +25,11 @@ from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedErr
 from ckpttools.core.region import Region
 from ckpttools.core.wording import option, step
 from ckpttools.formats.base import Layout
-from ckpttools.plan.node_lines import (
-    NodeLines,
-    Nodes,
-    NotInLinesError,
-    placement_of,
-    said_of_placement,
-    texts,
-)
+from ckpttools.plan.node_lines import NodeLines, Nodes
+from ckpttools.plan.placement_lines import placement_of, said_of_placement
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
+from ckpttools.plan.value_lines import NotInLinesError, texts
 from ckpttools.stores.base import File, is_inside
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place

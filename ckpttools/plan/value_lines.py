@@ -1,0 +1,105 @@
+"""Values and frozen dataclasses as what JSON has, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from typing import Any
+
+from ckpttools.core.dtypes import DTYPES, DType
+
+# Rooms whose frozen dataclasses may be named in a line: functions of elements, codecs, and encoded chunks.
+OPS = ("ckpttools.mapping.", "ckpttools.transforms.", "ckpttools.quantized.")
+CODECS = ("ckpttools.codecs.",)
+ENCODED = (
+    "ckpttools.formats.zarr.inner_chunks:EncodedChunk",
+    "ckpttools.formats.torch.entry:SavedTensor",
+    *CODECS,
+)
+# What stands for a value that JSON does not have.
+DTYPE, BYTES, TUPLE, SOURCE, LINE = "dtype", "bytes", "tuple", "source", "line"
+
+
+class NotInLinesError(Exception):
+    """An array, or a place, of which lines cannot say what it is."""
+
+
+def said_of(
+    value: Any, rooms: tuple[str, ...], plain: Callable[[object], object] | None = None
+) -> list[object]:
+    """A dataclass of one of some rooms by its name and its fields.
+
+    Args:
+        value: the object.
+        rooms: what names of classes may begin with.
+        plain: makes a value of a field one that JSON has; None where they are plain.
+
+    Raises:
+        NotInLinesError: another object.
+    """
+    kind = type(value)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if not (is_dataclass(kind) and name.startswith(rooms) and "<" not in name):
+        raise NotInLinesError(f"{value!r:.80}")
+    said = {each.name: (plain or json_of)(getattr(value, each.name)) for each in fields(kind) if each.init}
+    return [name, said]
+
+
+def made_of(said: Any, rooms: tuple[str, ...], unplain: Callable[[Any], object] | None = None) -> Any:
+    """The inverse of `said_of`. Raises ValueError where something else is named."""
+    name, values = said
+    module, _, kind = str(name).partition(":")
+    # Nothing else is imported, and no other class is made, whatever the file says.
+    if not (str(name).startswith(rooms) and kind.isidentifier()):
+        raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
+    found = getattr(import_module(module), kind)
+    if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module):
+        raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
+    return found(**{key: (unplain or of_json)(value) for key, value in values.items()})
+
+
+def json_of(value: object) -> object:
+    """A value of a field as one that JSON has. Raises NotInLinesError where there is none."""
+    match value:
+        case DType():
+            return {DTYPE: dtype_name(value)}
+        case bytes():
+            return {BYTES: value.hex()}
+        case None | bool() | int() | float() | str():
+            return value
+        case tuple():
+            return {TUPLE: [json_of(each) for each in value]}
+    raise NotInLinesError(f"{value!r:.80}")
+
+
+def of_json(value: Any) -> object:
+    """The inverse of `json_of`. Raises ValueError where something else is said."""
+    match value:
+        case {"dtype": name}:
+            return DTYPES[name]
+        case {"bytes": text}:
+            return bytes.fromhex(text)
+        case {"tuple": values}:
+            return tuple(map(of_json, values))
+        case dict() | list():
+            raise ValueError(f"{value!r:.80} is no value")
+    return value
+
+
+def dtype_name(dtype: DType) -> str:
+    """Raises NotInLinesError for one that is none of `DTYPES`."""
+    if DTYPES.get(dtype.name) != dtype:
+        raise NotInLinesError(f"{dtype!r:.80}")
+    return dtype.name
+
+
+def text(said: Iterable[object]) -> str:
+    """A list as a line of JSON."""
+    return json.dumps(said, separators=(",", ":"))
+
+
+def texts(lines: Iterable[Iterable[object]]) -> Iterator[str]:
+    """Each list as a line of JSON."""
+    return map(text, lines)
