@@ -54,6 +54,13 @@ class _HostBytes(NamedTuple):
     is_known: bool
 
 
+class _Saving(NamedTuple):
+    """MaxText's settings for saving as planned, and how many checkpoints are kept, if that is known."""
+
+    settings: Mapping[str, str]
+    checkpoints: int | None
+
+
 def plan_training(
     source: Source,
     *,
@@ -103,29 +110,16 @@ def plan_training(
     if plot is not None:
         check_plot(parse(plot, is_written=True), source, has_tiers=mtbf is not None)
     state = _state(source, settings, reading)
-    if not state.nbytes:
-        raise FormatError(
-            "there is nothing to save: no learned number", got=f"{len(state.tree.arrays)} arrays"
-        )
     share = _share(state, hosts, slices, None if mesh is None else parse_mesh(mesh))
-    chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
-    if chosen not in MODES:
-        raise UsageError(f"there is no way to save called {mode}", wanted=", ".join(MODES))
+    chosen = _mode(mode, slices)
     size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
     # Of emergency and multi-tier checkpoints one slice writes to storage, each host its share.
-    writes = (
-        share.nbytes / parse_size(local_bandwidth),
-        state.nbytes / (hosts * parse_size(persistent_bandwidth)),
-    )
-    failures = _seconds("mtbf", mtbf), _seconds("mtbf_all", mtbf_all)
-    saves = _seconds("local_save", local_save), _seconds("persistent_save", persistent_save)
-    tiers = _tiers(chosen, saves, writes, failures)
+    local, persistent = share.nbytes, state.nbytes / hosts
+    writes = local / parse_size(local_bandwidth), persistent / parse_size(persistent_bandwidth)
+    tiers = _tiers(chosen, (local_save, persistent_save), writes, (mtbf, mtbf_all))
     intervals = _intervals(tiers, chosen, _seconds("step_time", step_time))
-    steps = {each.tier: each.steps for each in intervals}
-    told = settings_for(chosen, steps.get("local"), steps.get("persistent"), keep)
-    settled = {**told, **words}
-    period, keep = run_of(chosen, steps.get("persistent"), keep, words)
-    count = kept_checkpoints(total_steps, period, keep) if total_steps and period else None
+    saving = _saving(chosen, intervals, words, keep, total_steps)
+    count = saving.checkpoints
     made = TrainingPlan(
         path=str(source.metadata.place if isinstance(source, Tree) else source),
         parameters=state.parameters,
@@ -142,15 +136,36 @@ def plan_training(
         intervals=intervals,
         run_bytes=None if count is None else count * state.nbytes,
         run_checkpoints=count,
-        settings=settled,
-        refusals=tuple(all_refusals(_configuration(source), settled, settings)),
-        commands=commands_for(chosen, slices, size.setting, settled),
+        settings=saving.settings,
+        refusals=tuple(all_refusals(_configuration(source), saving.settings, settings)),
+        commands=commands_for(chosen, slices, size.setting, saving.settings),
         tiers=tiers,
-        remarks=(*share.remarks, *_open(settled), *_remarks(tiers, total_steps, count)),
+        remarks=(*share.remarks, *_open(saving.settings), *_remarks(tiers, total_steps, count)),
     )
     if plot is not None:
         draw(made.tiers, parse(plot, is_written=True))
     return made
+
+
+def _mode(mode: Mode | None, slices: int) -> Mode:
+    chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
+    if chosen not in MODES:
+        raise UsageError(f"there is no way to save called {mode}", wanted=", ".join(MODES))
+    return chosen
+
+
+def _saving(
+    mode: Mode,
+    intervals: Sequence[SaveInterval],
+    words: Mapping[str, str],
+    keep: int | None,
+    total_steps: int | None,
+) -> _Saving:
+    """The settings that follow from intervals, after those that the user names, and what is kept by them."""
+    steps = {each.tier: each.steps for each in intervals}
+    settings = {**settings_for(mode, steps.get("local"), steps.get("persistent"), keep), **words}
+    period, kept = run_of(mode, steps.get("persistent"), keep, words)
+    return _Saving(settings, kept_checkpoints(total_steps, period, kept) if total_steps and period else None)
 
 
 def _intervals(tiers: Sequence[Tier], mode: Mode, step_seconds: float | None) -> tuple[SaveInterval, ...]:
@@ -203,9 +218,11 @@ def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object
     known = roles(tree)
     parameters = {path for path in tree.arrays if known.of(path) == "parameter"}
     count = sum(tree.arrays[path].size for path in parameters)
-    if any(known.of(path) == "optimizer" for path in tree.arrays):
-        return _TrainingState(tree, count, tree.nbytes, True)
-    return _TrainingState(tree, count, count * BYTES_PER_PARAMETER, False)
+    is_exact = any(known.of(path) == "optimizer" for path in tree.arrays)
+    nbytes = tree.nbytes if is_exact else count * BYTES_PER_PARAMETER
+    if not nbytes:
+        raise FormatError("there is nothing to save: no learned number", got=f"{len(tree.arrays)} arrays")
+    return _TrainingState(tree, count, nbytes, is_exact)
 
 
 def _tree(source: Where, settings: Sequence[str], reading: Mapping[str, object]) -> Tree:
@@ -266,19 +283,20 @@ def _seconds(name: str, said: float | str | None) -> float | None:
 
 def _tiers(
     mode: Mode,
-    saves: tuple[float | None, float | None],
+    saves: tuple[float | str | None, float | str | None],
     writes: tuple[float, float],
-    failures: tuple[float | None, float | None],
+    failures: tuple[float | str | None, float | str | None],
 ) -> tuple[Tier, ...]:
     """The tiers of a way to save, local before persistent.
 
     Args:
         mode: it.
-        saves: seconds for which a local and a persistent save hold training up; None for those of `writes`.
+        saves: how long a local and a persistent save hold training up; None for as long as `writes`.
         writes: seconds that writing takes, and restoring as well.
-        failures: seconds between failures, and between those that no ramdisk survives, by default ten times.
+        failures: time between failures, and between those that no ramdisk survives, by default ten times.
     """
-    often, seldom = failures
+    often, seldom = _seconds("mtbf", failures[0]), _seconds("mtbf_all", failures[1])
+    held = _seconds("local_save", saves[0]), _seconds("persistent_save", saves[1])
     if often is None:
         if seldom is not None:
             raise UsageError(
@@ -290,7 +308,7 @@ def _tiers(
             "failures that no ramdisk survives are some of all, and no more frequent",
             got=f"one in {seldom:.0f} s, and one of any kind in {often:.0f} s",
         )
-    holds = [save or write for save, write in zip(saves, writes, strict=True)]
+    holds = [save or write for save, write in zip(held, writes, strict=True)]
     if mode == "persistent":
         return (Tier("persistent", holds[1], often, writes[1]),)
     return (
