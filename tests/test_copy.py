@@ -58,6 +58,7 @@ def check(target_base, target, source, tile):
     source_before = bits(source)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "_TILE_BYTES", tile)
+        patch.setattr(copying, "_FAR_BYTES", tile)
         copy(target, source, Scratch(scratch_bytes()))
     assert bits(target_base) == bits(wanted_base)
     assert bits(source) == source_before

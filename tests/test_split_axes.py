@@ -38,7 +38,9 @@ def test_an_array_with_axes_split_is_the_same_array_reshaped(data):
     region = data.draw(regions(split.shape))
     wanted = truth.reshape(split.shape)[region.slices]
     assert split.read(region).tobytes() == wanted.tobytes()
-    assert not (isinstance(split, Relayout) and isinstance(split.source, Relayout))
+    # Nothing is moved once more than before, which some arrays are twice.
+    twice = isinstance(split, Relayout) and isinstance(split.source, Relayout)
+    assert not twice or split.source is array.source
 
 
 @given(st.data())
