@@ -1,91 +1,52 @@
-"""Weights that compressed-tensors packs, against what its own decompressors make of them.
-
-Needs the extra `transformers`, which the suite does without.
-"""
-
-from __future__ import annotations
+"""What compressed-tensors compresses is read as it decompresses it itself, or refused by name."""
 
 import ml_dtypes
 import numpy as np
 import pytest
-from support.quantised_weights import tree_of
+from safetensors.numpy import load_file
+from support.command_line import ended, run
+from support.places import FIXTURES
 
-from ckpttools.core.dtypes import DTYPES
-from ckpttools.quantized.logical import logical
-
-WHY = "the extra `transformers` is not installed"
-torch = pytest.importorskip("torch", reason=WHY)
-quantization = pytest.importorskip("compressed_tensors.quantization", reason=WHY)
-compressors = pytest.importorskip("compressed_tensors.compressors", reason=WHY)
-
-ROWS, NAME = 24, "m.up_proj"
-# Format -> what is said of the weights, and columns.
-INT4 = {"num_bits": 4, "type": "int", "symmetric": True}
-FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
-CASES = {
-    "int4 in groups": ("pack-quantized", INT4 | {"strategy": "group", "group_size": 32}, 96),
-    "int4 by rows": ("pack-quantized", INT4 | {"strategy": "channel"}, 96),
-    "fp8 by rows": ("float-quantized", FP8 | {"strategy": "channel"}, 96),
-    "fp8 as a whole": ("float-quantized", FP8 | {"strategy": "tensor"}, 96),
-    "fp8 in blocks": ("float-quantized", FP8 | {"strategy": "block", "block_structure": [16, 32]}, 96),
+MODELS = FIXTURES / "compressed-tensors"
+READ = (
+    *("int4-group", "int4-group-float16", "int4-channel", "int4-tensor"),
+    *("fp8-channel", "fp8-tensor", "fp8-block", "nvfp4"),
+)
+REFUSED = {
+    "int4-ragged": "rows of 60 end within a code of 8",
+    "int4-asymmetric": "weight_zero_point",
+    "int8-group": "int8; of packed whole numbers int4 is read",
+    "int3-group": "int3; of packed whole numbers int4 is read",
+    "int8-channel": "format: int-quantized, which is not read",
+    "mxfp4": "format: mxfp4-pack-quantized, which is not read",
+    "mxfp8": "format: mxfp8-quantized, which is not read",
 }
 
 
-def scales_of(said: dict[str, object], columns: int) -> tuple[int, int]:
-    rows, across = said.get("block_structure", (1, said.get("group_size", columns)))
-    return (1, 1) if said["strategy"] == "tensor" else (-(-ROWS // rows), columns // across)
+def test_all_are_tried():
+    assert {each.name for each in MODELS.iterdir()} == {*READ, *REFUSED}
 
 
-def packed(form: str, said: dict[str, object], weight: torch.Tensor, **more: torch.Tensor):
-    """What is stored of a weight, and the weight that comes of it there."""
-    scheme = quantization.QuantizationScheme(
-        targets=["Linear"], weights=quantization.QuantizationArgs(**said)
-    )
-    compressor = compressors.BaseCompressor.get_value_from_registry(form)
-    stored = compressor.compress({"weight": weight, **more}, scheme)
-    return stored, compressor.decompress(stored, scheme)["weight"]
+@pytest.mark.parametrize("name", READ)
+def test_numbers_are_those_of_its_own_decompressor(name, tmp_path):
+    model, dtype = tmp_path / "model", "float16" if "float16" in name else "bfloat16"
+    model.mkdir()
+    for file in ("model.safetensors", "config.json"):
+        (model / file).write_bytes((MODELS / name / file).read_bytes())
+    run("cast", model, tmp_path / "out", "--dtype", dtype)
+    (found,) = load_file(tmp_path / "out" / "model.safetensors").values()
+    (wanted,) = load_file(MODELS / name / "expected.safetensors").values()
+    assert found.dtype == getattr(ml_dtypes, dtype, dtype)
+    assert np.array_equal(found.astype(np.float32), wanted)
 
 
-def carried(tensor: torch.Tensor) -> np.ndarray:
-    """The same bits as an array."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    plain = tensor.detach().contiguous()
-    if hasattr(ml_dtypes, name):
-        width = {1: torch.uint8, 2: torch.uint16}[plain.itemsize]
-        return plain.view(width).numpy().view(getattr(ml_dtypes, name))
-    return plain.numpy()
-
-
-def read(form: str, said: dict[str, object], stored: dict[str, torch.Tensor], dtype: str) -> np.ndarray:
-    arrays = {f"{NAME}.{key}": carried(tensor) for key, tensor in stored.items()}
-    groups = {"group_0": {"targets": ["Linear"], "weights": said}}
-    config = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
-    tree = logical(tree_of(arrays, {"quantization_config": config}), DTYPES[dtype]).tree
-    return tree.arrays[(f"{NAME}.weight",)].read()
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("case", CASES)
-def test_the_same_bits(case, dtype):
-    form, said, columns = CASES[case]
-    drawn = torch.Generator().manual_seed(len(case))
-    to = getattr(torch, dtype)
-    weight = (torch.randn(ROWS, columns, generator=drawn) * 0.05).to(to)
-    grid = scales_of(said, columns)
-    scale = (torch.rand(grid, generator=drawn) * 0.01 + 0.001).to(to)
-    stored, wanted = packed(form, said, weight, weight_scale=scale)
-    made = read(form, said, stored, dtype)
-    assert wanted.dtype == to and made.shape == tuple(wanted.shape)
-    assert made.tobytes() == carried(wanted).tobytes()
-
-
-@pytest.mark.parametrize("whole", [3171.0, 4096.0, 0.37])
-def test_nvfp4(whole):
-    said = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
-    drawn = torch.Generator().manual_seed(0)
-    weight = (torch.randn(ROWS, 96, generator=drawn) * 0.05).to(torch.bfloat16)
-    scale = (torch.rand(ROWS, 6, generator=drawn) * 400 + 1).to(torch.float8_e4m3fn).to(torch.bfloat16)
-    form, more = "nvfp4-pack-quantized", {"weight_scale": scale, "weight_global_scale": torch.tensor([whole])}
-    stored, wanted = packed(form, said, weight, **more)
-    assert stored["weight_scale"].dtype == torch.float8_e4m3fn and wanted.dtype == torch.bfloat16
-    assert read(form, said, stored, "bfloat16").tobytes() == carried(wanted).tobytes()
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_read_is_refused_by_name(name, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in ("model.safetensors", "config.json"):
+        (model / file).write_bytes((MODELS / name / file).read_bytes())
+    told = ended("cast", model, tmp_path / "out", "--dtype", "bfloat16", code=3).output
+    assert REFUSED[name] in told
+    assert "CompressedTensorsConfig(dequantize=True)" in told
+    assert not (tmp_path / "out").exists()
