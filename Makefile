@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Processes that tests start would compile all modules again, 70 ms each.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Of each target of `make fuzz`, and at most of `make test`, where two run at a time: 14 targets take about a minute
+# Of each target of `make fuzz`, and at most of `make test`, where two run at a time: 16 targets take about a minute
 # then, and at most two with the 10 seconds of CI.
 SECONDS ?= 60
 CI_SECONDS ?= 5

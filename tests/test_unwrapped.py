@@ -2,11 +2,17 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.hf_models import LLAMA_CONFIG
 from support.trees import lazy
 
+from ckpttools.array.patterns import whole_branches
 from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.errors import CoverageError
+from ckpttools.maxtext.llama_names import has_llama_names, with_hub_names
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
 NAMES = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight")
@@ -74,3 +80,64 @@ def test_what_is_dropped_may_have_any_name():
         ("app", "rng"),
     }
     assert not patterns_of_others(tree_of([("a",), ("b",)]))
+    titan = tree_of([("norm.weight",), ("optimizer", "state", "a")], [("train_state", "step"), ("epoch",)])
+    assert patterns_of_others(titan) == ["optimizer.*", "train_state.*", "epoch"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [("optim", "optim.*"), ("opt?m", "opt?m.*"), ("norm", "norm"), ("*", "*"), ("nothing", "nothing")],
+)
+def test_keys_stand_for_all_below_them(pattern, wanted):
+    assert whole_branches([pattern], ["norm", "norm.bias", "optim.state.a", "optim.lr"]) == (wanted,)
+
+
+def llama_state(heads, groups, pairs, embed):
+    """Arrays of one layer under the names of Meta's own code."""
+    shapes = {f"attention.{name}.weight": (heads * 2 * pairs, embed) for name in ("wq", "wv", "wo")}
+    shapes |= {"attention.wk.weight": (groups * heads * 2 * pairs, embed)}
+    shapes |= {f"feed_forward.{name}.weight": (3, embed) for name in ("w1", "w2", "w3")}
+    shapes |= {f"{name}.weight": (embed,) for name in ("attention_norm", "ffn_norm")}
+    shapes = {f"layers.0.{name}": shape for name, shape in shapes.items()}
+    shapes |= {"tok_embeddings.weight": (5, embed), "norm.weight": (embed,)}
+    return {name: np.random.default_rng(0).random(shape, "f4") for name, shape in shapes.items()}
+
+
+def tree_with(arrays, config):
+    return Tree({(name,): lazy(array) for name, array in arrays.items()}, Metadata(config=config))
+
+
+SAME = {
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+}
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.integers(1, 3), st.booleans())
+def test_llama_names_become_those_of_the_hub(heads, groups, pairs, embed, is_said):
+    """Rows of queries and keys as torchtitan itself puts them in order (`_permute`); all else as it is."""
+    arrays = llama_state(heads, groups, pairs, embed)
+    config = {"model_type": "llama", "hidden_size": heads * 2 * pairs, "num_attention_heads": heads}
+    tree = tree_with(arrays, {**config, "head_dim": 2 * pairs} if is_said else config)
+    made = {path[0]: array.read() for path, array in with_hub_names(tree).tree.arrays.items()}
+    assert len(made) == len(arrays) and not has_llama_names(made)
+    for name in "qk":
+        native = arrays[f"layers.0.attention.w{name}.weight"]
+        wanted = native.reshape(-1, pairs, 2, embed).swapaxes(1, 2).reshape(native.shape)
+        assert np.array_equal(made[f"model.layers.0.self_attn.{name}_proj.weight"], wanted)
+    for hub, native in SAME.items():
+        assert np.array_equal(made[f"model.layers.0.{hub}.weight"], arrays[f"layers.0.{native}.weight"])
+
+
+def test_llama_names_of_another_model():
+    """Whose rotary pairs may lie otherwise."""
+    tree = tree_with(llama_state(2, 1, 2, 3), {**LLAMA_CONFIG, "model_type": "qwen3"})
+    assert with_hub_names(tree).tree is tree
+    with pytest.raises(CoverageError, match="names of torchtitan or Meta's own code"):
+        to_maxtext(tree, ToMaxText())

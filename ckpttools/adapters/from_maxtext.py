@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ckpttools.adapters.base_names import noted_base
 from ckpttools.adapters.bases import Base, not_of_base
 from ckpttools.adapters.config import PeftConfig, is_number
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
@@ -31,7 +32,7 @@ from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, FormatError
 from ckpttools.core.wording import option
-from ckpttools.formats.adapters import ADAPTER
+from ckpttools.formats.adapters import ADAPTER, BASE_NAME
 from ckpttools.formats.json_file import read_json
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
@@ -156,7 +157,7 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
         fitting = _fitting(known, row, number, own, place)
         rank = next(iter(own.values())).rank
         made += _factors(fitting, known, rank, own, _scale(said, rank, alpha, place), base)
-    return Adapter(place, tuple(made), config={})
+    return Adapter(place, tuple(made), config={BASE_NAME: noted_base(tree)})
 
 
 def _rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRows:

@@ -16,6 +16,7 @@ from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option
+from ckpttools.formats.adapters import BASE_NAME
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 
@@ -81,7 +82,7 @@ def _said(adapter: Adapter, scale: float) -> str:
 
 
 def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
-    named = adapter.config.get("base_model_name_or_path")
+    named = adapter.config.get(BASE_NAME)
     if isinstance(named, str) and named:
         yield f"the adapter says that it is of {named}: names and shapes are compared, numbers cannot be"
     if adapter.replaced:

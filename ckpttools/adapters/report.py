@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ckpttools.adapters.base_names import noted_base
 from ckpttools.adapters.config import PeftConfig
 from ckpttools.adapters.described import AdapterReport
 from ckpttools.adapters.factors import Adapter
@@ -13,7 +14,7 @@ from ckpttools.adapters.from_maxtext import half_of, pairs_of, said_of
 from ckpttools.adapters.peft import adapter_of, is_peft
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
-from ckpttools.formats.adapters import ADAPTER, is_adapter
+from ckpttools.formats.adapters import ADAPTER, BASE_NAME, is_adapter
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
@@ -30,7 +31,7 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
         said = read_json((place if place.is_dir() else place.parent) / ADAPTER)
     except CheckpointError as error:
         return AdapterReport("", {}, None, {}, problem=error.message)
-    base, alpha = str(said.get("base_model_name_or_path") or ""), said.get("lora_alpha")
+    base, alpha = str(said.get(BASE_NAME) or ""), said.get("lora_alpha")
     alpha = alpha if isinstance(alpha, int | float) else None
     try:
         return _described(peft_adapter(tree, said), base, alpha)
@@ -49,11 +50,15 @@ def _of_maxtext(tree: Tree) -> AdapterReport:
         pairs, said = pairs_of(tree), said_of(tree)
     except CheckpointError as error:
         return AdapterReport("", {}, None, {}, problem=error.message)
-    alpha = said.get("lora_alpha")
+    noted = said.get("lora_alpha")
+    alpha = noted if isinstance(noted, int | float) else None
     targets = Counter(name.split(".")[-2] for name in pairs)
     ranks = Counter(pair.rank for pair in pairs.values())
     return AdapterReport(
-        "", dict(sorted(ranks.items())), alpha if isinstance(alpha, int | float) else None, dict(targets)
+        noted_base(tree),
+        dict(sorted(ranks.items())),
+        alpha if isinstance(alpha, int | float) else None,
+        dict(targets),
     )
 
 

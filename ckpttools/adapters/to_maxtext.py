@@ -19,6 +19,7 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import array_count
+from ckpttools.formats.adapters import BASE_NAME
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
@@ -78,7 +79,8 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     arrays = _arrays(fit.factors, rows, sizes, ratios)
     mapped = _mapped(rows, sizes, base, arrays)
     said = _said(rows, rank, scale * finite("scale", options.scale) * rank)
-    tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said})
+    named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
+    tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said, **named})
     return Transformed(tree, _notes(mapped, fit.factors, ratios, said))
 
 
@@ -204,8 +206,5 @@ def _notes(
         values.append(
             Note("factors", f"of ranks {', '.join(map(str, sorted(ranks)))} get zeros up to the largest")
         )
-    remarks = [
-        f"tell MaxText lora.enable_lora=true lora.lora_module_path='{said['lora_module_path']}'; rank "
-        f"{said['lora_rank']} and alpha {said['lora_alpha']:g} are taken from the checkpoint"
-    ]
-    return Notes(tuple(inexact), tuple(values), remarks=tuple(remarks))
+    remark = f"MaxText takes rank {said['lora_rank']} and alpha {said['lora_alpha']:g} from the checkpoint"
+    return Notes(tuple(inexact), tuple(values), remarks=(remark,))

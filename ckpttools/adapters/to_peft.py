@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ckpttools.adapters.base_names import base_name
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
+from ckpttools.core.notes import Notes
 from ckpttools.core.text import in_natural_order
-from ckpttools.formats.adapters import PREFIX
+from ckpttools.formats.adapters import BASE_NAME, PREFIX
 from ckpttools.mapping.keys import Key
 
 _WEIGHT = ".weight"
@@ -27,19 +29,21 @@ class PeftFiles:
     Attributes:
         tree: the factors under PEFT's names.
         config: the content of `adapter_config.json`.
+        notes: what the user should know of it.
     """
 
     tree: Tree
     config: bytes
+    notes: Notes
 
 
-def to_peft(base: Base, adapter: Adapter, base_name: str, scale: float = 1.0) -> PeftFiles:
+def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float = 1.0) -> PeftFiles:
     """The files of an adapter of linear layers.
 
     Args:
         base: the model that it is of.
         adapter: in the base's names.
-        base_name: what the configuration calls the base.
+        name: what the configuration calls the base; None as of `ckpttools.adapters.base_names`.
         scale: of the adapter, besides its own.
 
     Raises:
@@ -54,8 +58,9 @@ def to_peft(base: Base, adapter: Adapter, base_name: str, scale: float = 1.0) ->
     ordered = in_natural_order([str(path[0]) for path in leaves])
     tree = Tree({(name,): leaves[name,] for name in ordered}, Metadata(place=adapter.place))
     others = [_module(base, name) for name in base.weights if name.endswith(_WEIGHT)]
-    said = _config(adapter.factors, names, others, scale) | {"base_model_name_or_path": base_name}
-    return PeftFiles(tree, json.dumps(said, indent=2, sort_keys=True).encode() + b"\n")
+    called = base_name(base, adapter, name)
+    said = _config(adapter.factors, names, others, scale) | {BASE_NAME: called.text}
+    return PeftFiles(tree, json.dumps(said, indent=2, sort_keys=True).encode() + b"\n", called.notes)
 
 
 def _module(base: Base, name: str) -> str:

@@ -24,10 +24,7 @@ def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
     if is_peft_adapter(tree, place):
         merging = f"ckpt adapter merge BASE {quote(str(place))} DST"
         return (f"PeftModel.from_pretrained(model, {json.dumps(str(place))})", f"in the weights: `{merging}`")
-    # Checkpoints of MaxText's own fine-tuning are gone on with, not restored.
-    if is_maxtext_adapter(tree) and all(path[0] != "params" for path in tree.arrays):
-        return (" ".join(_settings(tree)),)
-    return ()
+    return (" ".join(_settings(tree)),) if is_maxtext_adapter(tree) else ()
 
 
 def _settings(tree: Tree) -> Iterator[str]:
@@ -35,7 +32,9 @@ def _settings(tree: Tree) -> Iterator[str]:
     modules = said_of(tree).get("lora_module_path")
     if isinstance(modules, str):
         yield f"lora.lora_module_path={quote(modules)}"
-    yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.place).absolute()))}"
+    # Checkpoints of MaxText's own fine-tuning are gone on with, not restored.
+    if all(path[0] != "params" for path in tree.arrays):
+        yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.place).absolute()))}"
 
 
 def commands(path: str, *, is_peft: bool) -> tuple[str, ...]:

@@ -172,7 +172,8 @@ def adapter_to_peft(
         base: the model that it is of: a Hugging Face model, or a MaxText checkpoint.
         alpha: of the adapter; None for what is noted beside it.
         scale: of the adapter, besides its own.
-        base_name: what the configuration calls the base; None for where it lies.
+        base_name: what the configuration calls the base; None for its name on the hub, where the adapter, the
+            base's configuration or its place says it, else where it lies.
         like, family, rope_layout: of the base, as of `ckpttools.maxtext_to_hf`.
         step, max_index_bytes: as of `ckpttools.maxtext_to_hf`.
         writing: `ckpttools.api.prepared.Writing`.
@@ -188,8 +189,8 @@ def adapter_to_peft(
     def plan(resources: Resources) -> Conversion:
         known = base_of(opened(base), model, like)
         adapter = _of_maxtext(opened(source, read), known, alpha)
-        made = to_peft(known, adapter, base_name or known.tree.metadata.place, scale)
-        return resources.plan(made.tree, _writer(made))
+        made = to_peft(known, adapter, base_name, scale)
+        return resources.plan(made.tree, _writer(made), made.notes)
 
     _check_base(base, destination)
     return prepare(plan, source, destination, **writing)
@@ -221,7 +222,8 @@ def extract_adapter(
         rank: of the factors; with an error at most.
         error: what may be left of the difference of each matrix, by Frobenius' norm: 0.1 is a tenth.
         dtype: of the factors.
-        base_name: what the configuration calls the base; None for where it lies.
+        base_name: what the configuration calls the base; None for its name on the hub, where the adapter, the
+            base's configuration or its place says it, else where it lies.
         like, family: of MaxText checkpoints, as of `ckpttools.maxtext_to_hf`.
         writing: `ckpttools.api.prepared.Writing`.
 
@@ -236,9 +238,9 @@ def extract_adapter(
     def plan(resources: Resources) -> Conversion:
         known = base_of(opened(base), model, like)
         made = extracted(base_of(opened(source), model, like), known, options, resources.memory // 2)
-        files = to_peft(known, made.adapter, base_name or known.tree.metadata.place)
+        files = to_peft(known, made.adapter, base_name)
         rest = replace(resources, memory=resources.memory - made.nbytes)
-        return rest.plan(files.tree, _writer(files), made.notes)
+        return rest.plan(files.tree, _writer(files), made.notes + files.notes)
 
     _check_base(base, destination)
     return prepare(plan, source, destination, **writing)

@@ -68,7 +68,7 @@ def hf_to_maxtext(
         pad_vocab: rows that the vocabulary gets, zeros at the end.
         text_only: leave out the towers of a multimodal model (vision, audio).
         carry: keep what is not converted (prediction layers, towers that are left out) beside the arrays.
-        drop: patterns of source arrays to leave out.
+        drop: patterns of source arrays to leave out; one of keys above names takes all that is below.
         family: name of the family whose rows are used, or a file that describes one.
         rope_layout: order of rotary pairs in MaxText's query and key.
         tied: what becomes of the output head: as the arrays are, without one, or made from the embedding.

@@ -37,11 +37,31 @@ def prefixes(name: str, separator: str) -> list[str]:
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """The names that match a pattern. Most patterns are names as they are, which may be thousands."""
     literal = {*patterns}
-    wild = tuple(sorted(each for each in literal if not {"*", "?", "["}.isdisjoint(each)))
+    wild = tuple(sorted(filter(_is_wild, literal)))
     matches = _any_of(wild).match if wild else lambda name: None
     return [name for name in names if name in literal or matches(name)]
+
+
+def _is_wild(pattern: str) -> bool:
+    return not {"*", "?", "["}.isdisjoint(pattern)
 
 
 @lru_cache
 def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)))
+
+
+def whole_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """The same patterns for whole dotted names: one of keys above some names gets `.*`.
+
+    Args:
+        patterns: as of `first_match`, of names whose keys are joined by ".".
+        names: that there are; a pattern of one of them, or of none, stays as it is.
+    """
+    known = {*names}
+    above = {each for name in known for each in prefixes(name, ".")[1:]}
+
+    def is_of(pattern: str, some: set[str]) -> bool:
+        return pattern in some or (_is_wild(pattern) and bool(matching(some, [pattern])))
+
+    return tuple(f"{each}.*" if is_of(each, above) and not is_of(each, known) else each for each in patterns)

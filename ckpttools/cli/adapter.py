@@ -42,7 +42,10 @@ _alpha_option = click.option(
     help="Alpha of a MaxText adapter, where nothing beside it says it: Tunix notes none.",
 )
 _base_name_option = click.option(
-    "--base-name", metavar="NAME", help="What the configuration calls the base; else where it is."
+    "--base-name",
+    metavar="NAME",
+    help="What the configuration calls the base; by default its name on the hub where something says it, "
+    "else where it is.",
 )
 _base_options = together(
     click.option("--base", type=MODEL, required=True, metavar="BASE", help="The model that it is of."),

@@ -96,7 +96,10 @@ _mapping_options = together(
         help="What to do with quantised weights: make numbers of --dtype of them, bfloat16 by default, or "
         "keep FP8 with its scales, as MaxText's weight_dtype=float8_e4m3fn has it.",
     ),
-    patterns_option("--drop", "Leave out source arrays whose names match, such as '*.rotary_emb.*'."),
+    patterns_option(
+        "--drop",
+        "Leave out source arrays whose names match, such as '*.rotary_emb.*', or a key and all below it.",
+    ),
     max_header_option,
 )
 

@@ -9,6 +9,8 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
 ADAPTER = "adapter_config.json"
+BASE_NAME = "base_model_name_or_path"
+"""Where it names the model that an adapter is of."""
 # What PEFT puts before all names, and in those of low-rank factors.
 PREFIX, _PART = "base_model.model.", ".lora_"
 _FORMATS = ("safetensors", "torch")
@@ -42,6 +44,6 @@ def adapter_in(folder: Place) -> str:
         said = read_json(folder / ADAPTER)
     except CheckpointError:
         said = {}
-    base, kind = said.get("base_model_name_or_path"), said.get("peft_type", "")
+    base, kind = said.get(BASE_NAME), said.get("peft_type", "")
     name = "LoRA adapter" if kind in ("", "LORA") else f"PEFT adapter ({kind})"
     return f"a {name} of {base}" if base else f"a {name}"

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.patterns import whole_branches
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CoverageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural
@@ -18,6 +19,7 @@ from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.hf_source import HuggingFaceSource, bound, source_of
 from ckpttools.maxtext.layout import SCAN_LAYERS
+from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, with_hub_names
 from ckpttools.maxtext.native import (
     HOW_LOADED,
     SCALE,
@@ -66,11 +68,16 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
         FormatError: weights are quantised in a way that is not read, or are not with their scales.
     """
-    plain = unwrapped(tree, options.drop)
+    drop = whole_branches(options.drop, map(dotted, tree.arrays))
+    plain = unwrapped(tree, drop)
+    hub = with_hub_names(plain.tree)
+    options = replace(options, drop=whole_branches(drop, map(dotted, hub.tree.arrays)))
     try:
-        return _to_maxtext(plain.tree, options, tree.metadata.notes + plain.notes)
+        return _to_maxtext(hub.tree, options, tree.metadata.notes + plain.notes + hub.notes)
     except CoverageError as error:
-        others = patterns_of_others(plain.tree)
+        if has_llama_names(map(dotted, hub.tree.arrays)):
+            raise error.at(hint=OF_OTHER_MODELS) from error
+        others = patterns_of_others(hub.tree)
         if not others:
             raise
         leave = " ".join(quoted("drop", each) for each in others)

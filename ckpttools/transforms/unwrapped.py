@@ -48,11 +48,14 @@ def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
 
 def patterns_of_others(tree: Tree) -> list[str]:
     """Patterns of the arrays beside a model's state dict, such as an optimizer's; none where it is alone."""
-    above = Counter(path[:-1] for path in tree.arrays if path[1:] and all(key in _OUTER for key in path[:-1]))
+    weights = (path for path in tree.arrays if path not in tree.metadata.scalars)
+    above = Counter(path[:-1] for path in weights if all(key in _OUTER for key in path[:-1]))
     if not above:
         return []
     ((outer, _),) = above.most_common(1)
-    others = [path for path in tree.arrays if path[:-1] != outer and path not in tree.metadata.scalars]
+    numbers = tree.metadata.scalars
+    # Numbers beside a dictionary of weights go with what is around it.
+    others = [p for p in tree.arrays if (p[:-1] != outer or p in numbers) and not (outer and p in numbers)]
     return list(dict.fromkeys(_pattern(path, outer) for path in others))
 
 

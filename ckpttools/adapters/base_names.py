@@ -1,0 +1,60 @@
+"""What the configuration of an adapter calls the model that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckpttools.adapters.bases import Base
+from ckpttools.adapters.factors import Adapter
+from ckpttools.array.tree import Tree
+from ckpttools.core.notes import Notes
+from ckpttools.core.wording import option
+from ckpttools.formats.adapters import ADAPTER, BASE_NAME
+from ckpttools.stores.registry import parse
+from ckpttools.stores.web.hub_name import HubName, is_model_name
+
+
+@dataclass(frozen=True)
+class BaseName:
+    """A name, and what the user should know of it."""
+
+    text: str
+    notes: Notes
+
+
+def base_name(base: Base, adapter: Adapter, given: str | None) -> BaseName:
+    """What is said, else what the adapter or the base's configuration says, else where the base lies.
+
+    Of what these say only names of the hub count: directories of whoever trained are not here.
+    """
+    if given:
+        return BaseName(given, Notes())
+    found = next((each for each in _said(base, adapter) if _is_of_hub(each)), None)
+    if found is not None:
+        return BaseName(found, Notes())
+    place = base.tree.metadata.place
+    remark = (
+        f"{ADAPTER} names the base by its place here, {place}: nothing says its name on the hub; say it with "
+        f"{option('base_name', 'NAME')} for others to load the adapter"
+    )
+    return BaseName(place, Notes(remarks=(remark,)))
+
+
+def _said(base: Base, adapter: Adapter) -> Iterator[str]:
+    yield str(adapter.config.get(BASE_NAME) or "")
+    yield str((base.config or {}).get("_name_or_path") or "")
+    place = parse(base.tree.metadata.place)
+    if place.store.scheme == "hf":
+        yield HubName.of(place.key).repo
+
+
+def _is_of_hub(name: str) -> bool:
+    """Whether a text is org/name, or a name alone, as the first models of the hub have it."""
+    return is_model_name(name) or is_model_name(f"org/{name}")
+
+
+def noted_base(tree: Tree) -> str:
+    """What is noted beside a MaxText adapter of its base's name; "" where nothing is."""
+    noted = tree.metadata.custom.get(BASE_NAME)
+    return noted if isinstance(noted, str) else ""

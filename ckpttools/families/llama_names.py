@@ -1,0 +1,41 @@
+"""Names of Meta's own Llama code, which torchtitan has too, beside those of files of the hub.
+
+Both elements of a rotary pair lie side by side there, on the hub in two halves (torchtitan,
+`models/llama3/state_dict_adapter.py`, `_permute`).
+"""
+
+LAYER, HUB = "layers.{layer}", "model.layers.{layer}"
+
+# Template of the name, that on the hub, the axes of the array, and those on the hub.
+REARRANGED = (
+    (
+        f"{LAYER}.attention.wq.weight",
+        f"{HUB}.self_attn.q_proj.weight",
+        "(heads pair half) embed",
+        "(heads half pair) embed",
+    ),
+    (
+        f"{LAYER}.attention.wk.weight",
+        f"{HUB}.self_attn.k_proj.weight",
+        "(groups pair half) embed",
+        "(groups half pair) embed",
+    ),
+)
+RENAMED = (
+    (f"{LAYER}.attention.{{part:wv,wo}}.weight", f"{HUB}.self_attn.{{part:v_proj,o_proj}}.weight"),
+    (
+        f"{LAYER}.feed_forward.{{part:w1,w2,w3}}.weight",
+        f"{HUB}.mlp.{{part:gate_proj,down_proj,up_proj}}.weight",
+    ),
+    (
+        f"{LAYER}.{{part:attention_norm,ffn_norm}}.weight",
+        f"{HUB}.{{part:input_layernorm,post_attention_layernorm}}.weight",
+    ),
+    ("tok_embeddings.weight", "model.embed_tokens.weight"),
+    ("norm.weight", "model.norm.weight"),
+)
+# A tied model lacks the first; the second is made of the configuration.
+OPTIONAL = (("output.weight", "lm_head.weight"), ("rope.freqs", None))
+# By which such files are known, and the models whose pairs lie so.
+TELLING = ("tok_embeddings.weight", "layers.0.attention.wq.weight")
+MODEL_TYPES = ("llama",)

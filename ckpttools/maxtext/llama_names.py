@@ -1,0 +1,58 @@
+"""Weights of Llama under the names of Meta's own code, which torchtitan has too, as the hub has them.
+
+Rows of queries and keys are put in another order for that, which is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.notes import Notes
+from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.rename import Remap, Rule
+
+_RULES = (
+    *(Rule(*each) for each in REARRANGED),
+    *(Rule(*each) for each in RENAMED),
+    *(Rule(name, hub, optional=True) for name, hub in OPTIONAL),
+)
+OF_OTHER_MODELS = (
+    "these are names of torchtitan or Meta's own code, which are read of models with model_type llama: "
+    "rename others by rules with `ckpt remap`, and mind that rotary pairs may lie otherwise"
+)
+"""What to do where names are so and the configuration is of another model."""
+
+
+def has_llama_names(names: Iterable[str]) -> bool:
+    """Whether weights have the names of Meta's own code."""
+    return {*names}.issuperset(TELLING)
+
+
+def with_hub_names(tree: Tree) -> Transformed:
+    """The tree with names and order of the hub; as it is where it has these, or its model is no Llama.
+
+    Raises:
+        CheckpointError: the sizes of its configuration are not those of its arrays.
+    """
+    config = tree.metadata.config or {}
+    pairs = _pairs(config) if config.get("model_type") in MODEL_TYPES else None
+    if pairs is None or not has_llama_names(map(dotted, tree.arrays)):
+        return Transformed(tree, Notes())
+    made = Remap(_RULES, {"pair": pairs, "half": 2}, place="the names of Meta's own Llama code")(tree)
+    remark = (
+        "names are those of torchtitan or Meta's own code: they become those of the hub, and rows of queries "
+        "and keys get the order of its rotary halves"
+    )
+    return Transformed(made.tree, made.notes + Notes(remarks=(remark,)))
+
+
+def _pairs(config: Mapping[str, Any]) -> int | None:
+    """Rotary pairs of a head; None where the configuration does not say."""
+    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    own = config.get("head_dim")
+    if type(own) is not int and type(width) is int and type(heads) is int and heads > 0:
+        own = width // heads
+    return own // 2 if type(own) is int and own > 1 else None
