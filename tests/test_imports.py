@@ -3,6 +3,7 @@
 import ast
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import ckpttools
@@ -315,6 +316,50 @@ def test_nothing_heavy_at_import():
         if isinstance(node, ast.Import | ast.ImportFrom)
         for target in imported([node])
         if target.split(".")[0] in HEAVY
+    ] == []
+
+
+# Statements of a function, from the first line after its docstring to the last.
+LONGEST = 40
+# File and function -> how many lines it has. What is here may become shorter and go, never longer.
+LONGER: dict[str, int] = {}
+
+
+def test_functions_fit_on_a_screen():
+    longer = {
+        f"{name(path)}:{node.name}": length
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (length := lines_of(node)) > LONGEST
+    }
+    assert longer == LONGER
+
+
+def lines_of(function):
+    said = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+    return said[-1].end_lineno - said[0].lineno + 1 if said else 0
+
+
+def test_class_names_mean_one_thing():
+    """A leading underscore makes no other name: who reads it aloud says the same."""
+    homes = {}
+    for path in FILES:
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(name(path))
+    assert {each: files for each, files in homes.items() if len(files) > 1} == {}
+
+
+def test_benchmarks_import_what_is_there():
+    """They are run by hand, and seldom."""
+    assert [
+        f"{path.name} imports {module}.{each.name}"
+        for path in sorted((ROOT.parent / "benchmarks").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (module := node.module or "").startswith("ckpttools")
+        for each in node.names
+        if not hasattr(import_module(module), each.name)
+        and not (ROOT.parent / module.replace(".", "/") / f"{each.name}.py").exists()
     ] == []
 
 

@@ -26,9 +26,12 @@ from ckpttools.transforms.select import Select
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from ckpttools.array.tree import Tree
+    from ckpttools.sharding.assigned import Devices
     from ckpttools.sharding.load_plan import LoadPlan
     from ckpttools.sharding.load_progress import JobProgress
     from ckpttools.sharding.request import Request
+    from ckpttools.sharding.templates import TreeTemplate
 
 Observe = Callable[[int, int], None]
 ObserveJob = Callable[["JobProgress"], None]
@@ -169,46 +172,26 @@ def load(
     """
     from ckpttools.sharding.assigned import is_abstract
     from ckpttools.sharding.load_plan import Sharing, plan_load
-    from ckpttools.sharding.request import request
     from ckpttools.sharding.templates import template_of
 
-    said = Converting(
-        scan,
-        scan_axis,
-        pad_vocab,
-        text_of(family),
-        model,
-        rope_layout,
-        tied,
-        padding_rows,
-        text_only or None,
-    )
+    values = (rope_layout, tied, padding_rows)
+    said = Converting(scan, scan_axis, pad_vocab, text_of(family), model, *values, text_only or None)
     said.check(to)
     memory = parse_size(loading.get("memory", DEFAULT_MEMORY))
-    wanted = like if like is not None else _tree_of(shardings)
+    wanted = _tree_of(shardings) if like is None else like
     template = None if wanted is None else template_of(wanted)
     leaves = () if template is None else template.leaves
     is_cut = any(leaf.axes or is_abstract(leaf.sharding) for leaf in leaves)
     where = _where(shardings, rules, mesh, memory_kind, is_cut=is_cut)
     with allowing(memory), requesting(loading.get("requests")):
         tree = opened(source, read_options(part_of(loading, Opening)))
-        place = tree.metadata.place
-        source_tree = tree
-        tree = tree if dtype is None else as_numbers(tree, None if dtype == "like" else dtype_of(dtype)).tree
-        tree, notes = converted(tree, to, template, said, memory)
+        plain = tree if dtype is None else as_numbers(tree, None if dtype == "like" else dtype_of(dtype)).tree
+        made, notes = converted(plain, to, template, said, memory)
         if where.rules is not None:
-            where.rules.check_patterns(
-                [*tree.arrays, *(leaf.path for leaf in (template.leaves if template else ()))]
-            )
+            where.rules.check_patterns([*made.arrays, *(leaf.path for leaf in leaves)])
         if keep or drop:
-            tree = tree.pipe(Select(patterns_of(keep), patterns_of(drop)))
-        chosen = dtype if dtype == "like" else dtype_of(dtype)
-        try:
-            found = request(tree, template, where, chosen, place)
-        except CoverageError as error:
-            if template is None or error.hint is not None:
-                raise
-            raise error.at(hint=next_step(source_tree, to, template)) from error
+            made = made.pipe(Select(patterns_of(keep), patterns_of(drop)))
+        found = _request(tree, made, template, where, dtype, to)
         plan = plan_load(found, Sharing(max_over_read, single_replica), memory=memory, notes=notes)
     return PreparedLoad(
         plan,
@@ -219,6 +202,26 @@ def load(
         loading.get("download", False),
         loading.get("observe_job"),
     )
+
+
+def _request(
+    source: Tree,
+    made: Tree,
+    template: TreeTemplate | None,
+    devices: Devices,
+    dtype: DType | str | None,
+    to: Literal["maxtext", "hf"] | None,
+) -> Request:
+    """What goes where; of what does not fit the error says which conversion of `source` would."""
+    from ckpttools.sharding.request import request
+
+    try:
+        chosen = dtype if dtype == "like" else dtype_of(dtype)
+        return request(made, template, devices, chosen, source.metadata.place)
+    except CoverageError as error:
+        if template is None or error.hint is not None:
+            raise
+        raise error.at(hint=next_step(source, to, template)) from error
 
 
 def _where(

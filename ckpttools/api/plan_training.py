@@ -54,7 +54,7 @@ class _HostBytes(NamedTuple):
     is_known: bool
 
 
-class _Saving(NamedTuple):
+class _SaveSettings(NamedTuple):
     """MaxText's settings for saving as planned, and how many checkpoints are kept, if that is known."""
 
     settings: Mapping[str, str]
@@ -160,12 +160,14 @@ def _saving(
     words: Mapping[str, str],
     keep: int | None,
     total_steps: int | None,
-) -> _Saving:
+) -> _SaveSettings:
     """The settings that follow from intervals, after those that the user names, and what is kept by them."""
     steps = {each.tier: each.steps for each in intervals}
     settings = {**settings_for(mode, steps.get("local"), steps.get("persistent"), keep), **words}
     period, kept = run_of(mode, steps.get("persistent"), keep, words)
-    return _Saving(settings, kept_checkpoints(total_steps, period, kept) if total_steps and period else None)
+    return _SaveSettings(
+        settings, kept_checkpoints(total_steps, period, kept) if total_steps and period else None
+    )
 
 
 def _intervals(tiers: Sequence[Tier], mode: Mode, step_seconds: float | None) -> tuple[SaveInterval, ...]:

@@ -131,7 +131,7 @@ def without(array: LazyArray, surplus: Surplus) -> LazyArray:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedRows:
     """What becomes of rows beyond a vocabulary where checkpoints are compared.
 
     Attributes:
@@ -145,7 +145,7 @@ class Counted:
 
 def less_padding(
     arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape], way: str | None, memory: int
-) -> Counted:
+) -> CountedRows:
     """MaxText's arrays with the vocabulary that others have, and what they have beyond it where that counts.
 
     Args:
@@ -155,10 +155,10 @@ def less_padding(
     found = surpluses(arrays, shapes)
     rows = rows_that_count(found, way, memory)
     cut = {name: without(arrays[name], each) for name, each in found.items()}
-    return Counted({**arrays, **cut, **rows.arrays}, rows.remarks)
+    return CountedRows({**arrays, **cut, **rows.arrays}, rows.remarks)
 
 
-def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> Counted:
+def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> CountedRows:
     """The rows that count. Reads them, as only their content distinguishes padding from what was learned.
 
     Args:
@@ -190,7 +190,7 @@ def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int
                 f"beyond the vocabulary, and row {row} is not zero: {each.place}; "
                 f"{dropping} compares without it"
             )
-    return Counted(arrays, tuple(remarks))
+    return CountedRows(arrays, tuple(remarks))
 
 
 def refuse_learned(
