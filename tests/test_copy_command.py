@@ -539,6 +539,13 @@ class TestInterrupted:
             with pytest.raises(StorageError, match="gone"):
                 ckpttools.copy(source, out, jobs=1)
         assert not out.exists()
+        before = (source / "big.bin").stat()
+        (source / "big.bin").write_bytes(random.Random(1).randbytes(9 << 20))
+        os.utime(source / "big.bin", ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises(UsageError, match="beginning of another conversion"):
+            ckpttools.copy(source, out)
+        (source / "big.bin").write_bytes(random.Random(0).randbytes(9 << 20))
+        os.utime(source / "big.bin", ns=(before.st_atime_ns, before.st_mtime_ns))
         report = ckpttools.copy(source, out, verify=True)
         assert files_in(out) == files_in(source)
         assert report.parts[0].bytes_resumed == 6 << 20

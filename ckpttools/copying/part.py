@@ -14,6 +14,7 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARD
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.base import Status
 from ckpttools.stores.place import Place
+from ckpttools.stores.samples import sampled_files
 
 # By these a reader finds that a checkpoint is there, and what is in it. The last ones come last.
 _TELLING = (
@@ -87,9 +88,12 @@ class FileGroup:
         return [name for _, _, name in sorted(ranked)]
 
     def fingerprint(self) -> str:
-        """The same for two copies of the same files: it names their sizes and versions."""
+        """The same for two copies of the same files: it names their sizes and versions, and of local files
+        some of their bytes, too; errors as of `ckpttools.stores.samples.sampled`."""
         files = [[name, found.size, found.version] for name, found in self.files.items()]
-        described = [str(self.source.resolve()), files, self.commits]
+        is_local = self.source.store.scheme == "file"
+        opened = [(self.source / name).open(found) for name, found in self.files.items() if is_local]
+        described = [str(self.source.resolve()), files, self.commits, sampled_files(opened)]
         return hashlib.sha256(json.dumps(described).encode(errors="surrogatepass")).hexdigest()
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ckpttools.array.fingerprint import Identify, identity
 from ckpttools.array.lazy import ByteSource
-from ckpttools.core.region import ceil_div
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.stores.base import File
 from ckpttools.stores.registry import parse
-from ckpttools.stores.samples import sampled
-
-# Files of which bytes are looked at: a checkpoint may have 100,000, and each has to be opened for that.
-_MOST_SAMPLED = 64
+from ckpttools.stores.samples import sampled_files
 
 
 def is_local(source: ByteSource) -> bool:
@@ -45,16 +41,13 @@ def fingerprint(
     leaves = [(path, leaf) for path, leaf in plan.tree.items() if path not in plan.tree.arrays]
     marks = sorted(map(repr, metadata.scalars)), metadata.key_impls
     rest = writer, leaves, metadata.step, metadata.item, marks
-    samples = "".join(_samples(plan, identify, is_timed))
+    samples = _samples(plan, identify, is_timed)
     return hashlib.sha256(f"{plan.fingerprint(identify)} {samples} {said(repr(rest))}".encode()).hexdigest()
 
 
-def _samples(plan: Plan, identify: Identify, is_timed: Callable[[ByteSource], bool]) -> Iterator[str]:
-    """Digests of blocks of some files, spread over all."""
+def _samples(plan: Plan, identify: Identify, is_timed: Callable[[ByteSource], bool]) -> str:
     files = {identify(each)[0]: each for each in plan.sources if isinstance(each, File) and is_timed(each)}
-    names = sorted(files)
-    for name in names[:: ceil_div(len(names), _MOST_SAMPLED) or 1]:
-        yield f"{sampled(files[name])} "
+    return sampled_files([files[name] for name in sorted(files)])
 
 
 def source_of(plan: Plan) -> str:
