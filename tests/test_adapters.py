@@ -251,13 +251,15 @@ def test_a_plan_in_a_file_says_all_of_a_merge(case):
         ("patterns", "restore", True),
         ("one-layer", "training", True),
         ("bfloat16", "restore", False),
+        ("plain", "converter", True),
     ],
 )
 def test_to_maxtext_and_back(tmp_path, case, layout, scan):
     flag = "--scan" if scan else "--no-scan"
     words = ("adapter", "to-maxtext", PEFT / case, tmp_path / "maxtext", "--base", base_of(case))
     told = run(*words, "--layout", layout, flag)
-    assert "lora.enable_lora=true lora.lora_module_path='decoder/.*(" in " ".join(told.split())
+    is_read = "lora.enable_lora=true lora.lora_module_path='decoder/.*(" in " ".join(told.split())
+    assert is_read == (layout != "converter")
     run("adapter", "to-peft", tmp_path / "maxtext", tmp_path / "back", "--base", base_of(case))
     for name, adapter in (("one", PEFT / case), ("two", tmp_path / "back"), ("three", tmp_path / "maxtext")):
         ckpttools.merge_adapter(base_of(case), tmp_path / name, adapter=adapter)
@@ -355,9 +357,11 @@ def test_factors_as_the_inference_engine_has_them(tmp_path, rank):
         tmp_path / "hf", num_hidden_layers=LAYERS, hidden_size=32, num_attention_heads=4, dtype="float32"
     )
     leaves = legacy(rank)
-    ckpttools.merge_adapter(
-        tmp_path / "hf", tmp_path / "merged", adapter=saved(leaves, tmp_path / "a"), alpha=rank
-    )
+    # The engine wants the configuration two directories above the weights.
+    saved(leaves, tmp_path / "a")
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "base_model_name_or_path": "me/base"}
+    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(said))
+    ckpttools.merge_adapter(tmp_path / "hf", tmp_path / "merged", adapter=tmp_path / "a")
     made, before = numbers(tmp_path / "merged"), numbers(tmp_path / "hf")
     for layer in range(LAYERS):
         a, b = (leaves["decoder", "layers", "self_attention", "out", f"lora_{x}.kernel"] for x in "ab")

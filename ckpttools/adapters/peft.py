@@ -37,7 +37,8 @@ _FUSED = ("gate_up_proj", "down_proj")
 def is_peft(place: Place) -> bool:
     """Whether this is a directory that PEFT wrote, or weights in one."""
     folder = place if place.is_dir() else place.parent
-    return (folder / ADAPTER).is_file()
+    # MaxText's inference engine wants such a file above its own weights.
+    return (folder / ADAPTER).is_file() and not (folder / "0").is_dir()
 
 
 def weights_of(place: Place) -> Place:

@@ -26,14 +26,14 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
 from ckpttools.maxtext.family_layouts import family_in
-from ckpttools.maxtext.flavours import NNX, linen_state
+from ckpttools.maxtext.flavours import LINEN, NNX, linen_state
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast
 
-LoraLayout = Literal["restore", "training"]
-LORA_LAYOUTS: tuple[LoraLayout, ...] = ("restore", "training")
+LoraLayout = Literal["restore", "training", "converter"]
+LORA_LAYOUTS: tuple[LoraLayout, ...] = ("restore", "training", "converter")
 _FLOAT32 = DTYPES["float32"]
 _WEIGHT = ".weight"
 
@@ -46,7 +46,8 @@ class ToMaxTextAdapter:
         scan: stack the layers, as the model that it is for.
         scan_axis: the axis on which they are stacked.
         maxtext: version whose layout is written.
-        layout: "restore" as `lora.lora_restore_path` reads it, "training" as checkpoints of training have it.
+        layout: "restore" as `lora.lora_restore_path` reads it, "training" as checkpoints of training have it,
+            "converter" as MaxText's converter writes it.
         scale: of the adapter, besides its own.
     """
 
@@ -157,7 +158,8 @@ def _tree(arrays: Mapping[str, LazyArray], layout: LoraLayout, custom: Mapping[s
     parameters: dict[Path, LazyArray] = {tuple(key.split(".")): arrays[key] for key in sorted(arrays)}
     if layout == "training":
         return linen_state(parameters, 0, custom)
-    leaves: dict[Path, Leaf] = {NNX.wrapped(path): array for path, array in parameters.items()}
+    outer = LINEN.prefix if layout == "converter" else ()
+    leaves: dict[Path, Leaf] = {(*outer, *NNX.wrapped(path)): array for path, array in parameters.items()}
     return Tree(leaves, Metadata(step=0, custom=custom))
 
 

@@ -10,6 +10,8 @@ from ckpttools.adapters.from_maxtext import said_of
 from ckpttools.adapters.report import is_maxtext_adapter
 from ckpttools.array.tree import Tree
 from ckpttools.formats.adapters import ADAPTER
+from ckpttools.maxtext.layout import PARAMS, VALUE
+from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -24,7 +26,20 @@ def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
     if is_peft_adapter(tree, place):
         merging = f"ckpt adapter merge BASE {quote(str(place))} DST"
         return (f"PeftModel.from_pretrained(model, {json.dumps(str(place))})", f"in the weights: `{merging}`")
-    return (" ".join(_settings(tree)),) if is_maxtext_adapter(tree) else ()
+    return (" ".join(_settings(tree)),) if is_maxtext_adapter(tree) and _is_read(tree) else ()
+
+
+def _is_read(tree: Tree) -> bool:
+    """Whether MaxText restores factors that are called so: not those of its converter, and of its engine."""
+    last = {str(path[-1]) for path in view_of(tree).of_role("parameter")}
+    return (
+        last <= {VALUE} if _is_restored(tree) else all(key.endswith(("_lora_a", "_lora_b")) for key in last)
+    )
+
+
+def _is_restored(tree: Tree) -> bool:
+    """Checkpoints of MaxText's own fine-tuning are gone on with, not restored."""
+    return all(path[0] != PARAMS for path in tree.arrays)
 
 
 def _settings(tree: Tree) -> Iterator[str]:
@@ -32,8 +47,7 @@ def _settings(tree: Tree) -> Iterator[str]:
     modules = said_of(tree).get("lora_module_path")
     if isinstance(modules, str):
         yield f"lora.lora_module_path={quote(modules)}"
-    # Checkpoints of MaxText's own fine-tuning are gone on with, not restored.
-    if all(path[0] != "params" for path in tree.arrays):
+    if _is_restored(tree):
         yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.place).absolute()))}"
 
 

@@ -120,7 +120,7 @@ def adapter_to_maxtext(
         scan_axis: the axis on which they are stacked; None as in a MaxText base, else 1.
         maxtext: version of MaxText that is to load it.
         layout: "restore" as MaxText's `lora.lora_restore_path` reads it and Tunix writes it, "training" as in
-            checkpoints of MaxText's own fine-tuning.
+            checkpoints of MaxText's own fine-tuning, "converter" as MaxText's converter writes it.
         scale: of the adapter, besides its own.
         like, family, rope_layout: of the base, as of `ckpttools.maxtext_to_hf`.
         common: `ckpttools.api.arguments.Storing` and `ckpttools.api.prepared.Writing`.

@@ -148,7 +148,8 @@ def extract(**options: Any) -> None:
     type=click.Choice(LORA_LAYOUTS),
     default="restore",
     show_default=True,
-    help="As MaxText's lora.lora_restore_path reads it, or as checkpoints of its own fine-tuning have it.",
+    help="As MaxText's lora.lora_restore_path reads it, as checkpoints of its own fine-tuning have it, or as "
+    "its converter writes it.",
 )
 @_scale_option
 @storage_options
