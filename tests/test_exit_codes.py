@@ -325,8 +325,13 @@ class TestDestinations:
 class TestDemo:
     def test_a_step_that_fails_is_the_end(self, place, monkeypatch):
         monkeypatch.setattr("ckpttools.cli.demo._make", write_llama)
-        (place.directory / "demo" / "maxtext" / "0").mkdir(parents=True)
+        monkeypatch.setattr("ckpttools.cli.demo._load", lambda *_: click.get_current_context().exit(3))
         result = ckpt("demo", place.directory / "demo")
-        assert result.exit_code == 2
-        assert "maxtext is not replaced" in result.stderr
-        assert "inspect tree" not in result.stdout
+        assert result.exit_code == 3
+        assert "inspect tree" in result.stdout and "maxtext-to-hf" not in result.stdout
+
+    def test_what_is_there_stays(self, place):
+        (place.directory / "demo" / "hf").mkdir(parents=True)
+        result = ckpt("demo", place.directory / "demo")
+        assert result.exit_code == 2 and "there is something at the place" in result.stderr
+        assert [*(place.directory / "demo").rglob("*")] == [place.directory / "demo" / "hf"]

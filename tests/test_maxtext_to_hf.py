@@ -90,6 +90,8 @@ class TestRoundTrip:
     def test_a_text_model_has_no_tower_to_carry(self):
         with pytest.raises(UsageError, match="has no place for what carry=True takes"):
             ToHuggingFace(spelling="text", carry=True)
+        with pytest.raises(UsageError, match="and none is named"):
+            ToHuggingFace(carry=True)
 
     @pytest.mark.parametrize("carry", [True, False])
     def test_the_text_model_alone_has_a_configuration_of_its_own(self, tmp_path, carry):

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of
-from ckpttools.cli.stopping import TOLD, Stopped
+from ckpttools.cli.stopping import GOES_ON, MESSAGE, Stopped
 
 CKPT = (sys.executable, "-m", "ckpttools")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -143,7 +143,7 @@ class TestConversions:
         process = start(*words)
         wait_for(lambda: finished_tasks(tmp_path / "out.partial"))
         process.send_signal(number)
-        assert ends(process, 10) == (128 + number, "", TOLD + "\n")
+        assert ends(process, 10) == (128 + number, "", f"{MESSAGE} {GOES_ON}\n")
         assert not (tmp_path / "out").exists()
         if number == signal.SIGTERM:
             code, receipt, _ = ends(start(*words), 60)
@@ -159,7 +159,7 @@ class TestLooking:
         time.sleep(1.5)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert ends(process, 3) == (143, "", TOLD + "\n")
+        assert ends(process, 3) == (143, "", MESSAGE + "\n")
 
     def test_a_reader_that_goes_away_gets_no_whole_document(self, tmp_path: Path):
         tensors = {f"layer_{number}_of_many": np.zeros(1, np.uint8) for number in range(3000)}

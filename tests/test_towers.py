@@ -298,7 +298,10 @@ def test_what_maxtext_learned_of_standardizing_is_not_dropped(tmp_path):
     shutil.copy(plain / "config.json", tmp_path / "out" / "0" / "items" / "hf")
     with pytest.raises(ConfigError, match=r"computes as if this were [01] throughout") as error:
         plan_to_huggingface(tmp_path / "out").run(tmp_path / "back")
-    assert "std_" in str(error.value)
+    assert "std_" in str(error.value) and "vision_config.standardize is false" in str(error.value.hint)
+    source = GOLDEN_0_2_5 / "gemma4-vision" / "hf"
+    shutil.copy(source / "config.json", tmp_path / "out" / "0" / "items" / "hf")
+    assert back(tmp_path / "out", tmp_path / "back") == all_described(load_file(source / "model.safetensors"))
 
 
 @pytest.mark.parametrize("source", [GEMMA3, OMNI], ids=["vision", "vision and audio"])

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import click
 
 from ckpttools.cli.output import error_width, labelled, say
-from ckpttools.cli.stopping import TOLD, Stopped
+from ckpttools.cli.stopping import Stopped
 from ckpttools.core.errors import (
     CheckpointError,
     MemoryBudgetError,
@@ -42,7 +42,7 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
         if isinstance(end, click.ClickException):
             end.show()
         elif isinstance(end, Stopped):
-            click.echo(TOLD, err=True)
+            click.echo(str(end), err=True)
         else:
             say(*_described(end, traceback))
     if isinstance(end, (click.ClickException, Stopped)):

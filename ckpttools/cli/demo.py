@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from ckpttools.core.errors import DestinationExistsError
+
 
 @click.command(short_help="Make, convert and load a small model, and back.")
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
@@ -34,6 +36,12 @@ def demo(directory: Path | None) -> None:
 @contextmanager
 def _place(directory: Path | None) -> Iterator[Path]:
     if directory is not None:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise DestinationExistsError(
+                "there is something at the place for the demo",
+                place=directory,
+                hint="name a directory that is not there",
+            )
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="ckpt-demo-") as name:

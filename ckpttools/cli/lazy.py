@@ -23,6 +23,17 @@ def in_module(module: str, name: str, help: str) -> Deferred:
     return Deferred(lambda: getattr(import_module(f"ckpttools.cli.{module}"), name), help)
 
 
+_COMMAND = "ckpttools.command"
+# What commands call the checkpoint that they write, or the plan of which they do a part.
+_WRITTEN = {"destination", "plan"}
+
+
+def writes(ctx: click.Context) -> bool:
+    """Whether the command that was found below a context makes a checkpoint."""
+    command = ctx.meta.get(_COMMAND)
+    return isinstance(command, click.Command) and any(each.name in _WRITTEN for each in command.params)
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported on demand, so that `--help` imports none of them.
 
@@ -62,7 +73,9 @@ class LazyGroup(click.Group):
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             instead = self._instead(ctx, name, self.list_commands(ctx))
             raise click.UsageError(f"No such command {name!r}. {instead}", ctx)
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        ctx.meta[_COMMAND] = found[1]
+        return found
 
     def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
         """What may have been meant: a name like it, here or one level below, or one of all."""

@@ -14,7 +14,7 @@ from ckpttools import __version__
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, open_closed, write_whole
 from ckpttools.cli.command_line import remember_command
-from ckpttools.cli.lazy import LazyGroup, in_module
+from ckpttools.cli.lazy import LazyGroup, in_module, writes
 from ckpttools.cli.output import say
 from ckpttools.cli.plugged import plugged_in
 from ckpttools.cli.traffic_text import telling_traffic
@@ -129,8 +129,12 @@ class _Root(LazyGroup):
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             warnings.simplefilter("default", StepWarning)
-            with kept_from_click(), as_flags(), telling_traffic():
-                super().invoke(ctx)
+            try:
+                with kept_from_click(), as_flags(), telling_traffic():
+                    super().invoke(ctx)
+            except stopping.Stopped as end:
+                end.goes_on = writes(ctx)
+                raise
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

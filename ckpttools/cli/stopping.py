@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
 
-TOLD = "Stopped. What was being written goes on from there when the same command is run again."
+MESSAGE = "Stopped."
+GOES_ON = "What was being written goes on from there when the same command is run again."
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a terminal needs that shows a progress bar, which hides it.
 _SHOW_CURSOR = b"\x1b[?25h"
@@ -39,12 +40,17 @@ class Stopped(BaseException):
     Attributes:
         number: of the signal.
         exit_code: as a shell reports a program that this signal ended.
+        goes_on: whether the command was one that writes a checkpoint and goes on where it was stopped.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
         self.exit_code = 128 + number
+        self.goes_on = False
+
+    def __str__(self) -> str:
+        return f"{MESSAGE} {GOES_ON}" if self.goes_on else MESSAGE
 
 
 def handle_at_once() -> None:

@@ -15,6 +15,7 @@ from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.families.family import Spelling
 from ckpttools.mapping.coverage import NotCoveredError
+from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.table import Table
@@ -200,8 +201,13 @@ def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> I
         if name in mapped.surplus:
             kept = mapped.sizes[VOCAB]
             yield str(row.right.key), Surplus.of(name, arrays[name], mapped.surplus[name], kept)
+    reasons = {
+        str(row.left.key): "; ".join(table.flags[flag].source for flag in row.unless.split())
+        for row in table.rows
+        if isinstance(row.op, Fill) and row.unless.split()
+    }
     for name, (array, number) in mapped.filled.items():
-        yield name, Surplus(name, array, 0, 0, number)
+        yield name, Surplus(name, array, 0, 0, number, reasons.get(name, ""))
 
 
 def _carried(

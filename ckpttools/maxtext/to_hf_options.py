@@ -64,3 +64,8 @@ class ToHuggingFace:
                 f"a text model alone has no place for what {option('carry', True)} takes from the model",
                 hint=f"leave out {option('carry', True)}, or {option('names', TEXT)}",
             )
+        if self.carry and self.like is None:
+            raise UsageError(
+                f"{option('carry', True)} takes what is not there from a model, and none is named",
+                hint=f"say {option('like', 'HF_DIR')}; what a checkpoint carries is written anyway",
+            )

@@ -36,6 +36,8 @@ class Surplus:
         axis: the axis of the array along which they lie.
         kept: how many rows the model has; none of an array that MaxText alone has.
         fill: what all elements are as long as nothing was learned.
+        because: what of the model's configuration says that it has no such array; empty where nothing could
+            say otherwise.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Surplus:
     axis: int
     kept: int
     fill: float = 0
+    because: str = ""
 
     @classmethod
     def of(cls, name: str, array: LazyArray, axis: int, kept: int) -> Surplus:
@@ -219,8 +222,7 @@ def refuse_learned(
                 place=f"{each.name} in {place}",
                 got=f"something else at {row}: it was trained",
                 wanted=f"{each.fill:g} throughout, as MaxText begins with",
-                hint="take a step at which it is unchanged, or train again with it frozen "
-                "(trainable_parameters_mask in MaxText)",
+                hint=_remedy_for(each),
             )
         if row is not None:
             raise ConfigError(
@@ -232,3 +234,13 @@ def refuse_learned(
                 f"embedding) of {each.there} in the config.json of what is written; "
                 f"{option('padding_rows', 'drop')} leaves them out for good",
             )
+
+
+def _remedy_for(trained: Surplus) -> str:
+    """What to do with an array that MaxText alone has, and has trained."""
+    why = trained.because
+    otherwise = f"to write it, change what says that the model has no such array ({why}); or " if why else ""
+    return (
+        f"{otherwise}take a step at which it is unchanged, or train again with it frozen "
+        "(trainable_parameters_mask in MaxText)"
+    )
