@@ -331,7 +331,7 @@ class TestDemo:
         assert "inspect tree" in result.stdout and "maxtext-to-hf" not in result.stdout
 
     def test_what_is_there_stays(self, place):
-        (place.directory / "demo" / "hf").mkdir(parents=True)
-        result = ckpt("demo", place.directory / "demo")
+        (place.directory / "there" / "hf").mkdir(parents=True)
+        result = ckpt("demo", place.directory / "there")
         assert result.exit_code == 2 and "there is something at the place" in result.stderr
-        assert [*(place.directory / "demo").rglob("*")] == [place.directory / "demo" / "hf"]
+        assert [*(place.directory / "there").rglob("*")] == [place.directory / "there" / "hf"]
