@@ -19,7 +19,7 @@ class Case:
     Attributes:
         name: the command, as the report has it.
         words: of the command line.
-        since: more words that only the newer tree is given, to do what the older one does by default.
+        since: more words for trees that know versions of MaxText, to do what earlier ones do by default.
         source: what it is about.
     """
 

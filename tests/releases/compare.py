@@ -93,7 +93,8 @@ def _results(top: Path, name: str, tree: Path, chosen: Sequence[Case]) -> list[d
     work = top / name
     work.mkdir()
     told, results = top / f"{name}.json", top / f"{name}.jsonl"
-    told.write_text(json.dumps([[*case.words, *(case.since if name == "new" else ())] for case in chosen]))
+    knows_versions = (tree / "ckpttools" / "maxtext" / "versions.py").is_file()
+    told.write_text(json.dumps([[*case.words, *(case.since if knows_versions else ())] for case in chosen]))
     command = [sys.executable, str(Path(__file__).with_name("worker.py")), str(told), str(work), str(results)]
     subprocess.run(command, cwd=top, env={**os.environ, "PYTHONPATH": str(tree)}, check=True)
     return [json.loads(line.replace(str(work), "OUT")) for line in results.read_text().splitlines()]
