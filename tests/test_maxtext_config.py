@@ -27,7 +27,8 @@ from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.known import known
 from ckpttools.maxtext.config.models import models
 from ckpttools.maxtext.config.telling import fitting_model, settings_of
-from ckpttools.maxtext.loading.command import load_yaml, parsed
+from ckpttools.maxtext.loading.command import parsed
+from ckpttools.maxtext.loading.yaml_values import load_yaml
 
 MODELS = ("gemma2", "gemma4-e2b", "gemma4-moe", "gemma4-vision", "llama4-scout", "qwen3-omni", "qwen3.5")
 

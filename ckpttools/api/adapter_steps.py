@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator
 from shlex import quote
 
-from ckpttools.adapters.from_maxtext import said_of
-from ckpttools.adapters.report import is_maxtext_adapter
 from ckpttools.array.tree import Tree
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.maxtext.layout import PARAMS, VALUE
@@ -26,6 +24,10 @@ def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
     if is_peft_adapter(tree, place):
         merging = f"ckpt adapter merge BASE {quote(str(place))} DST"
         return (f"PeftModel.from_pretrained(model, {json.dumps(str(place))})", f"in the weights: `{merging}`")
+    if not any("lora" in str(key) for path in tree.arrays for key in path[-2:]):
+        return ()  # ten modules are of adapters alone
+    from ckpttools.adapters.report import is_maxtext_adapter
+
     return (" ".join(_settings(tree)),) if is_maxtext_adapter(tree) and _is_read(tree) else ()
 
 
@@ -43,6 +45,8 @@ def _is_restored(tree: Tree) -> bool:
 
 
 def _settings(tree: Tree) -> Iterator[str]:
+    from ckpttools.adapters.from_maxtext import said_of
+
     yield "lora.enable_lora=true"
     modules = said_of(tree).get("lora_module_path")
     if isinstance(modules, str):

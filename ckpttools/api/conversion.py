@@ -48,12 +48,11 @@ class Resources:
     def plan(self, tree: Tree, writer: Writer, notes: Notes | None = None) -> Conversion:
         """Plans writing `tree` with `writer`; raises as `ckpttools.plan.plan.build`."""
         # What these import takes memory before it is known whether there is enough.
-        from ckpttools.digest.watching import hashing_bytes
         from ckpttools.plan.plan import build
 
         with requesting(self.requests):
             costs = reading_costs(tree.arrays.values())
-            reserved = costs.memory + (hashing_bytes(tree) if self.manifest else 0)
+            reserved = costs.memory + (_hashing_bytes(tree) if self.manifest else 0)
             streams = self.destination.store.streams if self.destination else None
             jobs = self.jobs or max(self.workers, costs.requests or 0, streams.files if streams else 0)
             if self.requests and streams and not self.jobs:
@@ -63,6 +62,12 @@ class Resources:
                 tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved, streams=streams
             )
             return Conversion(plan, writer, self.requests, jobs)
+
+
+def _hashing_bytes(tree: Tree) -> int:
+    from ckpttools.digest.watching import hashing_bytes
+
+    return hashing_bytes(tree)
 
 
 def open_checkpoint(path: Where, step: int | None = None) -> Tree:

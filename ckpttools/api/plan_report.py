@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ckpttools.api.mesh_gain import MeshGain
 from ckpttools.api.prepared import Prepared
 from ckpttools.array.tree import keystr
 from ckpttools.core.notes import Note
 from ckpttools.plan.plan import Plan
 from ckpttools.roles.of_tree import roles
 from ckpttools.stores.place import Place
+
+if TYPE_CHECKING:
+    from ckpttools.api.mesh_gain import MeshGain
 
 
 @dataclass(frozen=True, slots=True)

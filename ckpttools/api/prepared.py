@@ -173,7 +173,6 @@ def prepare(
         CheckpointError: as `plan`.
     """
     from ckpttools.api.output_file import check_output_file
-    from ckpttools.digest import manifest as digests
     from ckpttools.run.apart import check_apart
     from ckpttools.stores.publishing import staging_of
 
@@ -189,6 +188,8 @@ def prepare(
         _require_partial(place)
     if written is not None:
         check_output_file(written, read or "", place)
+        from ckpttools.digest import manifest as digests
+
         digests.check_manifest_name(written, overwrite=overwrite)
     base = str(parse(like)) if like is not None and model_card else ""
     place = shared(place, RepositoryOptions(public, model_card, base))

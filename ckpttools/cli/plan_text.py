@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from ckpttools.api.mesh_gain import MeshGain
 from ckpttools.api.plan_report import PlanReport
 from ckpttools.cli.output import labelled, prose_width, say, show
 from ckpttools.cli.units import count, disk, exact, memory
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import plural
-from ckpttools.inspect.chunks import LoadCost
 from ckpttools.run.events import Receipt
 from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse
+
+if TYPE_CHECKING:
+    from ckpttools.api.mesh_gain import MeshGain
+    from ckpttools.inspect.chunks import LoadCost
 
 _FIRST_NAMES = 5
 _LOST = {

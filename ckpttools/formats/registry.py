@@ -51,14 +51,26 @@ _BUILT_IN = (
 @cache
 def formats() -> Mapping[str, Format]:
     """All formats by name, built-in ones first."""
-    return {**_built_in(), **load_group("ckpttools.formats")}
+    return {**{each.name: each for each in _built_in()}, **load_group("ckpttools.formats")}
+
+
+def _built_in() -> Iterator[Format]:
+    """Those of this package; each is imported when it is its turn: 26 modules are of PyTorch's alone."""
+    return map(_loaded, _BUILT_IN)
 
 
 @cache
-def _built_in() -> Mapping[str, Format]:
-    modules = (import_module(f"{package.__name__}.{name}") for name in _BUILT_IN)
-    found: tuple[Format, ...] = tuple(module.FORMAT for module in modules)
-    return {each.name: each for each in found}
+def _loaded(name: str) -> Format:
+    found: Format = import_module(f"{package.__name__}.{name}").FORMAT
+    return found
+
+
+def _in_turn() -> Iterator[Format]:
+    """All formats in the order in which they are tried."""
+    yield from _built_in()
+    # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
+    built_in = {each.name for each in _built_in()}
+    yield from (each for name, each in formats().items() if name not in built_in)
 
 
 def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
@@ -73,16 +85,12 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
         raise absent(path)
     refuse_interrupted(path)
     reasons: dict[str, str] = {}
-    # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
-    for known in (_built_in, formats):
-        for name, each in known().items():
-            if name in reasons:
-                continue
-            reason = each.why_not(path)
-            if reason is None:
-                tree = _with_step(each.open(path, options or ReadOptions()), options)
-                return _with_notes(tree, other_kinds(path, name))
-            reasons[name] = f"{name}: {reason}"
+    for each in _in_turn():
+        reason = each.why_not(path)
+        if reason is None:
+            tree = _with_step(each.open(path, options or ReadOptions()), options)
+            return _with_notes(tree, other_kinds(path, each.name))
+        reasons[each.name] = f"{each.name}: {reason}"
     refuse_empty(path)
     if left := begun_in(path):
         raise FormatError(f"{path} is not a checkpoint yet", hint=next_step(left))
@@ -162,7 +170,7 @@ def writable() -> Mapping[str, Writable]:
 
 def format_named(name: str) -> Format | None:
     """A format by its name; None where there is none."""
-    return _built_in()[name] if name in _built_in() else formats().get(name)
+    return next((each for each in _built_in() if each.name == name), None) or formats().get(name)
 
 
 def writer_for(
@@ -218,7 +226,7 @@ def _instead(path: Place) -> str:
     """What to name instead: what lies in the directory and may be opened."""
     try:
         below = sorted(each for each in path.iterdir() if each.is_dir())[:_MOST_TRIED]
-        found = [each for each in below if any(f.why_not(each) is None for f in _built_in().values())]
+        found = [each for each in below if any(f.why_not(each) is None for f in _built_in())]
     except CheckpointError:
         found = []
     if not found:

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import Any
 
-import yaml
-
-from ckpttools.core.errors import ConfigError, FormatError, UsageError
-from ckpttools.stores.place import Place
+from ckpttools.core.errors import FormatError, UsageError
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 _SUFFIX = ".yml"
@@ -104,9 +101,12 @@ def value_of(word: str, text: str) -> Any:
     Raises:
         FormatError: it is no YAML.
     """
+    # Its fifteen modules take 18 ms, and few commands are given settings.
+    from ckpttools.maxtext.loading.yaml_values import load_yaml
+
     try:
         return load_yaml(text)
-    except yaml.YAMLError as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise FormatError("the value of a setting is not YAML", place=word, got=reason) from error
 
@@ -118,55 +118,6 @@ def _put(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
         into[key] = below if isinstance(below, dict) else {}
         into = into[key]
     into[last] = value
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no annotations
-    """YAML as OmegaConf reads it: 1e-3 is a number, a date is text."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+|[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)"),
-    list("-+0123456789."),
-)
-
-
-def load_yaml(text: str) -> Any:
-    """The value of a YAML text, as OmegaConf reads it.
-
-    Raises:
-        yaml.YAMLError: it is none.
-    """
-    try:
-        return yaml.load(text, _Loader)
-    except (RecursionError, ValueError, TypeError) as error:
-        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
-
-
-def read_yaml(path: Place) -> dict[str, Any]:
-    """The settings in a YAML file.
-
-    Raises:
-        StorageError: it is not there, or cannot be read.
-        FormatError: it is no YAML.
-        ConfigError: it has no settings.
-    """
-    path.stat()
-    try:
-        document = load_yaml(path.read_bytes().decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FormatError("not a YAML file", place=path, got=" ".join(str(error).split())) from error
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise ConfigError(
-            "not a MaxText configuration", place=path, got=type(document).__name__, wanted="NAME: VALUE"
-        )
-    return {str(name): value for name, value in document.items()}
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:

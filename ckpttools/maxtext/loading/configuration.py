@@ -8,8 +8,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from ckpttools.core.errors import ConfigError
-from ckpttools.maxtext.loading.command import ParsedCommand, merged, read_yaml, value_of
+from ckpttools.core.errors import ConfigError, FormatError
+from ckpttools.maxtext.loading.command import ParsedCommand, merged, value_of
 from ckpttools.maxtext.loading.report import Problem, RunSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS, LORA, Settings
 from ckpttools.maxtext.loading.sizes import MODELS, architecture
@@ -199,3 +199,27 @@ def _said_in_environment(env: Layer, model: Layer, said: Layer) -> Iterator[Prob
                 f"{name} is set by the model and by {_PREFIX}{name.upper()}, and MaxText refuses both",
                 "leave the variable out, or add override_model_config=true",
             )
+
+
+def read_yaml(path: Place) -> dict[str, Any]:
+    """The settings in a YAML file.
+
+    Raises:
+        StorageError: it is not there, or cannot be read.
+        FormatError: it is no YAML.
+        ConfigError: it has no settings.
+    """
+    from ckpttools.maxtext.loading.yaml_values import load_yaml
+
+    path.stat()
+    try:
+        document = load_yaml(path.read_bytes().decode())
+    except ValueError as error:
+        raise FormatError("not a YAML file", place=path, got=" ".join(str(error).split())) from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(
+            "not a MaxText configuration", place=path, got=type(document).__name__, wanted="NAME: VALUE"
+        )
+    return {str(name): value for name, value in document.items()}

@@ -1,0 +1,37 @@
+"""YAML as OmegaConf, and so MaxText, reads it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no annotations
+    """YAML as OmegaConf reads it: 1e-3 is a number, a date is text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+|[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)"),
+    list("-+0123456789."),
+)
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a YAML text, as OmegaConf reads it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from error
+    except (RecursionError, ValueError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
