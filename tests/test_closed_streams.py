@@ -12,15 +12,20 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 SIZES = LlamaSizes(layers=1, hidden=32, mlp=64, heads=2, kv_heads=1, head_dim=16, vocab=64)
 
 
-@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
-def test_closed_streams_change_no_exit_code(tmp_path, closed):
+MADE = (0, ["convert", "to-zarr3", "a", "b"])
+LOOKED = (0, ["verify", "b", "--against", "a"])
+REFUSED = (2, ["convert", "to-zarr3", "a", "b"])
+MISSING = (5, ["hash", "none"])
+
+
+# What prints on a stream meets it closed, and all meet all of them closed.
+@pytest.mark.parametrize(
+    ("closed", "words"),
+    [((1,), (MADE, LOOKED)), ((2,), (MADE, REFUSED)), ((0, 1, 2), (MADE, LOOKED, REFUSED, MISSING))],
+    ids=["stdout", "stderr", "all"],
+)
+def test_closed_streams_change_no_exit_code(tmp_path, closed, words):
     write_llama(tmp_path / "a", SIZES)
-    words = (
-        (0, ["convert", "to-zarr3", "a", "b"]),
-        (0, ["verify", "b", "--against", "a"]),
-        (2, ["convert", "to-zarr3", "a", "b"]),
-        (5, ["hash", "none"]),
-    )
     for code, command in words:
         done = subprocess.run(
             [sys.executable, "-m", "ckpttools", *command],

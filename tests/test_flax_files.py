@@ -106,13 +106,21 @@ LEAVES = st.one_of(
         st.lists(st.integers(0, 3), max_size=3),
     ),
 )
+# Without limits a tree is thousands of leaves, and a run takes from 6 to 40 seconds.
+KEYS = st.text(max_size=8)
 TREES = st.dictionaries(
-    st.text(), st.recursive(LEAVES, lambda below: st.dictionaries(st.text(), below, max_size=20)), min_size=1
+    KEYS,
+    st.recursive(LEAVES, lambda below: st.dictionaries(KEYS, below, max_size=4), max_leaves=12),
+    min_size=1,
+    max_size=4,
 )
 
 
 @settings(max_examples=60)
 @example({"/": None, "": {"": None}})
+# Beyond 15 keys, and 31 bytes of one, msgpack writes their number in bytes of its own.
+@example({str(k) * 20: {str(n): n for n in range(20)} for k in range(17)})
+@example({"x" * 300: "y" * 70_000})
 @given(TREES)
 def test_any_state(tmp_path_factory, value):
     file = tmp_path_factory.mktemp("f") / "m.msgpack"

@@ -37,7 +37,7 @@ WRITERS = {
     "zstd": ("hf-to-maxtext", HF, "--compression", "zstd"),
     "no-ocdbt": ("hf-to-maxtext", HF, "--no-ocdbt"),
     "hf": ("maxtext-to-hf", MAXTEXT, "--like", HF, "--max-shard-size", "60KB"),
-    "zarr3": ("to-zarr3", TRAINED),
+    "zarr3": ("to-zarr3", MAXTEXT),
     "zarr3-zstd": ("to-zarr3", TRAINED, "--compression", "zstd"),
     "safetensors": ("to-safetensors", TRAINED),
 }

@@ -131,7 +131,7 @@ def test_images_are_among_tokens(case):
     assert (np.diff(places) == 1).all() and 0 < places[0] < places[-1] < len(tokens) - 1
     assert prompt.positions.shape[1] == len(tokens)
     pixels = prompt.torch["pixel_values"]
-    assert sorted(pixels.ravel()) == sorted(prompt.pixels.ravel())
+    assert np.array_equal(np.sort(pixels, axis=None), np.sort(prompt.pixels, axis=None))
 
 
 def test_positions_of_a_picture_are_its_rows_and_columns():

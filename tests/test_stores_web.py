@@ -213,8 +213,8 @@ class TestRequests:
     def test_small_arrays_share_requests(self, server, tmp_path, where):
         """Many threads want the same blocks; each comes once, and more at a time from end to end."""
         (model := tmp_path / "model").mkdir()
-        values = np.arange(2048, dtype="float32")
-        save_file({f"layers.{n}.w": values + n for n in range(700)}, model / "model.safetensors")
+        values = np.arange(4096, dtype="float32")
+        save_file({f"layers.{n}.w": values + n for n in range(350)}, model / "model.safetensors")
         (model / "config.json").write_text("{}")
         server.add("llama" if where == "http" else "hub/org/llama", model)
         server.delay = 0.01
