@@ -245,6 +245,16 @@ def test_a_file_that_is_there_twice(tmp_path, stage):
     assert f"{first.name} = {last.name}" in run("hash", root, code=3)
 
 
+def test_files_under_each_others_names(tmp_path):
+    """DeepSpeed's own: vectors of equal lengths, which would make up other weights."""
+    shutil.copytree(TRAINED / "stage1/global_step3", tmp_path / "t")
+    first, second, *_ = sorted((tmp_path / "t").glob("*optim_states.pt"))
+    first.rename(tmp_path / "x")
+    second.rename(first)
+    (tmp_path / "x").rename(second)
+    assert f"{first.name} is the file of rank 1" in run("hash", tmp_path / "t", code=3)
+
+
 def test_moments_are_asked_for(tmp_path):
     root = write_zero(tmp_path / "t", 2, MODEL, 2)
     assert "moments are left out" in run("convert", "to-safetensors", root, tmp_path / "w")

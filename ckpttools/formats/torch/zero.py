@@ -27,7 +27,7 @@ from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.formats.torch.zero_model import ModelStates, dictionary, flat, listed
 from ckpttools.formats.torch.zero_moments import Groups, groups_of, moment, moments_of, step_array, step_of
-from ckpttools.formats.torch.zero_shards import Vector, of_groups, of_ranks
+from ckpttools.formats.torch.zero_shards import Vector, names_of_ranks, of_groups, of_ranks
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
@@ -157,6 +157,13 @@ class _Rank:
         return groups_of(self.state, len(self.vectors))
 
     @property
+    def names(self) -> set[Any]:
+        """The parameters of which it notes that it holds something; empty where it notes none."""
+        noted = self.state.get("param_slice_mappings")
+        groups = noted if isinstance(noted, list | tuple) else ()
+        return {name for group in groups if isinstance(group, dict) for name in group}
+
+    @property
     def step(self) -> Any:
         return step_of(self.state, self.groups, self.file)
 
@@ -235,7 +242,19 @@ def _cut(
         raise ValueError("processes have other numbers of groups")
     groups = [Vector(column) for column in zip(*vectors, strict=True)]
     gaps = _gaps(ranks[0].state.get("param_alignment_paddings"))
-    return of_groups(groups, model.shapes, len(ranks), gaps)
+    found = of_groups(groups, model.shapes, len(ranks), gaps)
+    _refuse_exchanged(ranks, names_of_ranks(groups, model.shapes, gaps))
+    return found
+
+
+def _refuse_exchanged(ranks: Sequence[_Rank], held: Sequence[set[str]]) -> None:
+    """Raises ValueError where a process noted that it holds what another one must, by the names of files."""
+    for rank, noted in enumerate(each.names for each in ranks):
+        other = next((number for number, names in enumerate(held) if noted == names), rank)
+        if noted and noted != held[rank] and other != rank:
+            raise ValueError(
+                f"{ranks[rank].file.place.name} is the file of rank {other}, by the weights in it"
+            )
 
 
 def _gaps(value: Any) -> list[list[int]] | None:

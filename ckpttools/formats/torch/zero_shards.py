@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
@@ -67,6 +67,28 @@ def of_groups(
         if ceil_div(at, 2 * world) != ceil_div(vector.size, 2 * world):
             raise ValueError(f"group {number} has {vector.size:,} elements, and its parameters {at:,}")
     return found
+
+
+def names_of_ranks(
+    groups: Sequence[Vector], shapes: Sequence[Shapes], gaps: Sequence[Sequence[int]] | None
+) -> list[set[str]]:
+    """Of each process the parameters of which its parts of the groups' vectors hold something.
+
+    Args:
+        groups: as of `of_groups`, with a part for each process.
+        shapes, gaps: as of `of_groups`.
+    """
+    held: list[set[str]] = [set() for _ in groups[0].parts]
+    for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
+        ends = [0, *accumulate(part.size for part in vector.parts)]
+        behind = gaps[number] if gaps is not None else [0] * len(named)
+        at = 0
+        for (name, shape), gap in zip(named.items(), behind, strict=True):
+            for rank, (start, stop) in enumerate(pairwise(ends)):
+                if max(at, start) < min(at + prod(shape), stop):
+                    held[rank].add(name)
+            at += prod(shape) + gap
+    return held
 
 
 def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, LazyArray]:
