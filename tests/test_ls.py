@@ -199,6 +199,22 @@ class TestAPathAlone:
         shutil.copy(HF / "model.safetensors", tmp_path / "adapter_model.safetensors")
         assert "a LoRA adapter of org/base" in succeed(tmp_path).output
 
+    def test_a_plan_and_a_directory_above_checkpoints(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(HF, "models/llama")
+        shutil.copytree(ORBAX / "cm_best_metrics", "models/runs/one")
+        shutil.copytree(FIXTURES / "hosts" / "replicator-data=2,fsdp=4", "models/runs/job")
+        succeed("plan", "synth", "models/llama", "noise", "-o", "noise.plan")
+        told = succeed("noise.plan").output
+        assert "a plan of ckpt synth" in told and "ckpt run noise.plan --status" in told
+        (tmp_path / "models/empty").mkdir()
+        assert ckpttools.summary(tmp_path).next == tuple(
+            f"ckpt {tmp_path / 'models' / name}" for name in ("llama", "runs/job", "runs/one")
+        )
+        for command in (*ckpttools.summary("noise.plan").next[:1], *ckpttools.summary(".").next):
+            succeed(*command.removeprefix("ckpt ").split())
+        assert ckpt("models/empty").exit_code == 3
+
     def test_every_command_that_is_advised_can_be_run(self, tmp_path):
         for path in (ORBAX / "cm_best_metrics", ORBAX / "v1_checkpointables", HF):
             for command in ckpttools.summary(path).next:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
 from ckpttools.adapters.report import is_maxtext_adapter
 from ckpttools.api.adapter_steps import commands
+from ckpttools.api.below import checkpoints_below
 from ckpttools.api.conversion import open_checkpoint
 from ckpttools.api.tree_report import inspect
 from ckpttools.array.tree import Tree
-from ckpttools.core.errors import CheckpointError, ChosenItemWarning
+from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, adapter_in
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.formats.orbax.hosts import hosts_at
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described
+from ckpttools.formats.registry import is_checkpoint
 from ckpttools.inspect.tree import TreeReport
 from ckpttools.maxtext.model import CONFIG
+from ckpttools.plan.plan_file import is_plan, read_plan
 from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
+
+_MOST_BELOW = 8
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,29 @@ def summary(path: Where, *, requests: int | None = None) -> Summary:
             return _of_step(place, found)
         if isinstance(found, OrbaxRun) and (hosts := hosts_at(place)):
             return _of_hosts(place, len(hosts))
-        return _of_tree(place, found)
+        if found is None and is_plan(place.open()):
+            return _of_plan(place)
+        try:
+            return _of_tree(place, found)
+        except FormatError:
+            is_any = found is None or is_checkpoint(place)
+            if is_any or not (below := checkpoints_below(place, _MOST_BELOW)):
+                raise
+            return _of_directory(place, below)
+
+
+def _of_plan(place: Place) -> Summary:
+    header, path = read_plan(place).header, quote(str(place))
+    made_by = f" of ckpt {str(header.call['name']).replace('_', '-')}" if header.call else ""
+    what = f"a plan{made_by}: {plural(header.tasks, 'task')}, from {header.source} to {header.destination}"
+    next = tuple(f"ckpt run {path} {how}" for how in ("--status", "--part 0/1", "--publish"))
+    return Summary(str(place), what, next=next)
+
+
+def _of_directory(place: Place, below: Sequence[Place]) -> Summary:
+    several = "checkpoints lie" if len(below) > 1 else "a checkpoint lies"
+    what = f"a directory below which {several}"
+    return Summary(str(place), what, next=tuple(f"ckpt {quote(str(each))}" for each in below))
 
 
 def _of_hosts(place: Place, count: int) -> Summary:

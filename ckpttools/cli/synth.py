@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, DTYPE, MODEL
-from ckpttools.cli.transforming import common_options, target_options
+from ckpttools.cli.options import ANY_PATH, DTYPE, MODEL, output_options, resource_options
+from ckpttools.cli.transforming import common_options, new_target_options, target_options
 from ckpttools.cli.write import write
 
 
@@ -27,8 +27,9 @@ from ckpttools.cli.write import write
 )
 @click.option("--scan/--no-scan", default=True, show_default=True, help="For MaxText: stack the layers.")
 @click.option("--dtype", type=DTYPE, help="Of the weights; by default bfloat16.")
-@target_options
-@common_options
+@new_target_options
+@resource_options
+@output_options
 def synth(**options: Any) -> None:
     """Write a model of any family as before training: noise of a seed, norms that do nothing.
 

@@ -24,13 +24,14 @@ from ckpttools.cli.options import (
     DTYPE,
     MODEL,
     SOME_TEXT,
+    Decorator,
     output_options,
     patterns_option,
     read_options,
     resource_options,
     together,
 )
-from ckpttools.cli.storage import storage_options
+from ckpttools.cli.storage import new_storage_options, storage_options
 
 if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
@@ -69,16 +70,21 @@ class _FormatName(click.ParamType):  # type: ignore[type-arg]  # generic from cl
         return list(writable())
 
 
+def format_option(help: str) -> Decorator:
+    """`--to FORMAT`."""
+    return click.option("--to", "format", type=_FormatName(), help=help)
+
+
 target_options = together(
-    click.option(
-        "--to",
-        "format",
-        type=_FormatName(),
-        help="Format of DST; by default that of SRC. Orbax gets <step>/<item>, both named as in SRC.",
-    ),
+    format_option("Format of DST; by default that of SRC. Orbax gets <step>/<item>, both named as in SRC."),
     storage_options,
 )
 """Adds the format of DST, and how Orbax stores it."""
+new_target_options = together(
+    format_option("Format of DST; by default that of the framework whose names it has."),
+    new_storage_options,
+)
+"""The same for commands that read no checkpoint."""
 
 
 class DTypeOfPattern(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on

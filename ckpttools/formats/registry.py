@@ -222,11 +222,16 @@ def _format_of(tree: Tree) -> Format | None:
     return None if name is None or not tree.metadata.place else format_named(name)
 
 
+def is_checkpoint(path: Place) -> bool:
+    """Whether a built-in format takes what is there for its own; StorageError if it cannot be looked at."""
+    return any(each.why_not(path) is None for each in _built_in())
+
+
 def _instead(path: Place) -> str:
     """What to name instead: what lies in the directory and may be opened."""
     try:
         below = sorted(each for each in path.iterdir() if each.is_dir())[:_MOST_TRIED]
-        found = [each for each in below if any(f.why_not(each) is None for f in _built_in())]
+        found = [each for each in below if is_checkpoint(each)]
     except CheckpointError:
         found = []
     if not found:

@@ -360,6 +360,12 @@ def _planned(source: ByteSource, samples: int) -> PlannedSource:
     return PlannedSource(str(place.absolute()), str(place.resolve()), source.size, source.version, sample)
 
 
+def is_plan(file: File) -> bool:
+    """Whether a file begins as a plan does; StorageError if it cannot be read."""
+    start = f'["{_KINDS}'.encode()
+    return file.size > len(start) and bytes(file.read(0, len(start))) == start
+
+
 def read_plan(place: Place) -> PlanFile:
     """The plan in a file.
 
