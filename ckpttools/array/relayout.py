@@ -77,6 +77,10 @@ class Relayout(Derived):
         """Reads one box of atoms through read blocks of the source; `out` has the target's atom order."""
         from ckpttools.array.copy import copy
 
+        straight = self._straight(atoms, out)
+        if straight is not None:
+            self.source.read_into(self._source_region(atoms), straight, scratch)
+            return
         carrier = self.dtype.carrier
         count = read_blocks.elements(carrier.itemsize)
         for read in itertools.chain.from_iterable(split_to(cover, count) for cover in self._covers(atoms)):
@@ -91,6 +95,16 @@ class Relayout(Derived):
                 index: tuple[slice | EllipsisType, ...] = (*(place.slices[a] for a in self.order), ...)
                 target = out[index]
                 copy(target, view.transpose(self.order), scratch)
+
+    def _straight(self, atoms: Region, out: np.ndarray) -> np.ndarray | None:
+        """`out` with the axes of the source, where that writes in any order: no number is moved then."""
+        source = self.source
+        if not (isinstance(source, Dequantized) and source.is_in_any_order and self._cover(atoms) == atoms):
+            return None
+        view = out.transpose(sorted(range(out.ndim), key=self.order.__getitem__))
+        rest = iter(zip(view.shape, view.strides, strict=True))
+        groups = [[next(rest) for _ in group] for group in self.split]
+        return view.reshape(self._source_region(atoms).shape) if all(map(_is_one_axis, groups)) else None
 
     def _covers(self, atoms: Region) -> Iterator[Region]:
         """Boxes that hold `atoms` and whose every read block is a box of the source, too.
@@ -221,6 +235,12 @@ def _through_product(source: LazyArray, asked: Permutation) -> LazyArray | None:
     first = rows if rows_first else len(of_columns)
     split = (tuple(lengths[:first]), tuple(lengths[first:]))
     return _in_order(made, Permutation(split, tuple(range(len(atoms))), asked.merge))
+
+
+def _is_one_axis(atoms: Sequence[tuple[int, int]]) -> bool:
+    """Whether axes, each a length and a stride, are one in memory."""
+    long = [atom for atom in atoms if atom[0] > 1]
+    return all(outer == length * inner for (_, outer), (length, inner) in itertools.pairwise(long))
 
 
 def swapped(array: LazyArray) -> LazyArray:
