@@ -18,13 +18,17 @@ torch = pytest.importorskip("torch", reason=WHY)
 quantization = pytest.importorskip("compressed_tensors.quantization", reason=WHY)
 compressors = pytest.importorskip("compressed_tensors.compressors", reason=WHY)
 
-ROWS, NAME = 24, "m.up_proj"
+# Not a multiple of the eight zero points of a word.
+ROWS, NAME = 29, "m.up_proj"
 # Format -> what is said of the weights, and columns.
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True}
+SHIFTED = INT4 | {"symmetric": False}
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
 CASES = {
     "int4 in groups": ("pack-quantized", INT4 | {"strategy": "group", "group_size": 32}, 96),
     "int4 by rows": ("pack-quantized", INT4 | {"strategy": "channel"}, 96),
+    "asymmetric int4 in groups": ("pack-quantized", SHIFTED | {"strategy": "group", "group_size": 32}, 96),
+    "asymmetric int4 by rows": ("pack-quantized", SHIFTED | {"strategy": "channel"}, 96),
     "fp8 by rows": ("float-quantized", FP8 | {"strategy": "channel"}, 96),
     "fp8 as a whole": ("float-quantized", FP8 | {"strategy": "tensor"}, 96),
     "fp8 in blocks": ("float-quantized", FP8 | {"strategy": "block", "block_structure": [16, 32]}, 96),
@@ -73,7 +77,12 @@ def test_the_same_bits(case, dtype):
     weight = (torch.randn(ROWS, columns, generator=drawn) * 0.05).to(to)
     grid = scales_of(said, columns)
     scale = (torch.rand(grid, generator=drawn) * 0.01 + 0.001).to(to)
-    stored, wanted = packed(form, said, weight, weight_scale=scale)
+    more = (
+        {}
+        if said["symmetric"]
+        else {"weight_zero_point": torch.randint(-8, 8, grid, generator=drawn).to(torch.int8)}
+    )
+    stored, wanted = packed(form, said, weight, weight_scale=scale, **more)
     made = read(form, said, stored, dtype)
     assert wanted.dtype == to and made.shape == tuple(wanted.shape)
     assert made.tobytes() == carried(wanted).tobytes()

@@ -1,9 +1,13 @@
 """What configurations of published models say besides the method: beside it, of orders, of rotations."""
 
+import json
+
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from support import quantised_weights as made
+from support.command_line import run
 
 from ckpttools.core.errors import FormatError
 from ckpttools.quantized.logical import logical
@@ -57,6 +61,37 @@ def test_groups_of_other_numbers_or_of_columns_apart_are_refused(odd):
     weight, config = int4(**odd)
     with pytest.raises(FormatError):
         logical(made.tree_of(weight.arrays, {"quantization_config": config}))
+
+
+ZERO_POINT = "m.experts.0.up_proj.weight_zero_point"
+ODD_ZEROS = {
+    "without any": None,
+    "of rows": np.zeros((8, 2), np.int32),
+    "of groups": np.zeros((1, 3), np.int32),
+    "not packed": np.zeros((1, 2), np.int8),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ZEROS)
+def test_zero_points_that_are_not_one_for_each_scale_are_refused(odd):
+    weight = made.int4(np.random.default_rng(0), 8, 2, 8, shifted=True)
+    assert weight.arrays[ZERO_POINT].shape == (1, 2)
+    arrays = {name: each for name, each in weight.arrays.items() if name != ZERO_POINT}
+    arrays |= {} if ODD_ZEROS[odd] is None else {ZERO_POINT: ODD_ZEROS[odd]}
+    with pytest.raises(FormatError, match="weight_zero_point"):
+        logical(made.tree_of(arrays, {"quantization_config": weight.config}))
+
+
+def test_a_plan_in_a_file_has_zero_points(tmp_path):
+    weight = made.int4(np.random.default_rng(0), 29, 4, 8, shifted=True)
+    (tmp_path / "hf").mkdir()
+    save_file(dict(weight.arrays), tmp_path / "hf" / "model.safetensors")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"quantization_config": weight.config}))
+    run("plan", "-o", tmp_path / "plan", "cast", tmp_path / "hf", tmp_path / "out", "--dtype", "bfloat16")
+    run("run", tmp_path / "plan", "--part", "0/1")
+    run("run", tmp_path / "plan", "--publish")
+    (found,) = load_file(tmp_path / "out" / "model.safetensors").values()
+    assert found.tobytes() == weight.bfloat16.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttools.array.dequantized import DequantizedPiece
-from ckpttools.array.rounding import round_to
+from ckpttools.array.rounding import as_float32, round_to
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, ceil_div
@@ -37,6 +37,8 @@ class Decode:
         result: dtype of the products: float32, bfloat16 or float16.
         name: of the weight, for messages.
         like: how products are rounded.
+        has_zero_points: whether the last array beside the codes has, in bfloat16, what is taken from numbers
+            before they are multiplied: for each block of the first array one.
     """
 
     numbers: str
@@ -45,18 +47,20 @@ class Decode:
     result: DType
     name: str
     like: Like = "float32"
+    has_zero_points: bool = False
 
     @property
     def kind(self) -> Hashable:
-        return self.numbers, self.scales, self.divides, self.result, self.like
+        return self.numbers, self.scales, self.divides, self.result, self.like, self.has_zero_points
 
     def decode(
         self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: DequantizedPiece, out: np.ndarray
     ) -> None:
         """As `ckpttools.array.dequantized.Decoding.decode`."""
-        factors = self.factors(scales)
+        factors = self.factors(scales[: len(self.scales)])
         self.check(factors)
-        self._fill(_Rows.of(codes, factors, piece), out, 0)
+        zeros = as_float32(scales[-1].view(DTYPES["bfloat16"].numpy)) if self.has_zero_points else None
+        self._fill(_Rows.of(codes, factors, piece, zeros), out, 0)
 
     def _fill(self, rows: _Rows, out: np.ndarray, before: int) -> None:
         """Writes rows; `before` is how many come before those of `out`."""
@@ -83,6 +87,8 @@ class Decode:
         read = self._numbers(part.codes, part.packed, numbers)[:, part.first : part.first + out.shape[1]]
         product = products[: out.size].reshape(out.shape)
         with np.errstate(under="ignore", invalid="ignore"):
+            if part.zeros is not None:
+                read = np.subtract(read, part.zeros, out=product)
             np.multiply(read, part.factors, out=product)
             spare = numbers.view(np.uint32)[: out.size].reshape(out.shape)
             round_to(self.result, product, out, spare)
@@ -120,7 +126,8 @@ class Decode:
         """For each factor whether the largest code times it is beyond the result, or no number."""
         import numpy as np
 
-        most = np.abs(factors).astype(np.float64) * largest(self.numbers)
+        # Zero points are numbers of the same kind.
+        most = np.abs(factors).astype(np.float64) * largest(self.numbers) * (1 + self.has_zero_points)
         beyond: np.ndarray = ~(most < self.result.beyond_range)
         return beyond
 
@@ -147,12 +154,14 @@ class _RowBatch(NamedTuple):
         packed: numbers in a code.
         first: the first number that is wanted.
         factors: of each number; of one row or column where all have the same.
+        zeros: what is taken from each before, likewise; None for nothing.
     """
 
     codes: np.ndarray
     packed: int
     first: int
     factors: np.ndarray
+    zeros: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +173,22 @@ class _Rows:
         factors: of the blocks that the piece touches.
         piece: it.
         within: where the piece begins in the first of those blocks, and in the first code.
+        zeros: of the same blocks, what is taken from numbers before; None for nothing.
     """
 
     codes: np.ndarray
     factors: np.ndarray
     piece: DequantizedPiece
     within: Shape
+    zeros: np.ndarray | None
 
     @classmethod
-    def of(cls, codes: np.ndarray, factors: np.ndarray, piece: DequantizedPiece) -> _Rows:
+    def of(
+        cls, codes: np.ndarray, factors: np.ndarray, piece: DequantizedPiece, zeros: np.ndarray | None
+    ) -> _Rows:
         block, start = piece.blocks[0], piece.region.start
         within = tuple(a % n for a, n in zip(start, block, strict=True))
-        return cls(codes.reshape(-1, codes.shape[-1]), factors, piece, within)
+        return cls(codes.reshape(-1, codes.shape[-1]), factors, piece, within, zeros)
 
     @property
     def packed(self) -> int:
@@ -187,7 +200,10 @@ class _Rows:
         start = self.piece.region.start[-1] % self.packed + left
         stop = ceil_div(start + width, self.packed)
         codes = self.codes[top : top + height, start // self.packed : stop]
-        return _RowBatch(codes, self.packed, start % self.packed, self._factors(top, left, height, width))
+        factors = self._factors(top, left, height, width)
+        by_zeros = None if self.zeros is None else replace(self, factors=self.zeros)
+        zeros = None if by_zeros is None else by_zeros._factors(top, left, height, width)
+        return _RowBatch(codes, self.packed, start % self.packed, factors, zeros)
 
     def _factors(self, top: int, left: int, height: int, width: int) -> np.ndarray:
         import numpy as np

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import swapped
+from ckpttools.array.nodes import Constant, swapped
 from ckpttools.array.reshaped import reshaped
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dtypes import DTYPES, DType
@@ -106,23 +107,34 @@ def array_of(
         dtype: of the numbers: float32, bfloat16 or float16.
         like: how products are rounded.
     """
+    shifts = [] if weight.zero_points is None else [_zero_points(weight, arrays[weight.zero_points])]
     made = Dequantized(
         weight.shape,
         dtype,
         reshaped(arrays[weight.codes], weight.layout),
-        tuple(reshaped(arrays[each.name], each.shape) for each in weight.scales),
-        tuple(each.block for each in weight.scales),
+        (*(reshaped(arrays[each.name], each.shape) for each in weight.scales), *shifts),
+        (*(each.block for each in weight.scales), *(weight.scales[0].block for _ in shifts)),
         weight.packed,
         decode_of(weight, dtype, like),
     )
     return swapped(made) if weight.is_swapped else made
 
 
+def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
+    """One for each scale, of words with eight of a column each: by columns int4 with the scale 1."""
+    float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape
+    one, turned = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)
+    decode = Decode(weight.numbers, (float32,), (False,), DEFAULT_DTYPE, weight.codes)
+    packed = Dequantized(turned, DEFAULT_DTYPE, swapped(words), (one,), (turned,), weight.packed, decode)
+    return swapped(packed)
+
+
 def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32") -> Decode:
     """What makes numbers of a weight; arguments as of `logical`."""
     dtypes = tuple(each.dtype for each in weight.scales)
     divides = tuple(each.divides for each in weight.scales)
-    return Decode(weight.numbers, dtypes, divides, result_of(dtype), weight.codes, like)
+    has_zero_points = weight.zero_points is not None
+    return Decode(weight.numbers, dtypes, divides, result_of(dtype), weight.codes, like, has_zero_points)
 
 
 def result_of(dtype: DType | None) -> DType:

@@ -153,8 +153,8 @@ def mxfp4(rng: np.random.Generator, experts: int, rows: int, groups: int) -> Mad
     return Made(arrays, {"quant_method": "mxfp4"}, name, product.transpose(0, 2, 1), "mxfp4")
 
 
-def int4(rng: np.random.Generator, rows: int, words: int, group: int) -> Made:
-    """compressed-tensors `pack-quantized`, as Kimi K2 Thinking has its experts."""
+def int4(rng: np.random.Generator, rows: int, words: int, group: int, *, shifted: bool = False) -> Made:
+    """compressed-tensors `pack-quantized`, as Kimi K2 Thinking has its experts; or with zero points."""
     shape = (rows, words * 8)
     nibbles = rng.integers(0, 16, shape).astype(np.uint32)
     packed = np.zeros((rows, words), np.uint32)
@@ -167,13 +167,21 @@ def int4(rng: np.random.Generator, rows: int, words: int, group: int) -> Made:
         f"{name}_scale": scales,
         f"{name}_shape": np.array(shape, np.int64),
     }
-    weights = {"num_bits": 4, "type": "int", "group_size": group, "symmetric": True, "strategy": "group"}
+    zeros = rng.integers(0, 16, scales.shape) if shifted else np.full(scales.shape, 8)
+    if shifted:
+        of_words = np.zeros((-(-rows // 8), scales.shape[1]), np.uint32)
+        for row, each in enumerate(zeros.astype(np.uint32)):
+            of_words[row // 8] |= each << np.uint32(4 * (row % 8))
+        arrays[f"{name}_zero_point"] = of_words.view(np.int32)
+    weights = {"num_bits": 4, "type": "int", "group_size": group, "strategy": "group"}
+    weights |= {"symmetric": not shifted}
     config = {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "config_groups": {"group_0": {"weights": weights}},
     }
-    product = scaled(nibbles.astype(np.float32) - 8, scales, (1, group))
+    of_each = np.repeat(zeros, group, 1)[:, : shape[1]].astype(np.float32)
+    product = scaled(nibbles.astype(np.float32) - of_each, scales, (1, group))
     return Made(arrays, config, name, product, f"int4 1x{group}")
 
 

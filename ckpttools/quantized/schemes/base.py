@@ -140,6 +140,8 @@ class Weight:
         of_activations: what is left out, as it scales no weight: names.
         is_swapped: whether the logical array has the last two axes in the other order.
         stored_shape: name of an array that says the shape of the numbers, or None.
+        zero_points: name of an array with what is taken from the numbers of each scale before they are
+            multiplied, eight neighbours of a column in a word; None where there is none.
     """
 
     name: str
@@ -154,6 +156,7 @@ class Weight:
     of_activations: tuple[str, ...] = ()
     is_swapped: bool = False
     stored_shape: str | None = None
+    zero_points: str | None = None
 
     @property
     def logical_shape(self) -> Shape:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.quantized.schemes.base import Module, UnreadableError, UnsupportedError
 
+ZERO_POINT = "weight_zero_point"
 # Orders in which the columns of a group are not neighbours: `weight_g_idx` says which they are.
 _REORDERED = ("group", "dynamic")
 
@@ -57,18 +58,25 @@ def refuse_other_bits(module: Module, bits: int) -> None:
         raise UnsupportedError(f"{module.name}: {named}; of packed whole numbers int{bits} is read")
 
 
-def refuse_asymmetric(module: Module) -> None:
-    """Raises UnsupportedError where numbers are shifted, or their columns reordered, before scaling."""
-    odd: list[str] = [key for key in ("weight_zero_point", "weight_g_idx") if key in module.by_key]
-    odd += [] if odd else [f"a configuration that says {each}" for each in _said_of_order(module)]
+def refuse_reordered(module: Module) -> None:
+    """Raises UnsupportedError where columns of a group are not neighbours."""
+    said = {each["actorder"] for each in weight_groups(module) if each.get("actorder") in _REORDERED}
+    odd = ["weight_g_idx"] if "weight_g_idx" in module.by_key else []
+    odd += [] if odd else [f"a configuration that says actorder: {each}" for each in sorted(said)]
     if odd:
-        what = ", ".join(odd)
-        raise UnsupportedError(f"{module.name}: with {what}; only symmetric groups in order are read")
+        raise UnsupportedError(f"{module.name}: with {', '.join(odd)}; only groups in order are read")
 
 
-def _said_of_order(module: Module) -> Iterator[str]:
-    """What the configuration says of groups that are shifted, or whose columns are not neighbours."""
-    groups = weight_groups(module)
-    if any(each.get("symmetric") is False for each in groups):
-        yield "symmetric: false"
-    yield from {f"actorder: {each['actorder']}" for each in groups if each.get("actorder") in _REORDERED}
+def is_shifted(module: Module, bits: int) -> bool:
+    """Whether a number is taken from those of each group of so many bits before they are scaled.
+
+    Raises:
+        UnsupportedError: there are zero points, and no group of the configuration has some.
+    """
+    said = [each.get("symmetric") is False for each in weight_groups(module) if each.get("num_bits") == bits]
+    is_there = ZERO_POINT in module.by_key
+    if is_there and not any(said):
+        raise UnsupportedError(
+            f"{module.name}: with {ZERO_POINT}, where the configuration says symmetric groups"
+        )
+    return is_there or (bool(said) and all(said))
