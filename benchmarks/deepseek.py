@@ -22,7 +22,8 @@ from pairs import against_copy, command, remove, seconds
 import ckpttools
 from ckpttools.api.plans import header_of
 from ckpttools.plan.dealing import dealt
-from ckpttools.plan.plan_file import encoded, read_plan
+from ckpttools.plan.plan_decoding import read_plan
+from ckpttools.plan.plan_encoding import encoded
 from ckpttools.stores import parse
 from ckpttools.testing.models import write_model
 
@@ -89,7 +90,7 @@ def plan_of(source: Path, name: str, *options: str) -> None:
 _PART = """
 import sys, time
 from ckpttools.plan.dealing import dealt
-from ckpttools.plan.plan_file import read_plan
+from ckpttools.plan.plan_decoding import read_plan
 from ckpttools.stores import parse
 start = time.perf_counter()
 file = read_plan(parse(sys.argv[1]))

@@ -16,7 +16,7 @@ from support.places import GOLDEN, HF
 import ckpttools
 from ckpttools.api import publishing
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
-from ckpttools.plan.plan_file import read_plan
+from ckpttools.plan.plan_decoding import read_plan
 from ckpttools.run.entries import UnfinishedError
 from ckpttools.stores import parse
 from ckpttools.stores.publishing import Purpose, staging_of

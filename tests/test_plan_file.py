@@ -21,7 +21,8 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.mapping.values import Add, Cast, Multiply
 from ckpttools.plan.dealing import dealt
 from ckpttools.plan.node_lines import NodeLines, Nodes
-from ckpttools.plan.plan_file import decoded, encoded
+from ckpttools.plan.plan_decoding import decoded
+from ckpttools.plan.plan_encoding import encoded
 from ckpttools.plan.value_lines import NotInLinesError, made_of
 from ckpttools.testing.strategies import lazy_arrays, regions, stored
 from ckpttools.transforms.conversion import Convert

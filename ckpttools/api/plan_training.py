@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttools.api.arguments import Size
+from ckpttools.api.host_bytes import TrainingState, host_bytes
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.api.training_plot import check_plot, draw
-from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.array.tree import Tree
 from ckpttools.core.budget import parse_size
 from ckpttools.core.duration import parse_duration
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
-from ckpttools.formats.registry import stored_shardings
 from ckpttools.maxtext.config.back import config_of_settings
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.planning.commands import MODES, UNKNOWN, Mode, commands_for, settings_for
@@ -25,8 +24,7 @@ from ckpttools.maxtext.planning.report import TrainingPlan
 from ckpttools.maxtext.planning.said import all_refusals, run_of, words_of
 from ckpttools.maxtext.synthetic import synthetic
 from ckpttools.roles.of_tree import roles
-from ckpttools.sharding.mesh import MeshShape, parse_mesh
-from ckpttools.sharding.predict import process_loading
+from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -34,24 +32,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 _YAML = (".yml", ".yaml")
-
-
-class _TrainingState(NamedTuple):
-    """What a checkpoint, or a configuration, says of a training state."""
-
-    tree: Tree
-    parameters: int
-    nbytes: int
-    is_exact: bool
-
-
-class _HostBytes(NamedTuple):
-    """What one host writes, what of it others write as well, and what to say of that."""
-
-    nbytes: int
-    replicated: int
-    remarks: tuple[str, ...]
-    is_known: bool
 
 
 class _SaveSettings(NamedTuple):
@@ -110,7 +90,7 @@ def plan_training(
     if plot is not None:
         check_plot(parse(plot, is_written=True), source, has_tiers=mtbf is not None)
     state = _state(source, settings, reading)
-    share = _share(state, hosts, slices, None if mesh is None else parse_mesh(mesh))
+    share = host_bytes(state, hosts, slices, None if mesh is None else parse_mesh(mesh))
     chosen = _mode(mode, slices)
     size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
     # Of emergency and multi-tier checkpoints one slice writes to storage, each host its share.
@@ -215,7 +195,7 @@ def _open(settings: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object]) -> _TrainingState:
+def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object]) -> TrainingState:
     tree = source if isinstance(source, Tree) else _tree(source, settings, reading)
     known = roles(tree)
     parameters = {path for path in tree.arrays if known.of(path) == "parameter"}
@@ -224,7 +204,7 @@ def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object
     nbytes = tree.nbytes if is_exact else count * BYTES_PER_PARAMETER
     if not nbytes:
         raise FormatError("there is nothing to save: no learned number", got=f"{len(tree.arrays)} arrays")
-    return _TrainingState(tree, count, nbytes, is_exact)
+    return TrainingState(tree, count, nbytes, is_exact)
 
 
 def _tree(source: Where, settings: Sequence[str], reading: Mapping[str, object]) -> Tree:
@@ -237,46 +217,6 @@ def _tree(source: Where, settings: Sequence[str], reading: Mapping[str, object])
         e.name.endswith(".safetensors") for e in place.entries()
     )
     return synthetic(read_json(place / CONFIG)) if is_config else opened(source, read_options(reading))
-
-
-def _share(state: _TrainingState, hosts: int, slices: int, mesh: MeshShape | None) -> _HostBytes:
-    """What each host holds, by the shardings with which the state was saved."""
-    stored = stored_shardings(state.tree) if state.is_exact else {}
-    named = {path: each for path, each in stored.items() if each.mesh}
-    even = -(-state.nbytes // hosts)
-    if not named:
-        why = "no sharding is known: each host is taken to hold an even share"
-        return _HostBytes(even, 0, (why,), False)
-    saved = MeshShape(dict(next(iter(named.values())).mesh))
-    used = _with_axes(saved, mesh)
-    if used.size % (hosts * slices):
-        why = (
-            f"the checkpoint was saved on a mesh of {used.size} devices ({used}), which {hosts * slices} "
-            "hosts cannot share evenly: each host is taken to hold an even share of a slice"
-        )
-        return _HostBytes(even, 0, (why,), False)
-    nbytes = _held(state.tree, named, used, hosts * slices)
-    return _HostBytes(nbytes, max(0, nbytes - even), (), True)
-
-
-def _with_axes(saved: MeshShape, mesh: MeshShape | None) -> MeshShape:
-    """The mesh that is planned for, with the axes of the saved one, of length 1 where it lacks them."""
-    if mesh is None:
-        return saved
-    unknown = [name for name in mesh.axes if name not in saved.axes]
-    if unknown:
-        raise UsageError(
-            "the checkpoint was saved on a mesh without such axes",
-            got=", ".join(unknown),
-            wanted=f"axes of {saved}",
-        )
-    return MeshShape({name: mesh.axes.get(name, 1) for name in saved.axes})
-
-
-def _held(tree: Tree, stored: Mapping[Path, Sharding], mesh: MeshShape, processes: int) -> int:
-    arrays = {keystr(path): array for path, array in tree.arrays.items()}
-    specs = {keystr(path): each.spec for path, each in stored.items()}
-    return process_loading(arrays, specs, mesh, processes).needed
 
 
 def _seconds(name: str, said: float | str | None) -> float | None:

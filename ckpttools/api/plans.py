@@ -13,7 +13,9 @@ from ckpttools.core.errors import DestinationExistsError, FormatError, UsageErro
 from ckpttools.core.text import plural
 from ckpttools.core.version import __version__
 from ckpttools.core.wording import option
-from ckpttools.plan.plan_file import Header, PlanFile, decoded, encoded, read_plan
+from ckpttools.plan.plan_decoding import decoded, read_plan
+from ckpttools.plan.plan_encoding import encoded
+from ckpttools.plan.plan_file import Header, PlanFile
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import staging_of

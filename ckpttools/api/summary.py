@@ -22,7 +22,7 @@ from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described
 from ckpttools.formats.registry import is_checkpoint
 from ckpttools.inspect.tree import TreeReport
 from ckpttools.maxtext.model import CONFIG
-from ckpttools.plan.plan_file import is_plan, read_plan
+from ckpttools.plan.plan_decoding import is_plan, read_plan
 from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place

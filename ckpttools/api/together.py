@@ -19,7 +19,8 @@ from ckpttools.core.budget import further_resident
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.core.wording import again
 from ckpttools.plan.dealing import Part
-from ckpttools.plan.plan_file import PlanFile, decoded
+from ckpttools.plan.plan_decoding import decoded
+from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.events import Event, Observer, Receipt
 from ckpttools.run.parts import PartReceipt
 from ckpttools.sharding.leaving import is_gone

@@ -9,13 +9,13 @@ refused: arrays without a counterpart are on one side only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, by_name, keystr
-from ckpttools.compare.widened import as_wide_as
+from ckpttools.array.tree import Tree, keystr
+from ckpttools.compare.unnamed_side import Arrays, UnnamedSide, with_joints_of
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option
@@ -23,18 +23,13 @@ from ckpttools.digest.canonical import as_stored, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
-from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.mapped import Mapped
-from ckpttools.mapping.sizes import Size
-from ckpttools.maxtext import tying
-from ckpttools.maxtext.model import ModelOptions, rope_flags
+from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role, roles_of
 from ckpttools.stores.registry import Where
 
-Arrays = Mapping[str, LazyArray]
 # Names of what is left out: a model has a counter or two, a training hundreds of moments.
 _SHOWN = 4
 
@@ -103,7 +98,7 @@ def as_maxtext(
     if view_of(tree).is_maxtext:
         return _own_names(tree)
     files = _files(tree, options, other)
-    source = _UnnamedSide(tree, files, {} if other is None else _own_names(other).arrays)
+    source = UnnamedSide(tree, files, {} if other is None else _own_names(other).arrays)
     family, refusal = _family(files, options), ""
     for each in [family] if family else source.likely_families():
         try:
@@ -170,94 +165,6 @@ def _family(files: ModelFiles, options: AlignOptions) -> Family | None:
         return None
 
 
-@dataclass(frozen=True)
-class _UnnamedSide:
-    """A side that has no MaxText names yet.
-
-    Attributes:
-        tree: a Hugging Face checkpoint.
-        files: its configuration, if there is one.
-        beside: arrays of a MaxText checkpoint of the model, by name; empty without one.
-    """
-
-    tree: Tree
-    files: ModelFiles
-    beside: Arrays
-
-    @property
-    def arrays(self) -> dict[str, LazyArray]:
-        return by_name(self.tree.arrays)
-
-    def likely_families(self) -> list[Family]:
-        """The families whose rows produce most of the other side's names, whatever the configured sizes."""
-        counts = {family.name: self._common_names(family) for family in families().values()}
-        most = max(counts.values(), default=0)
-        return [families()[name] for name, count in counts.items() if count == most > 0]
-
-    def _common_names(self, family: Family) -> int:
-        try:
-            made = replace(self, files=ModelFiles())._made(family, ModelOptions()).arrays.keys()
-        except CheckpointError:
-            # Rows whose sizes contradict the arrays produce no names.
-            return 0
-        names = {_with_slashes(key) for key in made}
-        return len(names & self.beside.keys()) if self.beside else len(names)
-
-    def mapped(self, family: Family, model: ModelOptions) -> NamedArrays[LazyArray]:
-        """Under MaxText's names by a family's rows; arrays that no row takes keep their own.
-
-        Raises:
-            ConfigError: the configuration contradicts itself.
-        """
-        mapped = self._made(family, model)
-        made = {_with_slashes(key): array for key, array in mapped.arrays.items()}
-        remarks = [f"names are mapped to MaxText's by the rows of family {family.name}"]
-        if self.files.config is None:
-            remarks.append(
-                "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
-                f"{option('like')}, {option('family')} and {option('rope_layout')} say otherwise"
-            )
-        if mapped.dropped:
-            count = array_count(mapped.dropped)
-            remarks.append(f"left out, as family {family.name} has no row for it: {count}")
-        if mapped.unused:
-            remarks.append(f"no part of the model, so under its own name: {array_count(mapped.unused)}")
-        left = {name: self.arrays[name] for name in mapped.unused if name not in made}
-        return NamedArrays({**made, **left}, tuple(remarks), mapped.sizes)
-
-    def _made(self, family: Family, model: ModelOptions) -> Mapped:
-        arrays, config = self.arrays, self.files.config
-        spelling = family.spelling_of(arrays)
-        head = tying.right_head(family, spelling)
-        # An output head that is there is compared, whatever the configuration says of it.
-        tied = tying.tied_flags("keep", head.head if head else None, arrays)
-        flags = {**rope_flags(family, model), **tied}
-        there = family.towers_in(name.replace("/", ".") for name in self.beside)
-        without = [each for each in family.towers if self.beside and each not in there]
-        table = family.table(config, self.files.place, spelling=spelling, overrides=flags, without=without)
-        if config is None:
-            table = replace(table, sizes={**_layers(family, spelling, arrays), **table.sizes})
-        beside = {name.replace("/", "."): array for name, array in self.beside.items()}
-        made = table.to_left_partly(arrays, beside)
-
-        def exactly() -> Arrays:
-            return table.to_left_partly(arrays, beside, exact=True).arrays
-
-        return replace(made, arrays=as_wide_as(beside, made.arrays, exactly))
-
-
-def _layers(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:
-    """The number of layers, by the highest number in names."""
-    starts = {str(spelling.key(parse_key(group.right)).parts[0]) for group in family.text_layers}
-    rests = (name.removeprefix(start) for start in starts for name in arrays if name.startswith(start))
-    numbers = [int(rest.partition(".")[0]) for rest in rests if rest.partition(".")[0].isdecimal()]
-    return {"layers": Size(max(numbers) + 1, "names of layers")} if numbers else {}
-
-
-def _with_slashes(key: str) -> str:
-    return key.replace(".", "/")
-
-
 def _models(trees: tuple[Tree, Tree], options: AlignOptions) -> Iterator[tuple[Family, ModelFiles]]:
     """The families of the trees, by the user or a configuration."""
     for files in (_files(tree, options) for tree in trees):
@@ -311,7 +218,7 @@ def _without_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> Name
 
 def _with_what_both_have(first: NamedArrays[LazyArray], second: NamedArrays[LazyArray]) -> Pairing[LazyArray]:
     """Both sides; training state only if both have it, everything else that both have in any case."""
-    a, b = dict(first.arrays), _with_joints_of(second.arrays, first.arrays)
+    a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
     mine, theirs = _roles(a), _roles(b)
     training = ["optimizer" in each.values() for each in (mine, theirs)]
@@ -344,12 +251,3 @@ def _listed(names: list[str]) -> str:
 def _roles(arrays: Arrays) -> dict[str, Role]:
     known = roles_of({(name,): array for name, array in arrays.items()})
     return {name: known.of((name,)) for name in arrays}
-
-
-def _with_joints_of(arrays: Arrays, names: Arrays) -> dict[str, LazyArray]:
-    """`arrays` renamed to those of `names` that differ only in the separator of keys."""
-    known = {name.replace("/", "."): name for name in names}
-    made = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
-    if len(made) != len(arrays):
-        return dict(arrays)
-    return {new: arrays[old] for new, old in made.items()}

@@ -10,38 +10,31 @@ tasks: whoever does a part then plans all of it again, and compares the fingerpr
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.array.tree import Path, Tree
-from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError
+from ckpttools.core.errors import CheckpointError, SourceChangedError
 from ckpttools.core.region import Region
-from ckpttools.core.wording import option, step
+from ckpttools.core.wording import option
 from ckpttools.formats.base import Layout
-from ckpttools.plan.node_lines import NodeLines, Nodes
-from ckpttools.plan.placement_lines import placement_of, said_of_placement
+from ckpttools.plan.node_lines import Nodes
+from ckpttools.plan.placement_lines import placement_of
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
-from ckpttools.plan.value_lines import NotInLinesError, texts
-from ckpttools.stores.base import File, is_inside
+from ckpttools.stores.base import File
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
-from ckpttools.stores.samples import MOST_BLOCKS, sampled
+from ckpttools.stores.samples import sampled
 
-_KINDS = "ckpttools-plan-"
-_KIND = f"{_KINDS}3"
-# Blocks that tell local files from others, in all.
-_MOST_SAMPLES = 20_000
-# What is in a file of this size is not worth a file of its own.
-_LARGEST_INLINE = 1 << 16
+KINDS = "ckpttools-plan-"
+KIND = f"{KINDS}3"
 
 
 @dataclass(frozen=True)
@@ -215,11 +208,11 @@ class PlanFile:
         arrays_at, nodes_at, tasks_at = 0, self._sizes[0], self._sizes[0] + self._sizes[1]
         opened = Opened(self.sources, self._inline, there)
         nodes = Nodes(self._lines[nodes_at:tasks_at], opened)
-        said = [_list(self._lines[tasks_at + number]) for number in self.tasks_of(first, stop)]
+        said = [json.loads(self._lines[tasks_at + number]) for number in self.tasks_of(first, stop)]
         paths: dict[int, Path] = {}
         placements, arrays = {}, {}
         for number in dict.fromkeys(each[0] for each in said):
-            path, node, placement = _list(self._lines[arrays_at + number])
+            path, node, placement = json.loads(self._lines[arrays_at + number])
             paths[number] = tuple(path)
             placements[tuple(path)] = placement_of(placement)
             arrays[tuple(path)] = nodes.array(node)
@@ -271,192 +264,3 @@ class Opened:
         for each in self._files.values():
             if isinstance(each, File):
                 each.close()
-
-
-def encoded(plan: Plan, header: Header) -> bytes:
-    """The content of a plan's file.
-
-    Args:
-        plan: all of it.
-        header: what it does; `has_tasks` is found out here.
-    """
-    sources = _Sources()
-    nodes = NodeLines(sources.number)
-    for each in plan.sources:
-        sources.number(each)
-    try:
-        arrays = list(_arrays(plan, nodes))
-    except (NotInLinesError, RecursionError):
-        arrays, nodes, header = [], NodeLines(sources.number), replace(header, has_tasks=False)
-    groups = [list(group) for group in plan.groups]
-    sizes = [sum(plan.tasks[n].bytes_in + plan.tasks[n].bytes_out for n in group) for group in groups]
-    counts = None if plan.streams is None else [len(group) for group in groups]
-    heads = {name: base64.b64encode(head).decode() for name, head in plan.layout.heads.items()}
-    numbers = {path: number for number, (path, _, _) in enumerate(arrays)}
-    tasks = [
-        [numbers[task.path], task.region.start, task.region.stop, task.bytes_in, task.bytes_out]
-        for task in (plan.tasks if header.has_tasks else ())
-    ]
-    first: list[object] = [_KIND, asdict(header), [len(arrays), len(nodes.lines), len(tasks)]]
-    said = [
-        *texts([first]),
-        *_small([sources.said(), sources.inline, sizes, counts, plan.layout.files, heads]),
-    ]
-    text = "\n".join([*said, *texts(arrays), *nodes.lines, *texts(tasks), ""]).encode()
-    return text + f"{hashlib.sha256(text).hexdigest()}\n".encode()
-
-
-def _small(values: Iterable[object]) -> Iterator[str]:
-    return (json.dumps(value, separators=(",", ":")) for value in values)
-
-
-def _arrays(plan: Plan, nodes: NodeLines) -> Iterator[list[object]]:
-    for path in dict.fromkeys(task.path for task in plan.tasks):
-        yield [path, nodes.number(plan.tree.arrays[path]), said_of_placement(plan.layout.placements[path])]
-
-
-class _Sources:
-    """Files get numbers."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._listed: list[ByteSource] = []
-        self._held: dict[int, int] = {}
-        self.inline: dict[int, str] = {}
-
-    def number(self, source: ByteSource) -> int:
-        """Raises NotInLinesError for what no process finds again."""
-        if isinstance(source, Bytes):
-            return self._inline_number(source)
-        if not isinstance(source, File):
-            raise NotInLinesError(f"{source!r:.80}")
-        found = self._numbers.get(source.path)
-        if found is None:
-            found = self._numbers[source.path] = len(self._listed)
-            self._listed.append(source)
-        return found
-
-    def _inline_number(self, source: Bytes) -> int:
-        found = self._held.get(id(source))
-        if found is None:
-            if source.size > _LARGEST_INLINE:
-                raise NotInLinesError(f"{source!r:.80}")
-            found = self._held[id(source)] = len(self._listed)
-            self._listed.append(source)
-            self.inline[found] = base64.b64encode(source.read(0, source.size)).decode()
-        return found
-
-    def said(self) -> list[list[object]]:
-        """Each in the order of its number."""
-        samples = max(2, min(MOST_BLOCKS, _MOST_SAMPLES // max(1, len(self._listed))))
-        return [list(asdict(_planned(each, samples)).values()) for each in self._listed]
-
-
-def _planned(source: ByteSource, samples: int) -> PlannedSource:
-    if isinstance(source, Bytes) or not isinstance(source, File):
-        return PlannedSource(source.path, source.path, source.size, source.version, is_inline=True)
-    place = parse(source.path)
-    sample = sampled(source, samples) if place.store.scheme == "file" else ""
-    return PlannedSource(str(place.absolute()), str(place.resolve()), source.size, source.version, sample)
-
-
-def is_plan(file: File) -> bool:
-    """Whether a file begins as a plan does; StorageError if it cannot be read."""
-    start = f'["{_KINDS}'.encode()
-    return file.size > len(start) and bytes(file.read(0, len(start))) == start
-
-
-def read_plan(place: Place) -> PlanFile:
-    """The plan in a file.
-
-    Raises:
-        FormatError: it is none, or damaged.
-        StorageError: it cannot be read.
-    """
-    place = place.absolute()
-    return decoded(place.read_bytes(), place)
-
-
-def decoded(data: bytes, place: object) -> PlanFile:
-    """What the content of a file says; `place` is where it was, or words for that; errors as `read_plan`."""
-    *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
-    whole = len(data) - len(checksum) - 1
-    if not lines[0].startswith(f'["{_KIND}"'.encode()):
-        raise _no_plan(lines[0], place)
-    if rest or hashlib.sha256(data[:whole]).hexdigest().encode() != checksum:
-        raise FormatError(
-            "the plan is damaged, or not all there",
-            place=place,
-            got=f"{len(data)} bytes with another checksum",
-            hint=f"copy it again, or make it again with {_writing()}",
-        )
-    try:
-        return _made(lines, len(data), checksum.decode(), place if isinstance(place, Place) else None)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise FormatError(
-            "the plan does not say what a plan says",
-            place=place,
-            got=f"{type(error).__name__}: {error}",
-            hint=f"make it again with {_writing()}",
-        ) from error
-
-
-def _no_plan(line: bytes, place: object) -> FormatError:
-    """The error of a file that does not begin as a plan does."""
-    if line.startswith(f'["{_KINDS}'.encode()):
-        return FormatError(
-            "the plan was made by another version of ckpttools",
-            place=place,
-            got=line[2:].partition(b'"')[0].decode(errors="replace"),
-            wanted=_KIND,
-            hint="use that version for all parts, or make the plan again",
-        )
-    return FormatError(
-        f"not a plan that {_writing()} wrote", place=place, got=repr(line[:40].decode(errors="replace"))
-    )
-
-
-def _writing() -> str:
-    return step("ckpttools.write_plan", "ckpt plan")
-
-
-def _made(lines: Sequence[bytes], size: int, checksum: str, place: Place | None) -> PlanFile:
-    _, header, sizes = json.loads(lines[0])
-    sources, inline, groups, counts, files, heads = map(json.loads, lines[1:7])
-    for name in (*files, *heads):
-        if not is_inside(name):
-            raise ValueError(f"a file outside of the destination, {name!r}")
-    return PlanFile(
-        _header(header),
-        tuple(PlannedSource(*each) for each in sources),
-        tuple(groups),
-        size,
-        checksum,
-        place,
-        None if counts is None else tuple(counts),
-        files,
-        {name: base64.b64decode(head) for name, head in heads.items()},
-        {int(number): base64.b64decode(content) for number, content in inline.items()},
-        tuple(sizes),
-        lines[7:],
-    )
-
-
-def _header(said: Mapping[str, Any]) -> Header:
-    """Raises TypeError where words of it are missing, unknown or of another type."""
-    for each in fields(Header):
-        none = type(None)
-        kinds: Any = {
-            "Mapping[str, Any] | None": (dict, none),
-            "Mapping[str, Any]": dict,
-            "int | None": (int, none),
-            "float": (int, float),
-        }
-        kind = kinds.get(each.type, {"str": str, "int": int, "bool": bool}.get(str(each.type)))
-        if kind is not None and not isinstance(said[each.name], kind):
-            raise TypeError(f"{each.name} is {said[each.name]!r}")
-    return Header(**said)
-
-
-def _list(line: bytes) -> Any:
-    return json.loads(line)

@@ -1,0 +1,121 @@
+"""One side of a comparison whose names are not those of the other: by the rows of a family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, by_name
+from ckpttools.compare.widened import as_wide_as
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.text import array_count
+from ckpttools.core.wording import option
+from ckpttools.digest.pairing import NamedArrays
+from ckpttools.families.family import Family, Spelling
+from ckpttools.families.registry import families
+from ckpttools.mapping.keys import parse_key
+from ckpttools.mapping.mapped import Mapped
+from ckpttools.mapping.sizes import Size
+from ckpttools.maxtext import tying
+from ckpttools.maxtext.model import ModelOptions, rope_flags
+from ckpttools.maxtext.model_files import ModelFiles
+
+Arrays = Mapping[str, LazyArray]
+
+
+@dataclass(frozen=True)
+class UnnamedSide:
+    """A side that has no MaxText names yet.
+
+    Attributes:
+        tree: a Hugging Face checkpoint.
+        files: its configuration, if there is one.
+        beside: arrays of a MaxText checkpoint of the model, by name; empty without one.
+    """
+
+    tree: Tree
+    files: ModelFiles
+    beside: Arrays
+
+    @property
+    def arrays(self) -> dict[str, LazyArray]:
+        return by_name(self.tree.arrays)
+
+    def likely_families(self) -> list[Family]:
+        """The families whose rows produce most of the other side's names, whatever the configured sizes."""
+        counts = {family.name: self._common_names(family) for family in families().values()}
+        most = max(counts.values(), default=0)
+        return [families()[name] for name, count in counts.items() if count == most > 0]
+
+    def _common_names(self, family: Family) -> int:
+        try:
+            made = replace(self, files=ModelFiles())._made(family, ModelOptions()).arrays.keys()
+        except CheckpointError:
+            # Rows whose sizes contradict the arrays produce no names.
+            return 0
+        names = {with_slashes(key) for key in made}
+        return len(names & self.beside.keys()) if self.beside else len(names)
+
+    def mapped(self, family: Family, model: ModelOptions) -> NamedArrays[LazyArray]:
+        """Under MaxText's names by a family's rows; arrays that no row takes keep their own.
+
+        Raises:
+            ConfigError: the configuration contradicts itself.
+        """
+        mapped = self._made(family, model)
+        made = {with_slashes(key): array for key, array in mapped.arrays.items()}
+        remarks = [f"names are mapped to MaxText's by the rows of family {family.name}"]
+        if self.files.config is None:
+            remarks.append(
+                "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
+                f"{option('like')}, {option('family')} and {option('rope_layout')} say otherwise"
+            )
+        if mapped.dropped:
+            count = array_count(mapped.dropped)
+            remarks.append(f"left out, as family {family.name} has no row for it: {count}")
+        if mapped.unused:
+            remarks.append(f"no part of the model, so under its own name: {array_count(mapped.unused)}")
+        left = {name: self.arrays[name] for name in mapped.unused if name not in made}
+        return NamedArrays({**made, **left}, tuple(remarks), mapped.sizes)
+
+    def _made(self, family: Family, model: ModelOptions) -> Mapped:
+        arrays, config = self.arrays, self.files.config
+        spelling = family.spelling_of(arrays)
+        head = tying.right_head(family, spelling)
+        # An output head that is there is compared, whatever the configuration says of it.
+        tied = tying.tied_flags("keep", head.head if head else None, arrays)
+        flags = {**rope_flags(family, model), **tied}
+        there = family.towers_in(name.replace("/", ".") for name in self.beside)
+        without = [each for each in family.towers if self.beside and each not in there]
+        table = family.table(config, self.files.place, spelling=spelling, overrides=flags, without=without)
+        if config is None:
+            table = replace(table, sizes={**layers_of(family, spelling, arrays), **table.sizes})
+        beside = {name.replace("/", "."): array for name, array in self.beside.items()}
+        made = table.to_left_partly(arrays, beside)
+
+        def exactly() -> Arrays:
+            return table.to_left_partly(arrays, beside, exact=True).arrays
+
+        return replace(made, arrays=as_wide_as(beside, made.arrays, exactly))
+
+
+def layers_of(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:
+    """The number of layers, by the highest number in names."""
+    starts = {str(spelling.key(parse_key(group.right)).parts[0]) for group in family.text_layers}
+    rests = (name.removeprefix(start) for start in starts for name in arrays if name.startswith(start))
+    numbers = [int(rest.partition(".")[0]) for rest in rests if rest.partition(".")[0].isdecimal()]
+    return {"layers": Size(max(numbers) + 1, "names of layers")} if numbers else {}
+
+
+def with_slashes(key: str) -> str:
+    return key.replace(".", "/")
+
+
+def with_joints_of(arrays: Arrays, names: Arrays) -> dict[str, LazyArray]:
+    """`arrays` renamed to those of `names` that differ only in the separator of keys."""
+    known = {name.replace("/", "."): name for name in names}
+    made = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
+    if len(made) != len(arrays):
+        return dict(arrays)
+    return {new: arrays[old] for new, old in made.items()}

@@ -1,0 +1,67 @@
+"""Names and sizes that Orbax cannot save."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+
+from ckpttools.array.tree import Path, Tree, dotted, keystr
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.wording import option
+from ckpttools.formats.base import COMPANIONS
+from ckpttools.formats.checks import LONGEST_NAME, is_file_name
+from ckpttools.formats.orbax import metadata as orbax_metadata
+from ckpttools.formats.orbax.index import PROCESSES
+
+
+def check_sizes(tree: Tree) -> None:
+    empty = [f"{keystr(path)}: {list(array.shape)}" for path, array in tree.arrays.items() if not array.size]
+    if empty:
+        raise FormatError(
+            "Orbax cannot hold arrays without elements:" + listing(empty),
+            place=tree.metadata.place or None,
+            hint="leave them out; plain zarr v3 (to-zarr3) holds them",
+        )
+
+
+def check_names(tree: Tree) -> None:
+    """Orbax joins keys with dots: two paths must not become one name, and a name is one to tensorstore.
+
+    That drops a slash at the end of a name (`a/` is `a`), and takes no name for the root of all arrays.
+    """
+    unclear = [json.dumps(path) for path in tree.arrays if path and "" in keystr(path).split("/")]
+    if unclear:
+        raise FormatError(
+            "these names have empty parts, so that they are others' in Orbax:" + listing(unclear),
+            place=tree.metadata.place or None,
+            wanted="keys that are not empty, neither begin nor end with '/', and have no '//'",
+            hint="rename them: ckpt remap SRC DST --map RULES",
+        )
+    names: dict[str, Path] = {}
+    for path in tree:
+        other = names.setdefault(dotted(path), path)
+        if other != path:
+            raise FormatError(
+                "two paths have the same name in Orbax, which joins keys with dots",
+                place=keystr(path),
+                got=f"{keystr(other)} is also {dotted(path)!r}",
+                hint="rename one of them",
+            )
+
+
+def check_directories(tree: Tree) -> None:
+    """Without OCDBT an array's name is that of a directory beside Orbax's own files."""
+    names = [dotted(path) for path in tree.arrays if path]
+    wrong = [name for name in names if not is_file_name(name) or _is_taken(name)]
+    if wrong:
+        raise FormatError(
+            "without OCDBT these arrays would need directories of names that cannot be:" + listing(wrong),
+            place=tree.metadata.place or None,
+            wanted=f"names without '/' and '\\', of at most {LONGEST_NAME} bytes, which nothing there has",
+            hint=f"write with {option('ocdbt', True)}, or rename them",
+        )
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a file or directory of Orbax, or of ours, has this name in an item."""
+    return name in orbax_metadata.OWN_FILES or name == COMPANIONS or fnmatchcase(name, PROCESSES)

@@ -1,0 +1,112 @@
+"""A plan as the bytes of its file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+
+from ckpttools.array.lazy import ByteSource
+from ckpttools.plan.node_lines import NodeLines
+from ckpttools.plan.placement_lines import said_of_placement
+from ckpttools.plan.plan import Plan
+from ckpttools.plan.plan_file import KIND, Header, PlannedSource
+from ckpttools.plan.value_lines import NotInLinesError, texts
+from ckpttools.stores.base import File
+from ckpttools.stores.memory import Bytes
+from ckpttools.stores.registry import parse
+from ckpttools.stores.samples import MOST_BLOCKS, sampled
+
+# Blocks that tell local files from others, in all.
+_MOST_SAMPLES = 20_000
+# What is in a file of this size is not worth a file of its own.
+_LARGEST_INLINE = 1 << 16
+
+
+def encoded(plan: Plan, header: Header) -> bytes:
+    """The content of a plan's file.
+
+    Args:
+        plan: all of it.
+        header: what it does; `has_tasks` is found out here.
+    """
+    sources = _Sources()
+    nodes = NodeLines(sources.number)
+    for each in plan.sources:
+        sources.number(each)
+    try:
+        arrays = list(_arrays(plan, nodes))
+    except (NotInLinesError, RecursionError):
+        arrays, nodes, header = [], NodeLines(sources.number), replace(header, has_tasks=False)
+    groups = [list(group) for group in plan.groups]
+    sizes = [sum(plan.tasks[n].bytes_in + plan.tasks[n].bytes_out for n in group) for group in groups]
+    counts = None if plan.streams is None else [len(group) for group in groups]
+    heads = {name: base64.b64encode(head).decode() for name, head in plan.layout.heads.items()}
+    numbers = {path: number for number, (path, _, _) in enumerate(arrays)}
+    tasks = [
+        [numbers[task.path], task.region.start, task.region.stop, task.bytes_in, task.bytes_out]
+        for task in (plan.tasks if header.has_tasks else ())
+    ]
+    first: list[object] = [KIND, asdict(header), [len(arrays), len(nodes.lines), len(tasks)]]
+    said = [
+        *texts([first]),
+        *_small([sources.said(), sources.inline, sizes, counts, plan.layout.files, heads]),
+    ]
+    text = "\n".join([*said, *texts(arrays), *nodes.lines, *texts(tasks), ""]).encode()
+    return text + f"{hashlib.sha256(text).hexdigest()}\n".encode()
+
+
+def _small(values: Iterable[object]) -> Iterator[str]:
+    return (json.dumps(value, separators=(",", ":")) for value in values)
+
+
+def _arrays(plan: Plan, nodes: NodeLines) -> Iterator[list[object]]:
+    for path in dict.fromkeys(task.path for task in plan.tasks):
+        yield [path, nodes.number(plan.tree.arrays[path]), said_of_placement(plan.layout.placements[path])]
+
+
+class _Sources:
+    """Files get numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._listed: list[ByteSource] = []
+        self._held: dict[int, int] = {}
+        self.inline: dict[int, str] = {}
+
+    def number(self, source: ByteSource) -> int:
+        """Raises NotInLinesError for what no process finds again."""
+        if isinstance(source, Bytes):
+            return self._inline_number(source)
+        if not isinstance(source, File):
+            raise NotInLinesError(f"{source!r:.80}")
+        found = self._numbers.get(source.path)
+        if found is None:
+            found = self._numbers[source.path] = len(self._listed)
+            self._listed.append(source)
+        return found
+
+    def _inline_number(self, source: Bytes) -> int:
+        found = self._held.get(id(source))
+        if found is None:
+            if source.size > _LARGEST_INLINE:
+                raise NotInLinesError(f"{source!r:.80}")
+            found = self._held[id(source)] = len(self._listed)
+            self._listed.append(source)
+            self.inline[found] = base64.b64encode(source.read(0, source.size)).decode()
+        return found
+
+    def said(self) -> list[list[object]]:
+        """Each in the order of its number."""
+        samples = max(2, min(MOST_BLOCKS, _MOST_SAMPLES // max(1, len(self._listed))))
+        return [list(asdict(_planned(each, samples)).values()) for each in self._listed]
+
+
+def _planned(source: ByteSource, samples: int) -> PlannedSource:
+    if isinstance(source, Bytes) or not isinstance(source, File):
+        return PlannedSource(source.path, source.path, source.size, source.version, is_inline=True)
+    place = parse(source.path)
+    sample = sampled(source, samples) if place.store.scheme == "file" else ""
+    return PlannedSource(str(place.absolute()), str(place.resolve()), source.size, source.version, sample)
