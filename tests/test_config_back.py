@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -55,11 +56,21 @@ def values(found):
     return {each.name: each.value for each in text if each.name not in ("scan_layers", *OF_TOWERS)}
 
 
+@cache
+def told_of(case):
+    return ckpttools.maxtext_config(CASES[case])
+
+
+@cache
+def back_of(case):
+    return config_of_settings(told_of(case).arguments())
+
+
 class TestSettingsAlone:
     @pytest.mark.parametrize("case", CASES)
     def test_what_is_made_says_the_same(self, tmp_path, case):
-        told = ckpttools.maxtext_config(CASES[case])
-        made = config_of_settings(told.arguments())
+        told = told_of(case)
+        made = back_of(case)
         found = of_config(tmp_path, made)
         # Towers need the code of a model of a name, where texts do not.
         named = {"model_name": told.model_name}
@@ -71,10 +82,9 @@ class TestSettingsAlone:
     @pytest.mark.parametrize("case", CASES)
     def test_what_is_made_is_of_the_same_type(self, case):
         """transformers begins arrays anew that another type has besides."""
-        told = ckpttools.maxtext_config(CASES[case])
         own = json.loads((CASES[case] / "config.json").read_text())
         text = own.get("thinker_config", own).get("text_config", own)
-        made = config_of_settings(told.arguments())["model_type"]
+        made = back_of(case)["model_type"]
         assert made == TEXT_TYPES.get(text["model_type"], text["model_type"])
 
     def test_a_v3_2_has_an_indexer(self):
@@ -86,11 +96,11 @@ class TestSettingsAlone:
 
     @pytest.mark.parametrize("case", CASES)
     def test_a_file_says_as_much(self, tmp_path, case):
-        told = ckpttools.maxtext_config(CASES[case])
+        told = told_of(case)
         file = tmp_path / "mine.yml"
         file.write_text("base_config: base.yml\n" if told.model_name else told.yaml())
         words = [str(file), *(told.arguments() if told.model_name else ())]
-        assert config_of_settings(words) == config_of_settings(told.arguments())
+        assert config_of_settings(words) == back_of(case)
 
     @pytest.mark.parametrize("name", sorted(models().keys() - WITH_TOWERS))
     def test_the_name_of_a_model_is_enough(self, tmp_path, name):
@@ -119,11 +129,11 @@ class TestSettingsAlone:
     @given(data=st.data())
     def test_none_is_made_up(self, case, data):
         """One setting less gives the same, where it follows from the others, or is asked for."""
-        told = ckpttools.maxtext_config(CASES[case]).arguments()
+        told = told_of(case).arguments()
         left_out = data.draw(st.sampled_from(told))
         words = [each for each in told if each != left_out]
         try:
-            assert config_of_settings(words) == config_of_settings(told)
+            assert config_of_settings(words) == back_of(case)
         except ConfigError as error:
             assert left_out.partition("=")[0] in f"{error} {error.wanted}"
 

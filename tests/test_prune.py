@@ -35,6 +35,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("made") / "run")
 
 
+@pytest.fixture(scope="module")
+def whole(made: Path) -> dict[str, str | None]:
+    """Digests of the parameters of some steps."""
+    return {name: ckpttools.hash(made / name).parameters for name in ("2", "4", "6")}
+
+
 @pytest.fixture
 def run(made: Path, tmp_path: Path) -> Path:
     return copied(made, tmp_path / "run")
@@ -370,8 +376,7 @@ class TestInterrupted:
 
     @pytest.mark.parametrize("after", range(1, 13))
     @pytest.mark.parametrize("undo", [False, True])
-    def test_stripping_too(self, run, made, monkeypatch, after, undo):
-        whole = {name: ckpttools.hash(made / name).parameters for name in ("2", "4", "6")}
+    def test_stripping_too(self, run, made, whole, monkeypatch, after, undo):
         self.begin(run, monkeypatch, after, keep_last=1, keep_every=2, strip_older=True)
         report = ckpttools.prune(run, finish=not undo, undo=undo)
         assert {"2", "4", "6"} <= steps(run)
