@@ -56,7 +56,7 @@ def bits(array: np.ndarray) -> np.ndarray:
     return array.view(f"u{array.dtype.itemsize}")
 
 
-@settings(max_examples=150)
+@settings(max_examples=120)
 @given(weights(), st.data())
 def test_every_region_is_the_product_of_codes_and_scales(weight, data):
     to = data.draw(st.sampled_from(("bfloat16", "float32", "float16")))

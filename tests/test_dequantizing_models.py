@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import ml_dtypes
@@ -129,6 +130,16 @@ class TestEqual:
         run("run", tmp_path / "plan", "--part", "0/1")
         run("run", tmp_path / "plan", "--publish")
         assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_scales_that_have_changed_since_the_plan_are_refused(fp8, tmp_path):
+    """They lie in another file than the weights, and are not read again for each of them."""
+    source = shutil.copytree(fp8.quantised, tmp_path / "hf")
+    run("plan", "-o", tmp_path / "plan", "cast", source, tmp_path / "out", "--dtype", "bfloat16")
+    scales = source / "model-00002-of-00002.safetensors"
+    save_file({name: 2 * array for name, array in load_file(scales).items()}, scales)
+    refused = run("run", tmp_path / "plan", "--part", "0/1", code=3)
+    assert f"{scales.name} is not the file that the plan was made of" in " ".join(refused.split())
 
 
 def rewritten(pair: Pair, directory: Path, change) -> Path:

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ckpttools.array import read_blocks
@@ -103,6 +103,7 @@ def test_what_is_beyond_the_range_is_the_largest():
     assert numbers(rounded(np.array([1e30, -500], np.float32), E4M3), E4M3).tolist() == [448, -448]
 
 
+@settings(max_examples=40)
 @given(truth=matrices(), data=st.data())
 def test_what_is_lost_is_told_once_however_it_is_cut(truth, data):
     encoder = Fp8Blocks(4, 8)
