@@ -165,7 +165,7 @@ class TestRanks:
     def test_what_several_processes_have_is_compared(self, tmp_path):
         """Other numbers of any tensor of any process are refused or read, never left out."""
         told, truth = 0, {path: array.read().tobytes() for path, array in open_tree(RANKS).arrays.items()}
-        for rank in range(4):
+        for rank in (0, 3):
             part = copied(RANKS, tmp_path / str(rank))
             place = part / f"model_world_size_4_rank_{rank}.pt"
             raw = place.read_bytes()
