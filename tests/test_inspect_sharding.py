@@ -18,6 +18,7 @@ from ckpttools.array.tree import Metadata, Tree, keystr
 from ckpttools.cli.tree_text import array_type
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
+from ckpttools.formats.orbax.metadata import sharding_document
 from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
@@ -83,6 +84,16 @@ def test_any_named_sharding(tmp_path_factory: pytest.TempPathFactory, data: st.D
     (found,) = stored_shardings(tree).items()
     wanted = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
     assert found == (("a", "b"), Sharding("NamedSharding", tuple(map(tuple, mesh)), wanted))
+
+
+def test_devices_are_nested_by_the_axes_of_their_mesh():
+    """As Orbax nests them: whoever restores elsewhere, or in another order, goes by these numbers."""
+    tree = Tree({("a",): Constant((8, 4, 2), DTYPES["bfloat16"], b"\0\0")})
+    devices = (5, 4, 3, 2, 1, 0)
+    cut = Sharding("NamedSharding", (("x", 2), ("y", 3)), (("x",),), devices=devices)
+    (text,) = sharding_document(tree, {("a",): cut}, ()).values()
+    nested = json.loads(text)["device_mesh"]["mesh"]
+    assert [[each["id"] for each in row] for row in nested] == [[5, 4, 3], [2, 1, 0]]
 
 
 def test_it_is_written_as_jax_writes_it():

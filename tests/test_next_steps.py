@@ -6,6 +6,8 @@ import ast
 import json
 import re
 import shlex
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.command_line import ckpt, succeed
@@ -14,6 +16,9 @@ from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.next_steps import next_steps
+from ckpttools.formats.interrupted import going_on
+from ckpttools.stores import parse
+from ckpttools.stores.publishing import Unfinished
 
 PEFT = FIXTURES / "peft"
 
@@ -186,3 +191,12 @@ class TestAdapters:
             assert f"ckpt adapter to-peft {path} DST --base BASE" in found.next
         assert f"ckpt adapter to-maxtext {adapter} DST --base BASE" in ckpttools.summary(adapter).next
         assert next_steps(adapter).uses[0] == f'PeftModel.from_pretrained(model, "{adapter}")'
+
+
+def test_how_what_was_interrupted_goes_on(tmp_path):
+    """The place is named where the command was given elsewhere: relative paths mean others here."""
+    left = Unfinished(parse(tmp_path / "out"), command="ckpt copy a b")
+    here = replace(left, directory=str(Path.cwd()))
+    assert going_on(left) == going_on(here) == "run `ckpt copy a b` again"
+    assert going_on(replace(left, directory="/elsewhere")) == "run `ckpt copy a b` again in /elsewhere"
+    assert going_on(replace(left, command="")) == "run its command again"
