@@ -146,6 +146,13 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         "layer_types": ["a", "c"],
         "mlp_only_layers": [0, 1],
     }
+    for odd, said in (
+        ({"widths": [1, 2, 3]}, "not known whether widths"),
+        ({"layer_types": ["a"]}, "not for as many"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            smaller_config({**config, **odd}, family, Smaller((0, 2)))
+        assert smaller_config({**config, **odd}, family, Smaller(vocab=8)).config["vocab_size"] == 8
     window = {**config, "max_window_layers": 1, "pad_token_id": 8}
     fewer = smaller_config(window, family, Smaller((1, 2), vocab=8)).config
     assert (fewer["max_window_layers"], fewer["pad_token_id"]) == (0, None)

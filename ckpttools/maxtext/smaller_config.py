@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,11 @@ from ckpttools.maxtext.prediction import prediction_layers
 
 # Fields that say how many layers the decoder has, by their last words.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
-# Lists of numbers of layers; other lists as long as the model have something for each layer.
+# Lists of numbers of layers, and lists with something for each layer.
 _NUMBERS = ("mlp_only_layers", "moe_layers")
+_EACH = ("layer_types", "mlp_layer_types", "no_rope_layers", "compress_ratios")
+# Lists that are about no layers, however long they are.
+_OTHERS = ("architectures", "token_id", "token_ids")
 _CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = {"n_group": 1, "topk_group": 1}
 # Layers before this one see all of the text, where no list says of each (Qwen2).
@@ -60,7 +63,8 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: Smaller) -> S
     """The configuration of a part of a model.
 
     Raises:
-        ConfigError: the configuration does not say what is to be changed.
+        ConfigError: the configuration does not say what is to be changed, or has a list of which it is not
+            known whether it has something for each layer.
         UsageError: there is no such layer, or less than what is to be kept.
     """
     made: dict[str, Any] = json.loads(json.dumps(config))
@@ -137,7 +141,7 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
     for name, value in list(part.items()):
         if name in _NUMBERS and isinstance(value, list):
             part[name] = [kept.index(each) for each in value if each in kept]
-        elif _is_per_layer(name, value, count, predicting):
+        elif isinstance(value, list) and _is_per_layer(name, value, {count, count + predicting}):
             part[name] = [value[each] for each in kept]
         elif name in PREDICTION and value:
             part[name] = 0
@@ -171,10 +175,23 @@ def _is_beyond(token: object, vocab: int) -> bool:
     return isinstance(token, int) and token >= vocab
 
 
-def _is_per_layer(name: str, value: object, count: int, prediction: int) -> bool:
-    """Whether a list has something for each layer, those that predict further tokens among them or not."""
-    is_other = name == "architectures" or name.endswith(("token_id", "token_ids"))
-    return isinstance(value, list) and not is_other and len(value) in {count, count + prediction}
+def _is_per_layer(name: str, value: list[Any], lengths: Collection[int]) -> bool:
+    """Whether a list has something for each layer, those that predict further tokens among them or not.
+
+    Raises:
+        ConfigError: it is known to, and is of another length; or it is not known, and is as long.
+    """
+    is_known = name in _EACH
+    if name.endswith(_OTHERS) or is_known == (len(value) in lengths):
+        return is_known
+    raise ConfigError(
+        f"{name} has something for each layer, and not for as many as there are"
+        if is_known
+        else f"it is not known whether {name} has something for each layer, or is as long by chance",
+        got=f"{len(value)} entries",
+        wanted=f"{' or '.join(map(str, sorted(lengths)))} of {', '.join(_EACH)}, and no other list as long",
+        hint=f"cut a copy whose config.json has no {name}, and add it as the layers want that are kept",
+    )
 
 
 def _with_choice(config: dict[str, Any], experts: int) -> Iterator[str]:
