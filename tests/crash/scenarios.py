@@ -37,7 +37,7 @@ class Scenario:
 
     Attributes:
         name: of the test case.
-        command: words before SRC.
+        command: words before SRC; {root} is that of the runner.
         source: what it reads: "hf", "maxtext", "unscanned", "train", "adapter" or "lora".
         options: words after DST.
         beside: words between SRC and DST.
@@ -63,7 +63,15 @@ class Scenario:
         )
         overwrite = ("--overwrite",) if self.replaces else ()
         quiet = ("--no-progress", "--jobs", "1")
-        return (*self.command.split(), str(source), *beside, str(destination), *options, *overwrite, *quiet)
+        return (
+            *self.command.format(root=root).split(),
+            str(source),
+            *beside,
+            str(destination),
+            *options,
+            *overwrite,
+            *quiet,
+        )
 
     def run(self, runner: Runner, model: str = MODEL, **more: object) -> Ended:
         return runner.run(*self.args(runner.root, model), exchange=self.exchange, **more)  # type: ignore[arg-type]
@@ -88,17 +96,17 @@ SCENARIOS = (
     Scenario("hf-to-maxtext-overwrite-no-exchange", _TO_MAXTEXT, "hf", replaces=True, exchange=False),
     Scenario("maxtext-to-hf", _TO_HF, "maxtext", "--max-shard-size 6kB"),
     Scenario("maxtext-to-hf-overwrite", _TO_HF, "maxtext", replaces=True),
-    Scenario("to-safetensors", _TO_SAFETENSORS, "maxtext"),
     Scenario("to-safetensors-no-exchange", _TO_SAFETENSORS, "maxtext", replaces=True, exchange=False),
     Scenario("to-orbax-step", "convert to-orbax", "hf", destination="run/5"),
     Scenario("to-orbax-reference", "convert to-orbax", "maxtext", "--reference"),
     Scenario("to-zarr3", "convert to-zarr3", "maxtext"),
     Scenario("strip-optimizer-step", "strip-optimizer", "train", destination="run/5"),
     Scenario("strip-optimizer-overwrite", "strip-optimizer", "train", "--copy", replaces=True),
-    Scenario("stack", "stack", "unscanned"),
     Scenario("unstack-zstd-overwrite", "unstack", "maxtext", "--compression zstd", replaces=True),
     Scenario("remap", "remap", "hf", "--map {root}/src/rules.toml"),
     Scenario("cast-overwrite", "cast", "maxtext", "--dtype float32 --no-ocdbt", replaces=True),
+    Scenario("average", "average {root}/src/maxtext-b", "maxtext"),
+    Scenario("shrink", "shrink", "unscanned", "--layers 1 --vocab 20 --copy"),
     Scenario("select-manifest", "select", "hf", "--drop lm_head.weight --manifest {place}/digests.json"),
     _EXTRACT,
     *(_ADAPTERS if ALL else ()),
