@@ -52,7 +52,7 @@ def terms(draw):
     return [rng.uniform(1, 9, shape).astype(DTYPES[d].numpy) for d in dtypes], weights
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(terms(), st.sampled_from(NAMES[:3]))
 def test_a_mean_is_the_exact_one_to_within_one_rounding(known, to):
     arrays, weights = known
@@ -65,7 +65,7 @@ def test_a_mean_is_the_exact_one_to_within_one_rounding(known, to):
         assert abs(Fraction(float(made[place])) - truth) <= Fraction(DTYPES[to].epsilon) * 4 * (1 + 2**-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.sampled_from((*NAMES, "float8_e5m2")), st.integers(0, 99), WEIGHTS)
 @example("bfloat16", 1, [1.0] * 6)
 def test_the_mean_of_equal_arrays_is_the_array(name, seed, weights):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 from support.mounts import on_a_small_disk
 from support.places import FIXTURES, HF
 from support.pruned_runs import write_run
 
-PAGE = 4096
+PAGE, ROOM = 4096, 1000
 HOSTS = FIXTURES / "hosts/replicator-data=2,fsdp=4"
 # What is written, and pages with which it is begun and not ended. Stripping writes beside what it replaces.
 COMMANDS: tuple[tuple[list[object], tuple[int, ...]], ...] = (
@@ -19,44 +21,52 @@ COMMANDS: tuple[tuple[list[object], tuple[int, ...]], ...] = (
     (["shrink", HF, "DISK/out", "--layers", 2, "--compression", "zstd", "--to", "orbax", "--jobs", 1], (20,)),
     (["prune", "DISK/run", "--keep-last", 1, "--keep-every", 2, "--strip-older", "--yes"], (7, 12)),
 )
+CASES = [(room, words) for words, pages in COMMANDS for room in (*pages, ROOM)]
 
 
-def test_a_full_disk_loses_nothing_and_with_room_it_goes_on(tmp_path: Path):
-    run, disk = write_run(tmp_path / "run", range(1, 6)), tmp_path / "disk"
-    disk.mkdir()
-    own = {name: run if name == "prune" else None for (name, *_), _ in COMMANDS}
-    cases = [(own[words[0]], room, words) for words, pages in COMMANDS for room in (*pages, 1000)]
-    found = on_a_small_disk(disk, *cases)
-    for (_, room, words), (before, little, again) in zip(cases, found, strict=True):
-        place = f"{words[0]} with {room} pages"
-        if room == 1000:
-            assert little["code"] == 0, place
-            continue
-        assert little["code"] == 4 and (
-            "disk is full" in little["output"] or "too little room" in little["output"]
-        )
-        assert before["files"].items() <= little["files"].items(), place
-        assert not any(name.startswith("out/") for name in little["files"]), place
-        (whole,) = (
-            each
-            for (_, free, other), (_, each, _) in zip(cases, found, strict=True)
-            if free == 1000 and other is words
-        )
-        assert again["code"] == 0 and again["files"] == whole["files"], place
+RULES = ["prune", "DISK/run", "--keep-last", 1, "--keep-every", 4, "--yes", "--json"]
 
 
-def test_a_prune_frees_what_it_says_by_df(tmp_path: Path):
-    """Steps 1 and 2 share all data with each other, 3 and 4, and 5 and 6; what is stripped of 4 with both."""
-    run, disk = write_run(tmp_path / "run", (1, 3, 5), shape=(64, 16, 256)), tmp_path / "disk"
-    disk.mkdir()
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """What became of all cases, of one process."""
+    top = tmp_path_factory.mktemp("full")
+    small, linked = write_run(top / "small/run", range(1, 6)), with_links(top / "linked/run")
+    (top / "disk").mkdir()
+    own = [(small if words[0] == "prune" else None, room, words) for room, words in CASES]
+    freeing = [(linked, 4000, [*RULES, *more]) for more in ([], ["--strip-older"])]
+    return on_a_small_disk(top / "disk", *own, *freeing)
+
+
+def with_links(run: Path) -> Path:
+    """Steps 1 and 2 share all data with each other, 3 and 4, and 5 and 6."""
+    write_run(run, (1, 3, 5), shape=(64, 16, 256))
     for step in (1, 3, 5):
         linked = shutil.copytree(run / str(step), run / str(step + 1))
         for file in (linked / "items/d").iterdir():
             file.unlink()
             file.hardlink_to(run / str(step) / "items/d" / file.name)
-    rules = ["prune", "DISK/run", "--keep-last", 1, "--keep-every", 4, "--yes", "--json"]
-    found = on_a_small_disk(disk, *((run, 4000, [*rules, *more]) for more in ([], ["--strip-older"])))
-    for before, after, _ in found:
+    return run
+
+
+def test_a_full_disk_loses_nothing_and_with_room_it_goes_on(found):
+    ended = list(zip(CASES, found, strict=False))
+    whole = {words[0]: little for (room, words), (_, little, _) in ended if room == ROOM}
+    assert all(each["code"] == 0 for each in whole.values())
+    for (room, words), (before, little, again) in ended:
+        if room == ROOM:
+            continue
+        place = f"{words[0]} with {room} pages"
+        assert little["code"] == 4, place
+        assert "disk is full" in little["output"] or "too little room" in little["output"]
+        assert before["files"].items() <= little["files"].items(), place
+        assert not any(name.startswith("out/") for name in little["files"]), place
+        assert again["code"] == 0 and again["files"] == whole[words[0]]["files"], place
+
+
+def test_a_prune_frees_what_it_says_by_df(found):
+    """Also of files that only deleted steps share, and not of what is stripped by reference."""
+    for before, after, _ in found[len(CASES) :]:
         report = json.loads(after["output"])
         assert [each["fate"] for each in report["steps"]].count("deleted") == 4
         alone = sum(each["frees"] for each in report["steps"])

@@ -66,7 +66,7 @@ def settings_of_rules(draw: st.DrawFn) -> tuple[dict[int, dict[str, float] | Non
     return metrics, Keep(last, every, best if any(metrics.values()) else None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(settings_of_rules())
 def test_the_rules_are_those_of_orbax(given_rules):
     from orbax.checkpoint.checkpoint_managers import (

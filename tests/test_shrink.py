@@ -57,7 +57,7 @@ def test_cutting_and_converting_commute(model, how, scan):
     assert cut.metadata.config != tree.metadata.config
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(st.sets(st.integers(0, 3), min_size=1), st.integers(1, 256), st.booleans())
 def test_layers_and_tokens_are_those_that_are_named(layers, vocab, stacked):
     tree = to_maxtext(ckpttools.open(HF), ToMaxText(scan=False)).state.with_metadata(place="")
