@@ -42,9 +42,16 @@ class FlagRule:
     remedy: str = ""
     by_arrays: bool = False
 
-    def read(self, config: Mapping[str, Any], place: str) -> Flag:
-        """The flag as a configuration sets it, or as transformers does where that is silent."""
-        name, value, source = first_said(config, self.field, place, silent_fields(config))
+    def read(self, config: Mapping[str, Any], place: str, silent: Mapping[str, Any] | None = None) -> Flag:
+        """The flag as a configuration sets it, or as transformers does where that is silent.
+
+        Args:
+            config: the parsed `config.json`.
+            place: of the configuration, for messages.
+            silent: the `silent_fields` of the configuration, for whoever reads many flags.
+        """
+        silent = silent_fields(config) if silent is None else silent
+        name, value, source = first_said(config, self.field, place, silent)
         if name is not None:
             there = value in self.equals if self.equals else bool(value)
             return self._flag(there, source or f"{place}: {name} is {json.dumps(value)}")
@@ -291,9 +298,9 @@ class Family:
         sizes = {axis: Size(n, f"family {self.name}") for axis, n in self.constants.items()}
         # A rule without fields needs no configuration.
         rules = {name: rule for name, rule in self.flags.items() if config is not None or not rule.field}
-        flags = {name: rule.read(config or {}, place) for name, rule in rules.items()}
+        silent = silent_fields(config or {})
+        flags = {name: rule.read(config or {}, place, silent) for name, rule in rules.items()}
         if config is not None:
-            silent = silent_fields(config)
             sizes = {**sizes_from_config(config, self.sizes, place, silent), **sizes}
             sizes = derive(sizes, self.derived, place)
         absent = {name: Flag(False, f"the model is taken without {name}") for name in without}

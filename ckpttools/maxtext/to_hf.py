@@ -201,8 +201,10 @@ def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> I
         if name in mapped.surplus:
             kept = mapped.sizes[VOCAB]
             yield str(row.right.key), Surplus.of(name, arrays[name], mapped.surplus[name], kept)
+    # Without a configuration arrays alone decide.
+    known = table.flags
     reasons = {
-        str(row.left.key): "; ".join(table.flags[flag].source for flag in row.unless.split())
+        str(row.left.key): "; ".join(known[flag].source for flag in row.unless.split() if flag in known)
         for row in table.rows
         if isinstance(row.op, Fill) and row.unless.split()
     }

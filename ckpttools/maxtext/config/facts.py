@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ckpttools.families.silent import TEXT_PARTS, THETA
@@ -67,12 +68,11 @@ class ModelFacts:
         """Where the configuration says a field, dots for nested ones; None where it does not."""
         return self._found(name)[0]
 
-    def parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    @cached_property
+    def parts(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         """What speaks of the text model, that alone first: its prefix, and the part."""
-        for name in _PARTS:
-            if isinstance(part := nested(self.config, name), Mapping):
-                yield f"{name}.", part
-        yield "", self.config
+        found = ((f"{name}.", nested(self.config, name)) for name in _PARTS)
+        return (*((name, part) for name, part in found if isinstance(part, Mapping)), ("", self.config))
 
     def ropes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """What speaks of the rotary embedding, whichever counts: its place, and what it says."""
@@ -103,7 +103,7 @@ class ModelFacts:
         if name.startswith(_ROPE):
             return self._rope(name.removeprefix(_ROPE))
         name = name.removeprefix(_CONFIG)
-        found = ((prefix + name, nested(part, name)) for prefix, part in self.parts())
+        found = ((prefix + name, nested(part, name)) for prefix, part in self.parts)
         where, said = next((each for each in found if each[1] is not None), (None, self._silent(name)))
         if name in _BY_LAYER and isinstance(said, list):
             return where, said[: self.field("num_hidden_layers")]
@@ -111,7 +111,7 @@ class ModelFacts:
 
     def _silent(self, name: str) -> Any:
         """What transformers takes for a field of which nothing is said; None where that is not known."""
-        is_stated = any(states(part, name) for _, part in self.parts())
+        is_stated = any(states(part, name) for _, part in self.parts)
         return None if is_stated else self.silent.get(name)
 
     def _cycles(self, every: int) -> tuple[str | None, bool | None]:

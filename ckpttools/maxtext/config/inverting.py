@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 from ckpttools.families.family import Family
+from ckpttools.families.silent import silent_fields
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.setting_terms import FLAG, Term
 from ckpttools.mapping.settings import Limit, Setting
@@ -105,7 +106,8 @@ class _Attempt:
     def _facts(self, assumed: Mapping[str, bool] | None = None) -> ModelFacts:
         fields = {MODEL_TYPE: self.choice[MODEL_TYPE], **self.fields}
         config = written(self.family, self.lengths, fields)
-        flags = {name: rule.read(config, "").value for name, rule in self.family.flags.items()}
+        silent = silent_fields(config)
+        flags = {name: rule.read(config, "", silent).value for name, rule in self.family.flags.items()}
         return ModelFacts(config, self.lengths, {**flags, **(assumed or {})})
 
     def _invert(self, rule: Setting, said: ModelSetting) -> None:

@@ -164,7 +164,7 @@ class Reading:
                 yield from self._read_by(term.name)
 
     def _read_by(self, name: str) -> Iterator[str]:
-        prefixes = [prefix for prefix, _ in self.facts.parts()]
+        prefixes = [prefix for prefix, _ in self.facts.parts]
         if name.startswith(_ROPE):
             plain = name.removeprefix(_ROPE).removeprefix(_LOCAL)
             names: Iterable[str] = _ROPE_NAMES.get(plain, (plain,))
@@ -190,7 +190,7 @@ class Reading:
         if any(fnmatchcase(last, pattern) for pattern in _IDLE):
             return True
         patterns = [each for idle in self.family.settings.idle for each in idle.fields]
-        relative = [path.removeprefix(prefix) for prefix, _ in self.facts.parts() if path.startswith(prefix)]
+        relative = [path.removeprefix(prefix) for prefix, _ in self.facts.parts if path.startswith(prefix)]
         return any(fnmatchcase(each, pattern) for pattern in patterns for each in relative)
 
 

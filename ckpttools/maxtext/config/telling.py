@@ -150,7 +150,7 @@ def notes(family: Family, facts: ModelFacts) -> Iterator[str]:
     thetas = facts.other_thetas() if any(term.name == THETA for term in rules.terms()) else ()
     yield from (f"{said}, which transformers 5 takes, and so do we; but {other}" for said, other in thetas)
     towers = {field for field, flag in TOWERS.items() if flag not in family.towers}
-    there = sorted(field for _, part in facts.parts() for field in towers if part.get(field))
+    there = sorted(field for _, part in facts.parts for field in towers if part.get(field))
     if there:
         yield f"text alone: MaxText has no place for {', '.join(there)} of a model of family {family.name}"
 
