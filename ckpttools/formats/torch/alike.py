@@ -6,7 +6,7 @@ numbers of it, and no two have the same in different parts: else files are mixed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
@@ -64,22 +64,25 @@ def _stretch(shape: Shape) -> Shape:
     return tuple(lengths)
 
 
-def refuse_copies(parts: Mapping[str, LazyArray], place: Place, hint: str) -> None:
+def refuse_copies(parts: Mapping[str, Sequence[LazyArray]], place: Place, hint: str) -> None:
     """Looks at what different processes have of different numbers.
 
     Args:
-        parts: name of a file -> an array in it, of which none is a part of another file's.
+        parts: name of a file -> arrays in it, of which none is a part of another file's.
         place, hint: for messages.
 
     Raises:
-        FormatError: two are alike, and not of one number alone.
+        FormatError: all of two files are alike, and not of one number alone: rows of a table of embeddings
+            may be.
     """
-    names = list(parts)
-    ends = at_once(place.store, lambda name: ends_of(parts[name]), names)
-    files: dict[tuple[Shape, bytes], list[str]] = {}
-    for name, each in zip(names, ends, strict=True):
-        if not _is_of_one_number(each, parts[name].dtype.itemsize):
-            files.setdefault((parts[name].shape, each), []).append(name)
+
+    def looked_at(name: str) -> tuple[tuple[Shape, int, bytes], ...]:
+        return tuple((each.shape, each.dtype.itemsize, ends_of(each)) for each in parts[name])
+
+    files: dict[tuple[tuple[Shape, int, bytes], ...], list[str]] = {}
+    for name, found in zip(parts, at_once(place.store, looked_at, parts), strict=True):
+        if not all(_is_of_one_number(ends, itemsize) for _, itemsize, ends in found):
+            files.setdefault(found, []).append(name)
     if twice := [" = ".join(group) for group in files.values() if len(group) > 1]:
         raise FormatError(
             "files of several processes have the same numbers, which are of different parts:"

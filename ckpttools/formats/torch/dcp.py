@@ -42,6 +42,8 @@ METADATA, SUFFIX = ".metadata", ".distcp"
 _LARGEST_OBJECT = 64 << 20
 # Files that are compared: looking into one on a bucket takes as long as a small read.
 _MOST_COMPARED = 64
+# Tensors of which each of them is looked at.
+_TENSORS = 3
 _HINT = "copy the checkpoint again, with the files of all processes"
 
 
@@ -121,8 +123,7 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
             wanted="for each tensor parts that make it up, each in a file",
             hint=_HINT,
         )
-    for parts in _side_by_side(listed, files):
-        refuse_copies(parts, path, _HINT)
+    refuse_copies(_side_by_side(listed, files), path, _HINT)
     scalars, others = _objects(path, listed, files, leaves)
     return Tree(
         leaves,
@@ -137,17 +138,17 @@ def _piece(box: Region, dtype: Any, entry: _DcpItem, files: Mapping[str, File]) 
     return Piece(box, Decoded(box.shape, dtype, saved))
 
 
-def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> Iterator[dict[str, LazyArray]]:
-    """Parts of a large tensor by file, of as few tensors as have parts in most of the files."""
-    rest = {*files}
+def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, list[LazyArray]]:
+    """Of some files the parts that they have of a few large tensors, which others have other parts of."""
+    found: dict[str, list[LazyArray]] = {name: [] for name in islice(files, _MOST_COMPARED)}
     for name, (_, dtype, boxes) in sorted(listed.arrays.items(), key=lambda each: -prod(each[1][0])):
-        found = {(entry := listed.entries[name, box.start]).file: (box, entry) for box in boxes if box.size}
-        if len(found) > 1 and not rest.isdisjoint(found):
-            some = islice(found.items(), _MOST_COMPARED)
-            yield {file: _piece(box, dtype, entry, files).array for file, (box, entry) in some}
-            rest -= found.keys()
-        if not rest:
-            return
+        entries = {(entry := listed.entries[name, box.start]).file: (box, entry) for box in boxes if box.size}
+        for file, (box, entry) in entries.items() if len(entries) > 1 else ():
+            if file in found and len(found[file]) < _TENSORS:
+                found[file].append(_piece(box, dtype, entry, files).array)
+        if all(len(each) == _TENSORS for each in found.values()):
+            break
+    return {name: each for name, each in found.items() if each}
 
 
 def _listed(path: Place, options: ReadOptions) -> _DcpEntries:

@@ -201,7 +201,7 @@ def _check_world(step: Place, ranks: Sequence[int], saved: Sequence[_Rank]) -> N
 def _refuse_copies(step: Place, ranks: Sequence[_Rank]) -> None:
     """Each process has other elements of the weights than all others."""
     vectors = {rank.file.place.name: max(rank.vectors, key=lambda each: each.size) for rank in ranks}
-    refuse_copies({name: each for name, each in vectors.items() if each.size}, step, _HINT)
+    refuse_copies({name: [each] for name, each in vectors.items() if each.size}, step, _HINT)
 
 
 def _models(step: Place, stage: int, world: int, options: ReadOptions) -> list[SavedFile]:
