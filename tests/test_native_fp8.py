@@ -162,8 +162,10 @@ def test_there_and_back(tmp_path, scan, block):
     assert made == own
 
 
-def test_dequantised_on_the_way_or_later_is_the_same(tmp_path):
-    source = quantised(tmp_path / "hf")
+@pytest.mark.parametrize("block", [BLOCK, None])
+def test_dequantised_on_the_way_or_later_is_the_same(tmp_path, block):
+    """Of as many layers as heads, too: of which of both a kernel has one scale each other kernels tell."""
+    source = quantised(tmp_path / "hf", block=block)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "plain", dtype="float32")
     ckpttools.cast(tmp_path / "native", tmp_path / "cast", dtype="float32")

@@ -7,7 +7,8 @@ from ckpttools.quantized.scales import last_key
 from ckpttools.quantized.schemes.base import Module, Scales, UnreadableError, Weight
 
 # Leaves of which Hugging Face's checkpoints have none.
-_LEAVES = ("kernel", "wi", "wi_0", "wi_1", "wo")
+_KERNEL = "kernel"
+_LEAVES = (_KERNEL, "wi", "wi_0", "wi_1", "wo")
 
 
 class MaxText:
@@ -52,14 +53,18 @@ def _size(block: Shape) -> str:
 
 
 def _scale_of(module: Module) -> str:
-    return f"{module.key}_scale"
+    return _scale_key(module.key)
+
+
+def _scale_key(key: str) -> str:
+    return f"{key}_scale"
 
 
 def _scale(module: Module, name: str) -> Scales:
     array, shape = module.arrays[name], module.shape
     if not array.dtype.is_float:
         raise UnreadableError(f"{name}: {array.dtype}, which scales are not")
-    grid = _with_axes_of(shape, array.shape)
+    grid = _with_axes_of(shape, array.shape) or _of_layers(module, array.shape)
     if grid is None or any(count == 0 or length % count for length, count in zip(shape, grid, strict=True)):
         raise UnreadableError(f"{name}: {list(array.shape)} scales do not fit {module.name} of {list(shape)}")
     block = tuple(length // count for length, count in zip(shape, grid, strict=True))
@@ -76,6 +81,33 @@ def _with_axes_of(shape: Shape, scales: Shape) -> Shape | None:
     at_second = (1, *scales, *(1,) * (missing - 1))
     fitting = {each for each in (at_first, at_second) if _fits(each, shape)}
     return fitting.pop() if len(fitting) == 1 else None
+
+
+def _of_layers(module: Module, scales: Shape) -> Shape | None:
+    """The grid of one scale for each layer of a kernel that has as many heads as layers.
+
+    Other kernels of the checkpoint tell on which axis layers are: of Llama 3.1 8B `out` has 32 of both, and
+    `query` 32 on that axis alone.
+    """
+    if module.key != _KERNEL or len(scales) != 1:
+        return None
+    known = {
+        axes
+        for name, array in module.arrays.items()
+        if array.shape == scales and last_key(name) == _scale_key(_KERNEL)
+        if len(axes := _axes_of(module, name.replace(_scale_key(_KERNEL), _KERNEL), scales[0])) == 1
+    }
+    own = set(_axes_of(module, module.name, scales[0]))
+    if len(known) != 1 or not own.issuperset(*known):
+        return None
+    ((axis,),) = known
+    return tuple(n if place == axis else 1 for place, n in enumerate(module.shape))
+
+
+def _axes_of(module: Module, kernel: str, layers: int) -> tuple[int, ...]:
+    """The axes on which a kernel may have its layers."""
+    array = module.arrays.get(kernel)
+    return tuple(axis for axis, n in enumerate(array.shape[:2]) if n == layers) if array is not None else ()
 
 
 def _fits(grid: Shape, shape: Shape) -> bool:
