@@ -121,6 +121,8 @@ TREES = st.dictionaries(
 # Beyond 15 keys, and 31 bytes of one, msgpack writes their number in bytes of its own.
 @example({str(k) * 20: {str(n): n for n in range(20)} for k in range(17)})
 @example({"x" * 300: "y" * 70_000})
+# The ends of what a number of each kind can say.
+@example({str(n): n for k in (5, 7, 8, 15, 16, 31, 32, 63) for n in (2**k - 1, 1 - 2**k, -(2**k))})
 @given(TREES)
 def test_any_state(tmp_path_factory, value):
     file = tmp_path_factory.mktemp("f") / "m.msgpack"
