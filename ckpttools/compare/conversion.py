@@ -159,7 +159,7 @@ def _unproved_towers(made: Tree, source: Tree, named: NamedArrays[LazyArray]) ->
             for names in (per_layer(made), named.arrays)
         )
     else:
-        weights = {dotted(path): array for path, array in made.arrays.items()}
+        weights = by_name(made.arrays)
         there, theirs = (_towers_of(family, arrays) for arrays in (weights, named.arrays))
     for tower in there:
         if tower not in theirs:
