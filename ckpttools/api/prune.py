@@ -9,7 +9,7 @@ from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
 from ckpttools.api.prepared import command, prepare
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.gaps import refuse_incomplete
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
+from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.steps import OrbaxRun, Step, directories
 from ckpttools.formats.orbax.write import OrbaxWriter, OtherItem
@@ -114,7 +114,7 @@ class PreparedPrune:
     def _pruned(self, decision: PruneDecision) -> PruneReport:
         run, report = decision.run, self.report
         tidy(run.path)
-        made = {name: self._stripped(run.path / name) for name in decision.named("stripped")}
+        made = self._all_stripped(decision)
         delete = decision.named("deleted")
         if not (made or delete):
             return replace(report, is_done=True)
@@ -132,12 +132,29 @@ class PreparedPrune:
         # What the stripped ones share with them has more names now, and is not counted.
         gone = usage_of(*(place for place in going if place.is_dir())).own
         frees = max(0, gone - usage_of(*made.values()).own)
-        journal.begin(run.path)
+        try:
+            journal.begin(run.path)
+        except NoSpaceError as error:
+            raise error.at(
+                hint="to note what is deleted takes some kB: move a file of that size away"
+            ) from error
         left = removal.carry_out()
         if left:
             stays = {each.partition(":")[0] for each in left}
             frees = sum(each.frees for each in report.steps if each.name not in stays)
         return replace(report, is_done=True, left=left, frees=frees)
+
+    def _all_stripped(self, decision: PruneDecision) -> dict[str, Place]:
+        """Those that lose their optimizer, by name."""
+        names = decision.named("stripped")
+        try:
+            return {name: self._stripped(decision.run.path / name) for name in names}
+        except NoSpaceError as error:
+            hint = (
+                "steps without their optimizer are written before any is deleted: free some space, or leave "
+                f"{option('strip_older', True)} out at first"
+            )
+            raise error.at(hint=hint) from error
 
     def _stripped(self, path: Place) -> Place:
         """Makes a step without its optimizer beside the run's own."""

@@ -111,7 +111,7 @@ def claim(path: Path, content: bytes) -> bool:
         Whether that was done; False where something has the name.
 
     Raises:
-        OSError: the system reports an error.
+        OSError: the system reports an error; the name is free again, where that can be.
     """
     make_directory(path.absolute().parent)
     try:
@@ -121,6 +121,10 @@ def claim(path: Path, content: bytes) -> bool:
     try:
         write_all(descriptor, content)
         os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
     finally:
         os.close(descriptor)
     sync_directory(path.absolute().parent)
