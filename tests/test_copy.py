@@ -124,3 +124,14 @@ def test_every_bit_pattern_of_a_wide_element_survives():
     source = np.repeat(nans, 12).reshape(3, 4)
     target = np.zeros((4, 3), "<c16")
     check(target, target, source.T, 4096)
+
+
+@pytest.mark.parametrize(
+    ("code", "shape", "order"), [("u1", (725, 3, 723), (2, 1, 0)), ("<u8", (3, 282, 255), (2, 1, 0))]
+)
+def test_the_scratch_suffices_for_tiles_of_full_size(code, shape, order):
+    """Gathered, interleaved, and turned for rows that are not aligned: three tiles at once."""
+    dtype = np.dtype(code)
+    source = random_bits([shape[k] for k in order], dtype, 1).transpose(np.argsort(order))
+    base = random_bits((*shape[:-1], shape[-1] + 2), dtype, 2)
+    check(base, base[..., : shape[-1]], source, copying._TILE_BYTES)
