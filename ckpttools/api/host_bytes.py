@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
@@ -11,9 +11,6 @@ from ckpttools.core.errors import UsageError
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.predict import process_loading
-
-if TYPE_CHECKING:
-    pass
 
 
 class TrainingState(NamedTuple):

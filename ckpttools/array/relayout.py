@@ -77,9 +77,7 @@ class Relayout(Derived):
         """Reads one box of atoms through read blocks of the source; `out` has the target's atom order."""
         from ckpttools.array.copy import copy
 
-        straight = self._straight(atoms, out)
-        if straight is not None:
-            self.source.read_into(self._source_region(atoms), straight, scratch)
+        if self._read_straight(atoms, out, scratch):
             return
         carrier = self.dtype.carrier
         count = read_blocks.elements(carrier.itemsize)
@@ -96,15 +94,18 @@ class Relayout(Derived):
                 target = out[index]
                 copy(target, view.transpose(self.order), scratch)
 
-    def _straight(self, atoms: Region, out: np.ndarray) -> np.ndarray | None:
-        """`out` with the axes of the source, where that writes in any order: no number is moved then."""
+    def _read_straight(self, atoms: Region, out: np.ndarray, scratch: Scratch) -> bool:
+        """Whether the source has written into `out`, as one does in any order: no number is moved then."""
         source = self.source
         if not (isinstance(source, Dequantized) and source.is_in_any_order and self._cover(atoms) == atoms):
-            return None
+            return False
         view = out.transpose(sorted(range(out.ndim), key=self.order.__getitem__))
         rest = iter(zip(view.shape, view.strides, strict=True))
-        groups = [[next(rest) for _ in group] for group in self.split]
-        return view.reshape(self._source_region(atoms).shape) if all(map(_is_one_axis, groups)) else None
+        if not all(_is_one_axis([next(rest) for _ in group]) for group in self.split):
+            return False
+        region = self._source_region(atoms)
+        source.read_in_order_of(region, view.reshape(region.shape), scratch)
+        return True
 
     def _covers(self, atoms: Region) -> Iterator[Region]:
         """Boxes that hold `atoms` and whose every read block is a box of the source, too.

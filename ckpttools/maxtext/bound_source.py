@@ -21,10 +21,7 @@ from ckpttools.maxtext.bound_model import (
     unwanted_towers,
     with_made_config,
 )
-from ckpttools.maxtext.from_native import (
-    Native,
-    native_of,
-)
+from ckpttools.maxtext.from_native import Native, native_of
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import named_parameters
 from ckpttools.maxtext.stacked_on import with_scan_axis

@@ -16,9 +16,7 @@ from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
-from ckpttools.maxtext.native import (
-    KeptWeights,
-)
+from ckpttools.maxtext.native import KeptWeights
 from ckpttools.maxtext.odd_dtypes import of_one_dtype
 from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.maxtext.to_maxtext_options import ToMaxText

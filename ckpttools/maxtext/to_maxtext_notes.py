@@ -13,9 +13,7 @@ from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.maxtext.hf_source import HuggingFaceSource, arrays_of, vocab_setting
 from ckpttools.maxtext.model import CONFIG
-from ckpttools.maxtext.native import (
-    misfits_remark,
-)
+from ckpttools.maxtext.native import misfits_remark
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.transforms.cast import cast_notes
