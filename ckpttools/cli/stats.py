@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -10,9 +10,6 @@ from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_opt
 from ckpttools.cli.output import print_json
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.stores.place import Place
-
-if TYPE_CHECKING:
-    pass
 
 _FOUND = 1
 _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")

@@ -21,6 +21,8 @@ Like = Literal["float32", "maxtext"]
 
 # Of the codes of four bits: -8 to 7, each stored with 8 added.
 OFFSET_INT4 = "int4 + 8"
+# What zero points come in: whole numbers of four bits, all of which it has.
+ZERO_POINT_DTYPE = DTYPES["bfloat16"]
 # Numbers that are multiplied at once, in 2 MiB of each worker: of FP8 each takes 1.01 ns of a core. With a
 # quarter as many at once it takes 1.31, for the calls, during each of which workers wait for each other.
 _BLOCK = 1 << 18
@@ -37,8 +39,8 @@ class Decode:
         result: dtype of the products: float32, bfloat16 or float16.
         name: of the weight, for messages.
         like: how products are rounded.
-        has_zero_points: whether the last array beside the codes has, in bfloat16, what is taken from numbers
-            before they are multiplied: for each block of the first array one.
+        has_zero_points: whether the last array beside the codes has zero points, of `ZERO_POINT_DTYPE`: what
+            is taken from numbers before they are multiplied, one for each block of the first array.
     """
 
     numbers: str
@@ -59,7 +61,7 @@ class Decode:
         """As `ckpttools.array.dequantized.Decoding.decode`."""
         factors = self.factors(scales[: len(self.scales)])
         self.check(factors)
-        zeros = as_float32(scales[-1].view(DTYPES["bfloat16"].numpy)) if self.has_zero_points else None
+        zeros = as_float32(scales[-1].view(ZERO_POINT_DTYPE.numpy)) if self.has_zero_points else None
         self._fill(_Rows.of(codes, factors, piece, zeros), out, 0)
 
     def _fill(self, rows: _Rows, out: np.ndarray, before: int) -> None:

@@ -16,7 +16,7 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
 from ckpttools.quantized.config import says_quantized, scheme, without_quantization
-from ckpttools.quantized.decoding import Decode, Like
+from ckpttools.quantized.decoding import ZERO_POINT_DTYPE, Decode, Like
 from ckpttools.quantized.readable import Weights, not_readable, weights_in
 from ckpttools.quantized.scales import last_key
 from ckpttools.quantized.schemes.base import Weight
@@ -124,8 +124,8 @@ def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
     """One for each scale, of words with eight of a column each: by columns int4 with the scale 1."""
     float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape
     one, turned = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)
-    decode = Decode(weight.numbers, (float32,), (False,), DEFAULT_DTYPE, weight.codes)
-    packed = Dequantized(turned, DEFAULT_DTYPE, swapped(words), (one,), (turned,), weight.packed, decode)
+    decode = Decode(weight.numbers, (float32,), (False,), ZERO_POINT_DTYPE, weight.codes)
+    packed = Dequantized(turned, ZERO_POINT_DTYPE, swapped(words), (one,), (turned,), weight.packed, decode)
     return swapped(packed)
 
 
