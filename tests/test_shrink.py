@@ -29,6 +29,7 @@ MODELS = [
     (GOLDEN / "gemma2", Smaller(range(2), vocab=77)),
     (GOLDEN / "gemma3", Smaller(range(7))),
     (GOLDEN / "gemma4-moe", Smaller(range(6), experts=2)),
+    (GOLDEN / "llama4-scout", Smaller(range(4), experts=2)),
     (GOLDEN / "mixtral-8x7b", Smaller((1, 3), experts=2)),
     (GOLDEN / "gpt-oss", Smaller(range(2), experts=2)),
     (GOLDEN / "deepseek2", Smaller(range(4), experts=2)),
@@ -137,6 +138,7 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         "vocab_size": 9,
         "mlp_only_layers": [0, 2],
         "pinpoints": [1] * 4,
+        "no_rope_layers": [],
         **lists,
     }
     made = smaller_config(config, family, Smaller((0, 2)))

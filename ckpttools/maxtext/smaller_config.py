@@ -10,6 +10,7 @@ from typing import Any
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
+from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.prediction import FIELDS as PREDICTION
 from ckpttools.maxtext.prediction import prediction_layers
@@ -68,8 +69,7 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: Smaller) -> S
         UsageError: there is no such layer, or less than what is to be kept.
     """
     made: dict[str, Any] = json.loads(json.dumps(config))
-    names = [name for fields in family.sizes.values() for name in fields if isinstance(name, str)]
-    count_field = _field(made, [name for name in names if name.rpartition(".")[2] in _LAYERS], "layers")
+    count_field = _field(made, _layer_fields(family), "layers")
     count: int = nested(made, count_field)
     kept = list(range(count)) if how.layers is None else list(how.layers)
     _check_layers(kept, count)
@@ -86,6 +86,15 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: Smaller) -> S
         changes += [*_with_size(made, field, how.vocab), *_without_padding(made, field, how.vocab)]
         changes += _beyond(made, field, how.vocab)
     return SmallerConfig(made, kept, tuple(changes))
+
+
+def _layer_fields(family: Family) -> list[str]:
+    """The fields that say how many layers the text model has; towers have layers of their own."""
+    text = family.text_layers
+    keys = [parse_key(group.right) for group in family.layers if group not in text]
+    of_towers = {axis for key in keys for axis in key.axes}
+    names = [name for axis, fields in family.sizes.items() if axis not in of_towers for name in fields]
+    return [name for name in names if isinstance(name, str) and name.rpartition(".")[2] in _LAYERS]
 
 
 def _field(config: Mapping[str, Any], names: Sequence[str | int], what: str) -> str:
@@ -181,7 +190,7 @@ def _is_per_layer(name: str, value: list[Any], lengths: Collection[int]) -> bool
     Raises:
         ConfigError: it is known to, and is of another length; or it is not known, and is as long.
     """
-    is_known = name in _EACH
+    is_known = name in _EACH and bool(value)  # of an empty one transformers makes its own (Llama 4)
     if name.endswith(_OTHERS) or is_known == (len(value) in lengths):
         return is_known
     raise ConfigError(
