@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from support.command_line import ended, run, succeed
 from support.golden_data import GOLDEN
 from support.hf_models import write_llama
+from support.places import FIXTURES
 
 import ckpttools
 from ckpttools.array.lazy import LazyArray
@@ -25,6 +26,7 @@ from ckpttools.transforms.dequantize import Dequantize
 from ckpttools.transforms.quantize import Quantize
 
 INVERSE, PLAIN = "_scale_inv", "bfloat16"
+TRAINERS = FIXTURES / "torch" / "trainers"
 
 
 def config_of(directory: Path) -> dict:
@@ -83,6 +85,33 @@ def test_a_training_run_is_published_as_its_model_is(tmp_path):
         "model.layers.3.mlp.down_proj"
         in config_of(tmp_path / "made")["quantization_config"]["modules_to_not_convert"]
     )
+
+
+@pytest.mark.parametrize("left", ["fsdp/pytorch_model_fsdp_0", "torchtitan/step-10"])
+def test_what_trainers_leave_is_quantised_under_the_names_of_the_hub(left, tmp_path):
+    source, wanted = TRAINERS / left, tmp_path / "wanted"
+    ckpttools.quantize(TRAINERS / "hub", wanted)
+    if left.startswith("torchtitan"):
+        with pytest.raises(FormatError, match="more than a model") as refusal:
+            ckpttools.quantize(source, tmp_path / "fp8")
+        assert refusal.value.got == "optimizer.*, train_state.*" and not (tmp_path / "fp8").exists()
+        others = ["optimizer", "train_state"]
+        ckpttools.select(source, tmp_path / "model", drop=others, format="safetensors")
+        source = tmp_path / "model"
+    ckpttools.quantize(source, tmp_path / "fp8")
+    made, known = (load_file(each / "model.safetensors") for each in (tmp_path / "fp8", wanted))
+    assert {name: each.tobytes() for name, each in made.items()} == {
+        name: each.tobytes() for name, each in known.items()
+    }
+    assert config_of(tmp_path / "fp8") == config_of(wanted)
+
+
+def test_names_that_no_loader_knows_are_refused(tmp_path):
+    names = ["tok_embeddings.weight", "layers.0.attention.wq.weight"]
+    weights = {(name,): shaped(128, 128) for name in names}
+    tree = Tree(weights).with_metadata(config={"model_type": "qwen3"})
+    with pytest.raises(FormatError, match="knows these names"):
+        ckpttools.quantize(tree, tmp_path / "fp8")
 
 
 def test_what_is_not_quantised_gets_the_dtype_that_is_asked_for(tmp_path):

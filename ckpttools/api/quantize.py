@@ -10,16 +10,18 @@ from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.wording import option, quoted
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.direction import named_as
+from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, with_hub_names
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
+from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -45,7 +47,8 @@ def quantize(
     How far values are from what they were is in `Receipt.errors`.
 
     Args:
-        source: a Hugging Face model, or a MaxText checkpoint, which is converted on the way.
+        source: a Hugging Face model, what a trainer of PyTorch has left of one, or a MaxText checkpoint;
+            these get the names of the hub on the way.
         destination: directory that appears when everything is written.
         scheme: "fp8-block128" as of DeepSeek V3 and Qwen, or "mxfp4" as of gpt-oss.
         exclude: patterns of arrays that are not quantised, besides embeddings, norms, heads, routers, towers.
@@ -58,7 +61,8 @@ def quantize(
     Raises:
         UsageError: there is nothing to quantise, or no such scheme; a pattern that matches nothing; a dtype
             of numbers that need scales.
-        FormatError: weights are quantised already; when it runs: an array has NaN or infinity.
+        FormatError: weights are quantised already; there is more than a model in the source, or names are not
+            those of the hub; when it runs: an array has NaN or infinity.
         CheckpointError: the source cannot be read or converted, or reading or writing fails.
     """
     change = Quantize(scheme, patterns_of(exclude), dtype_of(dtype))
@@ -98,4 +102,29 @@ def _planned(
             place=tree.metadata.place or None,
             hint="leave it out: the configuration beside the weights is taken",
         )
-    return plan_tree(tree.pipe(change), writer, resources)
+    return plan_tree(_model_alone(tree).pipe(change), writer, resources)
+
+
+def _model_alone(tree: Tree) -> Tree:
+    """A model of PyTorch under the names by which it is loaded, and nothing else.
+
+    Raises:
+        FormatError: there is more than a model in it, such as an optimizer's state, or its names are those of
+            Meta's own code and the configuration is not of Llama.
+    """
+    place = tree.metadata.place or None
+    plain = tree.pipe(unwrapped)
+    if others := patterns_of_others(plain):
+        leave = " ".join(quoted("drop", each) for each in others)
+        raise FormatError(
+            "there is more than a model in it, which nothing that loads quantised models reads",
+            place=place,
+            got=", ".join(others),
+            hint=f"`ckpt select SRC MODEL` with {leave} and {option('format', 'safetensors')} leaves it out",
+        )
+    hub = plain.pipe(with_hub_names)
+    if has_llama_names(map(dotted, hub.arrays)):
+        raise FormatError(
+            "nothing that loads quantised models knows these names", place=place, hint=OF_OTHER_MODELS
+        )
+    return hub
