@@ -214,6 +214,9 @@ class TestAPathAlone:
         for command in (*ckpttools.summary("noise.plan").next[:1], *ckpttools.summary(".").next):
             succeed(*command.removeprefix("ckpt ").split())
         assert ckpt("models/empty").exit_code == 3
+        monkeypatch.setattr("ckpttools.api.summary._MOST_BELOW", 2)
+        told = ckpttools.summary(".")
+        assert "below which more than 2 checkpoints lie" in told.what and len(told.next) == 2
 
     def test_every_command_that_is_advised_can_be_run(self, tmp_path):
         for path in (ORBAX / "cm_best_metrics", ORBAX / "v1_checkpointables", HF):

@@ -80,7 +80,7 @@ def summary(path: Where, *, requests: int | None = None) -> Summary:
             return _of_tree(place, found)
         except FormatError:
             is_any = found is None or is_checkpoint(place)
-            if is_any or not (below := checkpoints_below(place, _MOST_BELOW)):
+            if is_any or not (below := checkpoints_below(place, _MOST_BELOW + 1)):
                 raise
             return _of_directory(place, below)
 
@@ -95,8 +95,9 @@ def _of_plan(place: Place) -> Summary:
 
 def _of_directory(place: Place, below: Sequence[Place]) -> Summary:
     several = "checkpoints lie" if len(below) > 1 else "a checkpoint lies"
-    what = f"a directory below which {several}"
-    return Summary(str(place), what, next=tuple(f"ckpt {quote(str(each))}" for each in below))
+    more = f"more than {_MOST_BELOW} " if len(below) > _MOST_BELOW else ""
+    next = tuple(f"ckpt {quote(str(each))}" for each in below[:_MOST_BELOW])
+    return Summary(str(place), f"a directory below which {more}{several}", next=next)
 
 
 def _of_hosts(place: Place, count: int) -> Summary:
