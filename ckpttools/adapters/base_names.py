@@ -50,7 +50,10 @@ def _said(base: Base, adapter: Adapter) -> Iterator[str]:
 
 
 def _is_of_hub(name: str) -> bool:
-    """Whether a text is org/name, or a name alone, as the first models of the hub have it."""
+    """Whether a text is org/name, or a name alone, as the first models of the hub have it.
+
+    A relative directory may be called so, too; what is written then is no worse than its path.
+    """
     return is_model_name(name) or is_model_name(f"org/{name}")
 
 
