@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import cos, fsum, isfinite, pi, sqrt
+from math import cos, frexp, fsum, isfinite, ldexp, pi, sqrt
 from typing import Literal, NamedTuple
 
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 
 Decay = Literal["cosine", "linear", "sqrt"]
+# Powers of two by which the largest weight may differ from 1: beyond, products leave float32's range.
+_MOST_EXPONENT = 16
 DECAYS: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda t: (1 + cos(pi * t)) / 2,
     "linear": lambda t: 1 - t,
@@ -47,7 +49,7 @@ class MeanWeights:
     normalize: bool = True
 
     def of(self, count: int) -> Weighted:
-        """The weights of so many checkpoints.
+        """The weights of so many checkpoints; those of a mean times a power of two where they are far from 1.
 
         Raises:
             UsageError: several are said at once; one is no number; there are more or fewer than checkpoints,
@@ -81,7 +83,7 @@ class MeanWeights:
                 got=", ".join(f"{each:g}" for each in weights),
                 hint=f"for a sum or a difference say {option('normalize', False)}",
             )
-        return Weighted(weights, total)
+        return _near_one(weights, total)
 
     def _weights(self, count: int) -> Sequence[float]:
         if self.ema is not None:
@@ -89,6 +91,13 @@ class MeanWeights:
         if self.decay is not None:
             return _decaying(self.decay, count)
         return [1.0] * count if self.weights is None else self.weights
+
+
+def _near_one(weights: Sequence[float], total: float) -> Weighted:
+    """The same shares, of which no product is lost below the smallest number of float32."""
+    exponent = frexp(max(map(abs, weights)))[1]
+    shift = -exponent if abs(exponent) > _MOST_EXPONENT else 0
+    return Weighted(tuple(ldexp(each, shift) for each in weights), ldexp(total, shift))
 
 
 def _moving(decay: float, count: int) -> list[float]:
