@@ -14,7 +14,14 @@ from ckpttools.sharding.predict import process_loading
 
 
 class TrainingState(NamedTuple):
-    """What a checkpoint, or a configuration, says of a training state."""
+    """What a checkpoint, or a configuration, says of a training state.
+
+    Attributes:
+        tree: its arrays.
+        parameters: how many numbers the model has.
+        nbytes: of the whole state, moments among them.
+        is_exact: whether the arrays are a checkpoint's own; else sizes are reckoned from a configuration.
+    """
 
     tree: Tree
     parameters: int
@@ -23,7 +30,14 @@ class TrainingState(NamedTuple):
 
 
 class HostBytes(NamedTuple):
-    """What one host writes, what of it others write as well, and what to say of that."""
+    """What one host writes.
+
+    Attributes:
+        nbytes: that it writes.
+        replicated: bytes of these beyond an even share, which others write as well.
+        remarks: what to say of that.
+        is_known: whether shardings say so; else it is an even share.
+    """
 
     nbytes: int
     replicated: int

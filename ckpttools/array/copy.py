@@ -2,7 +2,8 @@
 
 numpy copies a transposed 16-bit matrix one element at a time: 0.3 GB/s as a whole, 1.0 GB/s in tiles.
 Here k rows are first interleaved into elements of 16 bytes, and those are transposed: the same
-strided loop then moves k elements at once. Measured on one core (4096 x 14336, 16 bits): 3.1 to 3.4 GB/s.
+strided loop then moves k elements at once. Measured on one core (4096 x 14336, 16 bits): 2.1 to 3.4 GB/s on
+different days of one machine.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import numpy as np
 from ckpttools.array.scratch import Scratch, rounded_up
 
 # One tile: source, interleaved buffer and target together stay in a core's L2 cache. Measured with 16-bit
-# elements and 128, 256, 512, 1024 KiB: 3.4 GB/s plain in all; with RoPE's row order 2.5, 3.6, 2.9, 4.0;
-# rows of an odd length 2.1, 2.1, 1.3, 1.3. As a process with four workers on two cores, where fewer calls
-# wait less for the interpreter's lock, 2.47 GB back to safetensors: 1.94, 1.80, 1.83 s with 256, 512, 1024.
+# elements, before rows were spread (_LINE_BYTES), and 128, 256, 512, 1024 KiB: 3.4 GB/s plain in all; with
+# RoPE's row order 2.5, 3.6, 2.9, 4.0; rows of an odd length 2.1, 2.1, 1.3, 1.3. As a process with four
+# workers on two cores, where fewer calls wait less for the interpreter's lock, 2.47 GB back to safetensors:
+# 1.94, 1.80, 1.83 s with 256, 512, 1024.
 _TILE_BYTES = 512 * 1024
 # What rounding rows and columns up adds to a tile at most.
 _EDGE_BYTES = 16 * 1024
