@@ -14,6 +14,7 @@ from support.golden_data import golden_checkpoint
 from support.places import HF
 from support.trees import lazy
 
+import ckpttools
 from ckpttools.api.save import plan_save, save
 from ckpttools.array.nodes import Elementwise, elementwise, relayout
 from ckpttools.array.scratch import Scratch
@@ -369,3 +370,18 @@ class TestBadInput:
         assert "--force is about casts" in output
         output = run("cast", HF, tmp_path / "out", "--dtype", "float32", "--no-ocdbt", code=2).output
         assert "safetensors is not stored with these options" in output
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", "complex64"])
+def test_no_call_makes_other_than_floating_point_numbers_of_weights(dtype, tmp_path):
+    calls = (
+        lambda: ckpttools.average(HF, tmp_path / "out", others=[HF], dtype=dtype),
+        lambda: ckpttools.hf_to_maxtext(HF, tmp_path / "out", dtype=dtype),
+        lambda: ckpttools.maxtext_to_hf(HF, tmp_path / "out", dtype=dtype),
+        lambda: ckpttools.extract_adapter(HF, tmp_path / "out", base=HF, rank=1, dtype=dtype),
+        lambda: ckpttools.synth(HF, tmp_path / "out", dtype=dtype),
+    )
+    for call in calls:
+        with pytest.raises(UsageError, match="floating-point numbers"):
+            call()
+    assert not (tmp_path / "out").exists()

@@ -13,13 +13,13 @@ from ckpttools.adapters.merge import merged
 from ckpttools.adapters.peft import is_peft, open_peft
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import PeftFiles, to_peft
-from ckpttools.api.arguments import Size, Storing, text_of
+from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
-from ckpttools.core.dtypes import DType, parse_dtype
+from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER
@@ -232,7 +232,7 @@ def extract_adapter(
         MemoryBudgetError: the factors take more than half of the memory.
         CheckpointError: the models are not of the same weights, or cannot be read.
     """
-    options = Extracting(rank, error, parse_dtype(dtype) if isinstance(dtype, str) else dtype)
+    options = Extracting(rank, error, float_dtype_of(dtype) or DTYPES["float32"])
     model = ModelOptions(text_of(family))
 
     def plan(resources: Resources) -> Conversion:

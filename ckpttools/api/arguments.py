@@ -7,6 +7,8 @@ from typing import TypedDict
 
 from ckpttools.codecs.base import Codec
 from ckpttools.core.dtypes import DType, parse_dtype
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
 from ckpttools.stores.registry import Where
 
 Size = int | str
@@ -45,6 +47,23 @@ def dtype_of(dtype: DType | str | None) -> DType | None:
         UnknownNameError: no dtype has this name.
     """
     return parse_dtype(dtype) if isinstance(dtype, str) else dtype
+
+
+def float_dtype_of(dtype: DType | str | None) -> DType | None:
+    """The same of what floating-point arrays are to become: of whole numbers most of them would be 0.
+
+    Raises:
+        UsageError: it is of other than floating-point numbers.
+        UnknownNameError: as of `dtype_of`.
+    """
+    known = dtype_of(dtype)
+    if known is None or known.is_float:
+        return known
+    raise UsageError(
+        "weights are floating-point numbers, and would be lost",
+        got=option("dtype", known),
+        wanted="a dtype of floating-point numbers, such as bfloat16",
+    )
 
 
 def patterns_of(patterns: Patterns) -> tuple[str, ...]:

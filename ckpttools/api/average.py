@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckpttools.api.arguments import dtype_of
+from ckpttools.api.arguments import float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.prepared import Prepared, command
 from ckpttools.api.sources import Source, opened, place_of, read_options
@@ -70,7 +70,7 @@ def average(
     if common.get("step") is not None:
         raise UsageError(f"{option('step')} opens one step", hint="name the steps of the mean instead")
     chosen = _numbers(source, others, steps, last)
-    how = Average(MeanWeights(weights, ema, decay, normalize), dtype_of(dtype), parameters)
+    how = Average(MeanWeights(weights, ema, decay, normalize), float_dtype_of(dtype), parameters)
     if len(others) + len(chosen) < 2 and parameters is None:
         raise UsageError(
             "one checkpoint alone has no mean",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ckpttools.api.arguments import Patterns, Size, Storing, dtype_of, patterns_of, text_of
+from ckpttools.api.arguments import Patterns, Size, Storing, float_dtype_of, patterns_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, part_of, read_options
@@ -84,7 +84,7 @@ def hf_to_maxtext(
     options = ToMaxText(
         scan=scan,
         scan_axis=scan_axis,
-        dtype=dtype_of(dtype),
+        dtype=float_dtype_of(dtype),
         exact=exact,
         maxtext=maxtext,
         pad_vocab=pad_vocab,

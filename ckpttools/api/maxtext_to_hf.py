@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttools.api.arguments import Size, dtype_of, text_of
+from ckpttools.api.arguments import Size, float_dtype_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, read_options
@@ -86,7 +86,7 @@ def maxtext_to_hf(
     options = ToHuggingFace(
         like=like,
         maxtext_config=tuple(map(str, maxtext_config)),
-        dtype=dtype_of(dtype),
+        dtype=float_dtype_of(dtype),
         prefix=prefix,
         spelling=names,
         scan_axis=scan_axis,

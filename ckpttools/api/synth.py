@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttools.api.arguments import Storing, dtype_of
+from ckpttools.api.arguments import Storing, float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.hf_to_maxtext import hf_to_maxtext
 from ckpttools.api.prepared import Prepared, Writing, command
@@ -59,7 +59,7 @@ def synth(
     place = parse(source)
     check_apart(place, parse(destination))
     file = place / CONFIG if place.is_dir() else place
-    config, wanted = read_json(file), dtype_of(dtype)
+    config, wanted = read_json(file), float_dtype_of(dtype)
     tree = synthetic(config, seed, wanted, str(file))
     if names == "maxtext":
         if common.get("format") not in (None, "orbax"):
