@@ -372,7 +372,7 @@ class TestBadInput:
         assert "safetensors is not stored with these options" in output
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bool", "complex64"])
+@pytest.mark.parametrize("dtype", ["int8", "bool", "complex64", "float8_e8m0fnu"])
 def test_no_call_makes_other_than_floating_point_numbers_of_weights(dtype, tmp_path):
     calls = (
         lambda: ckpttools.average(HF, tmp_path / "out", others=[HF], dtype=dtype),
@@ -380,6 +380,7 @@ def test_no_call_makes_other_than_floating_point_numbers_of_weights(dtype, tmp_p
         lambda: ckpttools.maxtext_to_hf(HF, tmp_path / "out", dtype=dtype),
         lambda: ckpttools.extract_adapter(HF, tmp_path / "out", base=HF, rank=1, dtype=dtype),
         lambda: ckpttools.synth(HF, tmp_path / "out", dtype=dtype),
+        lambda: ckpttools.shrink(HF, tmp_path / "out", layers=1, dtype=dtype),
     )
     for call in calls:
         with pytest.raises(UsageError, match="floating-point numbers"):

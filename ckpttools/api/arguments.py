@@ -50,14 +50,14 @@ def dtype_of(dtype: DType | str | None) -> DType | None:
 
 
 def float_dtype_of(dtype: DType | str | None) -> DType | None:
-    """The same of what floating-point arrays are to become: of whole numbers most of them would be 0.
+    """The same of what floating-point arrays are to become: whole ones would be 0, exponents lose signs.
 
     Raises:
-        UsageError: it is of other than floating-point numbers.
+        UsageError: it is of other than floating-point numbers, or of scales (float8_e8m0fnu).
         UnknownNameError: as of `dtype_of`.
     """
     known = dtype_of(dtype)
-    if known is None or known.is_float:
+    if known is None or (known.is_float and known.has_zero):
         return known
     raise UsageError(
         "weights are floating-point numbers, and would be lost",

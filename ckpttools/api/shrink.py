@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckpttools.api.arguments import dtype_of, text_of
+from ckpttools.api.arguments import float_dtype_of, text_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.prepared import Prepared, command
 from ckpttools.api.sources import Source
@@ -65,5 +65,5 @@ def shrink(
         raise UsageError("it is not said what there is to be less of", hint=f"give {said}")
     kept = range(layers) if isinstance(layers, int) else layers
     change = Shrink(Smaller(kept, experts, vocab), like, text_of(family))
-    casts: list[Transform] = [] if dtype is None else [CastMap({}, dtype_of(dtype))]
+    casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]
     return write_changed([change, *casts], source, destination, common, least_share=_LEAST_SHARE)
