@@ -75,7 +75,7 @@ class TestCodes:
             (OSError(errno.EIO, "Input/output error", "x.bin"), 5, "at     x.bin"),
             (PermissionError(errno.EACCES, "Permission denied", "x.bin"), 5, "mode bits"),
             (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
-            (KeyboardInterrupt(), 130, "Stopped. "),
+            (KeyboardInterrupt(), 130, "Stopped."),
             (EOFError(), 70, "EOFError"),
         ],
     )

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.golden_data import FAMILIES, SCAN_NAMES, convert, golden_checkpoint
-from support.places import GOLDEN, TRAINED
+from support.places import GOLDEN, HF, TRAINED
 
+import ckpttools
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
@@ -20,6 +21,8 @@ from ckpttools.api.save import plan_save, save
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
+from ckpttools.families.registry import families
+from ckpttools.families.toml_write import family_to_toml
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -769,3 +772,30 @@ def test_the_order_of_rotary_pairs_is_written_down(tmp_path):
             plan_to_huggingface(tmp_path / layout, ToHuggingFace(like=like)).run(out)
             after = open_tree(out)
             assert all((after.arrays[path].read() == before.arrays[path].read()).all() for path in before)
+
+
+def test_the_family_that_a_user_describes_is_written_down(tmp_path):
+    """The built-in one of its name would take its arrays for others."""
+    text = family_to_toml(families()["llama"])
+    other = tmp_path / "mine.toml"
+    other.write_text(
+        text.replace("mlp.gate_proj", "mlp.X")
+        .replace("mlp.up_proj", "mlp.gate_proj")
+        .replace("mlp.X", "mlp.up_proj")
+    )
+    made, back = tmp_path / "made", tmp_path / "back"
+    ckpttools.hf_to_maxtext(HF, made, family=str(other))
+    with pytest.raises(UsageError, match=r"(?s)by a family that a file describes.*PATH/mine\.toml"):
+        ckpttools.maxtext_to_hf(made, back)
+    assert not back.exists()
+    ckpttools.maxtext_to_hf(made, back, family=str(other))
+    assert ckpttools.diff(HF, back).equal
+
+
+def test_the_family_that_a_user_names_is_that_of_the_way_back(tmp_path):
+    hf = shutil.copytree(HF, tmp_path / "hf")
+    config = json.loads((hf / "config.json").read_bytes())
+    (hf / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
+    ckpttools.hf_to_maxtext(hf, tmp_path / "made", family="llama")
+    ckpttools.maxtext_to_hf(tmp_path / "made", tmp_path / "back")
+    assert ckpttools.diff(hf, tmp_path / "back").equal

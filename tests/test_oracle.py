@@ -11,11 +11,11 @@ from oracle import cases, environments, images, results, run, settings, steps
 from oracle.results import FAILED, PASSED, Finding, Row
 from oracle.run import found
 from oracle.worker import StepError, Worker
-from support.places import GOLDEN
+from support.places import FIXTURES, GOLDEN
 
 CASE = "llama3.1"
 # What transformers made of these tokens once: MaxText alone is needed beside.
-RECORDED = GOLDEN / CASE / "logits.npy"
+RECORDED = FIXTURES / "oracle" / CASE / "logits.npy"
 MAXTEXT, TORCH = (environments.present(name) for name in (environments.MAXTEXT, environments.TORCH))
 
 

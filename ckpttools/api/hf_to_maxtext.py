@@ -133,7 +133,7 @@ def plan_to_maxtext(
     place = COMPANIONS
     if isinstance(writer, HoldsCompanions):
         place = writer.companions_at(made.state, is_model=False)
-    written_down = {RECORD: record(made.spelling, options.model.rope_layout, made.dtypes)}
+    written_down = {RECORD: record(made.spelling, options.model, made.dtypes)}
     beside = WithSidecars(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
     state = beside.with_companions(with_origin(made.state, tree))
     return resources.plan(state, beside, made.notes)

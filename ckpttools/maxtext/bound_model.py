@@ -11,6 +11,7 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
+from ckpttools.families.file import names_a_file
 from ckpttools.families.registry import families
 from ckpttools.formats.base import COMPANIONS
 from ckpttools.mapping.table import Table
@@ -40,9 +41,22 @@ class BoundModel:
 
 
 def as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
-    """The options with what was chosen on the way to MaxText, unless the user says otherwise now."""
-    chosen = options.model.rope_layout or files.rope_layout
-    return replace(options, model=replace(options.model, rope_layout=chosen))
+    """The options with what was chosen on the way to MaxText, unless the user says otherwise now.
+
+    Raises:
+        UsageError: that was a family of the user's own file, of which only the name is known.
+    """
+    model = options.model
+    family = model.family or files.family
+    if model.family is None and family is not None and names_a_file(family):
+        raise UsageError(
+            "this was made by a family that a file describes; another one might take its arrays for others",
+            place=files.place,
+            got=family,
+            hint=option("family", f"PATH/{family}"),
+        )
+    rope_layout = model.rope_layout or files.rope_layout
+    return replace(options, model=replace(model, family=family, rope_layout=rope_layout))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import companions_at, open_tree
 from ckpttools.formats.sidecar import CARRIED, Companions, files_of_model, read_file
-from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.model import CONFIG, ModelOptions
 from ckpttools.maxtext.model_config import TrueConfig
 from ckpttools.quantized.config import FILES, says_quantized
 from ckpttools.quantized.tree import quantized_in
@@ -45,6 +45,8 @@ class ModelFiles:
         overruled: the configuration that the checkpoint carries, where another is taken.
         rope_layout: the order of rotary pairs that the user chose when the checkpoint was made, if one was.
         dtypes: name in the family's rows -> dtype that the array had in the model, where that was noted.
+        family: the family that the user named when the checkpoint was made, or the name of the file that
+            describes it.
     """
 
     config: Mapping[str, Any] | None = None
@@ -57,6 +59,7 @@ class ModelFiles:
     overruled: Mapping[str, Any] | None = None
     rope_layout: str | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    family: str | None = None
 
     @classmethod
     def of(cls, tree: Tree, like: Where | None) -> ModelFiles:
@@ -173,16 +176,21 @@ def untrue_notes(names: Collection[str]) -> Notes:
     return Notes(remarks=(said,) if names else ())
 
 
-def record(spelling: str, rope_layout: str | None, dtypes: Mapping[str, str]) -> bytes:
+def record(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) -> bytes:
     """What is recorded of a model on the way to MaxText, because no configuration says it."""
-    said = {"spelling": spelling, "rope_layout": rope_layout, "dtypes": dict(dtypes)}
+    family = parse(model.family).name if model.family else None
+    said = {"spelling": spelling, "rope_layout": model.rope_layout, "family": family, "dtypes": dict(dtypes)}
     return json.dumps({name: value for name, value in said.items() if value}, indent=2).encode() + b"\n"
 
 
 def _chosen(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a record, what counts whichever configuration is taken."""
     dtypes = record.get("dtypes")
-    return {"rope_layout": record.get("rope_layout"), "dtypes": dtypes if isinstance(dtypes, Mapping) else {}}
+    return {
+        "rope_layout": record.get("rope_layout"),
+        "family": record.get("family"),
+        "dtypes": dtypes if isinstance(dtypes, Mapping) else {},
+    }
 
 
 def _recorded(directory: Place) -> Mapping[str, Any]:
