@@ -799,3 +799,13 @@ def test_the_family_that_a_user_names_is_that_of_the_way_back(tmp_path):
     ckpttools.hf_to_maxtext(hf, tmp_path / "made", family="llama")
     ckpttools.maxtext_to_hf(tmp_path / "made", tmp_path / "back")
     assert ckpttools.diff(hf, tmp_path / "back").equal
+
+
+@pytest.mark.parametrize("name", ["spelling", "rope_layout", "family"])
+def test_a_note_that_is_no_text_is_refused(tmp_path, name):
+    ckpttools.hf_to_maxtext(HF, tmp_path / "made")
+    note = tmp_path / "made" / "0" / "items" / "hf" / "ckpttools.json"
+    note.write_text(json.dumps({name: 5}))
+    with pytest.raises(FormatError, match=f"(?s){name} is no text.*ckpttools.json.*5"):
+        ckpttools.maxtext_to_hf(tmp_path / "made", tmp_path / "back")
+    assert not (tmp_path / "back").exists()

@@ -16,6 +16,8 @@ from support.places import FIXTURES, GOLDEN
 CASE = "llama3.1"
 # What transformers made of these tokens once: MaxText alone is needed beside.
 RECORDED = FIXTURES / "oracle" / CASE / "logits.npy"
+# Two steps, of which the last is kept.
+TRAINED = {**settings.TRAINED, "steps": 2, "checkpoint_period": 1}
 MAXTEXT, TORCH = (environments.present(name) for name in (environments.MAXTEXT, environments.TORCH))
 
 
@@ -42,6 +44,26 @@ def test_maxtext_computes_with_a_converted_model_what_transformers_does(bench):
     findings = found(bench, ["convert", "load", "logits", "train", "resume"])
     assert {name: each.state for name, each in findings.items()} == dict.fromkeys(findings, PASSED)
     assert float(findings["logits"].said) < cases.LIMIT
+
+
+def test_what_maxtext_trained_comes_back_from_the_names_of_the_hub(bench):
+    """Stripped, unstacked, in Hugging Face's names and converted again, MaxText loads the same weights."""
+    item = bench.converted / "0" / "items"
+    bench.maxtext("training", settings=bench.settings(directory="more", load_parameters_path=item, **TRAINED))
+    trained = bench.directory / "more" / "run" / "checkpoints"
+    stripped, single, back, again = (
+        bench.directory / name for name in ("stripped", "single", "back", "again")
+    )
+    steps.ckpt("strip-optimizer", trained, stripped)
+    steps.ckpt("unstack", stripped, single)
+    steps.ckpt("convert", "maxtext-to-hf", single, back, "--like", bench.model)
+    steps.ckpt("convert", "hf-to-maxtext", back, again)
+    weights = [
+        bench.maxtext("loads", settings=bench.settings(load_parameters_path=each / "0" / "items"))
+        for each in (stripped, again, bench.converted)
+    ]
+    assert all("digest" in way for each in weights for way in each.values())
+    assert weights[0] == weights[1] != weights[2]
 
 
 @pytest.mark.skipif(TORCH is None, reason=f"no environment with transformers: {environments.TORCH}")

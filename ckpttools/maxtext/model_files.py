@@ -194,8 +194,18 @@ def _chosen(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recorded(directory: Place) -> Mapping[str, Any]:
+    """What was recorded on the way to MaxText; FormatError where it is not what `record` writes."""
     path = directory / RECORD
-    return read_json(path) if path.is_file() else {}
+    said = read_json(path) if path.is_file() else {}
+    for name in ("spelling", "rope_layout", "family"):
+        if not isinstance(said.get(name), str | None):
+            raise FormatError(
+                f"{name} is no text",
+                place=path,
+                got=repr(said[name]),
+                hint="convert the model again, or take that line out and say it by an option",
+            )
+    return said
 
 
 def _carried_arrays(directory: Place) -> Mapping[str, LazyArray]:
