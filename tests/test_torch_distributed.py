@@ -176,11 +176,35 @@ class TestRanks:
                 try:
                     tree = open_tree(part)
                 except FormatError as error:
-                    assert "has other numbers than rank" in str(error)
+                    assert "has other numbers than rank" in str(error) and "prefer_rank=0" in str(error)
+                    others = tuple(each for each in range(4) if each != rank)
+                    tree = open_tree(part, ReadOptions(prefer_rank=others))
+                    assert {path: array.read().tobytes() for path, array in tree.arrays.items()} == truth
+                    assert "was preferred: its numbers of 1 tensor" in " ".join(tree.metadata.notes.remarks)
                     told += 1
                 else:
                     assert {path: array.read().tobytes() for path, array in tree.arrays.items()} != truth
         assert told
+
+    def test_a_process_that_is_preferred(self, tmp_path):
+        """Buffers that each process has for itself: none is taken unasked, and whose it is is told."""
+        part = copied(RANKS, tmp_path / "c")
+        for rank in range(4):
+            place = part / f"model_world_size_4_rank_{rank}.pt"
+            raw, spans = place.read_bytes(), saved_file(parse(place), ReadOptions()).storages.values()
+            # "plain", which no process has a part of.
+            (span,) = (each for each in spans if each.nbytes == 4 * WHOLE["model.plain"].size)
+            place.write_bytes(
+                raw[: span.start] + bytes([rank]) * span.nbytes + raw[span.start + span.nbytes :]
+            )
+        assert "--prefer-rank 0 takes its numbers" in run("hash", part, code=3)
+        told = run(
+            "convert", "to-safetensors", part, tmp_path / "out", "--prefer-rank", 2, "--prefer-rank", 1
+        )
+        assert "process 2 was preferred: its numbers of 1 tensor" in told and "plain" in told
+        assert {*open_tree(tmp_path / "out")["plain"].read().tobytes()} == {2}
+        assert ckpt("diff", part, tmp_path / "out", "--prefer-rank", 2).exit_code == 0
+        assert "one of " in run("hash", part, "--prefer-rank", 4, code=2)
 
     def test_steps_that_are_said_beside_them(self, tmp_path):
         part = copied(RANKS, tmp_path / "c")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ckpttools.api.arguments import Patterns, Size, Storing, float_dtype_of, patterns_of, text_of
@@ -51,6 +52,7 @@ def hf_to_maxtext(
     tied: Literal["keep", "drop", "materialize"] | None = None,
     quantized: Literal["dequantize", "keep"] = "dequantize",
     max_header_bytes: Size = "100MB",
+    prefer_rank: int | Sequence[int] = (),
     **common: Unpack[_Common],
 ) -> Prepared:
     """Writes a Hugging Face checkpoint as one that MaxText trains and decodes from.
@@ -75,6 +77,7 @@ def hf_to_maxtext(
         quantized: what becomes of quantised weights: numbers of `dtype`, bfloat16 by default, or FP8 as it
             is, with its scales beside it, as MaxText from 0.2.5 on keeps it; `dtype` then is of the others.
         max_header_bytes: longest safetensors header that is accepted.
+        prefer_rank: as of `ckpttools.api.sources.Opening`.
         common: `ckpttools.api.arguments.Storing` and `ckpttools.api.prepared.Writing`.
 
     Raises:
@@ -93,7 +96,7 @@ def hf_to_maxtext(
         text_only=text_only,
         carry=carry,
         quantized=quantized,
-        read=read_options({"max_header_bytes": max_header_bytes}),
+        read=read_options({"max_header_bytes": max_header_bytes, "prefer_rank": prefer_rank}),
         dequantize_like=dequantize_like,
     )
     writer = writer_for(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -36,12 +36,15 @@ class Opening(TypedDict, total=False):
         max_header_bytes: longest safetensors header that is accepted.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
         with_optimizer: whether to read the moments that DeepSpeed keeps beside weights, too.
+        prefer_rank: of files of several processes (verl, SkyRL) one process or more, the first that counts
+            first: where others have other numbers of a tensor, theirs are not taken.
     """
 
     step: int | None
     max_header_bytes: int | str
     max_index_bytes: int | str
     with_optimizer: bool
+    prefer_rank: int | Sequence[int]
 
 
 class Scanning(Opening, total=False):
@@ -71,7 +74,9 @@ def read_options(said: Mapping[str, Any]) -> ReadOptions:
         UsageError: a text is not a size.
     """
     sizes = {name: parse_size(said[name]) for name in ("max_header_bytes", "max_index_bytes") if name in said}
-    return ReadOptions(**{**said, **sizes})
+    ranks = said.get("prefer_rank", ())
+    preferred = (ranks,) if isinstance(ranks, int) else tuple(ranks)
+    return ReadOptions(**{**said, **sizes, "prefer_rank": preferred})
 
 
 def part_of(said: Mapping[str, Any], group: type) -> dict[str, Any]:

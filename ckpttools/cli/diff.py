@@ -17,6 +17,7 @@ from ckpttools.cli.options import (
     json_option,
     max_header_option,
     max_index_option,
+    prefer_rank_option,
     resource_options,
     together,
 )
@@ -84,6 +85,7 @@ _alignment_options = together(
 @progress_option
 @max_header_option
 @max_index_option
+@prefer_rank_option
 def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: Any) -> None:
     """Compare two checkpoints number by number: what is equal, what differs and how far, and why.
 

@@ -15,6 +15,7 @@ from ckpttools.cli.options import (
     max_index_option,
     output_options,
     patterns_option,
+    prefer_rank_option,
     resource_options,
     step_option,
     together,
@@ -101,6 +102,7 @@ _mapping_options = together(
         "Leave out source arrays whose names match, such as '*.rotary_emb.*', or a key and all below it.",
     ),
     max_header_option,
+    prefer_rank_option,
 )
 
 

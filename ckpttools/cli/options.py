@@ -143,7 +143,17 @@ with_optimizer_option = click.option(
     is_flag=True,
     help="Read the moments that DeepSpeed keeps, too; in other formats they are arrays like all others.",
 )
-read_options = together(step_option, max_header_option, max_index_option, with_optimizer_option)
+prefer_rank_option = click.option(
+    "--prefer-rank",
+    type=click.IntRange(min=0),
+    metavar="N",
+    multiple=True,
+    help="Of files of several processes (verl, SkyRL): take from process N what others have with other "
+    "numbers. May be repeated.",
+)
+read_options = together(
+    step_option, max_header_option, max_index_option, with_optimizer_option, prefer_rank_option
+)
 """Adds how a path is opened."""
 
 

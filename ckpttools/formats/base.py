@@ -41,12 +41,15 @@ class ReadOptions:
         max_header_bytes: longest safetensors header accepted; the reference implementation stops at 100 MB.
         max_index_bytes: memory that an OCDBT index may take, where its size on disk does not account for it.
         with_optimizer: whether to read an optimizer's moments, too, where a format leaves them out otherwise.
+        prefer_rank: processes, the first that counts first, whose numbers are taken where others have other
+            numbers of the same tensor.
     """
 
     step: int | None = None
     max_header_bytes: int = 100_000_000
     max_index_bytes: int = MAX_INDEX_BYTES
     with_optimizer: bool = False
+    prefer_rank: tuple[int, ...] = ()
 
 
 class OtherSteps(NamedTuple):

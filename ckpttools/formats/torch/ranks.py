@@ -10,8 +10,11 @@ from typing import Any, NoReturn
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
+from ckpttools.core.text import plural, some
+from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
@@ -85,7 +88,8 @@ class _RankShards:
         if len(kinds) > 1:
             raise ValueError("processes do not agree on its shape, dtype or mesh")
         ((shape, dtype, _),) = kinds
-        pieces = [Piece(each.box(self.mesh), each.array) for each in self.parts.values()]
+        # Of equal boxes the last counts: the first process is that whose numbers are taken.
+        pieces = [Piece(each.box(self.mesh), each.array) for each in reversed(self.parts.values())]
         return pieced(shape, dtype, pieces)
 
 
@@ -113,7 +117,19 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
     saved = at_once(path.store, lambda place: saved_file(place, options), places)
     missing = sorted({*range(count)} - {*files})
     _check_step(path, [_EXTRA.format(count=count, rank=rank) for rank in files], options)
-    return _tree(path, dict(zip(files, saved, strict=True)), missing)
+    return _tree(path, _preferred_first(dict(zip(files, saved, strict=True)), options), missing, options)
+
+
+def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> dict[int, SavedFile]:
+    """The files in the order in which they are asked for what several have."""
+    unknown = sorted({*options.prefer_rank} - {*saved})
+    if unknown:
+        raise UsageError(
+            f"there is no file of process {unknown[0]}",
+            got=option("prefer_rank", unknown[0]),
+            wanted=f"one of {some(list(map(str, sorted(saved))))}",
+        )
+    return {rank: saved[rank] for rank in dict.fromkeys((*options.prefer_rank, *saved))}
 
 
 def _check_step(path: Place, names: Sequence[str], options: ReadOptions) -> None:
@@ -137,7 +153,7 @@ def _step(place: Place, options: ReadOptions) -> int | None:
     return step if type(step) is int else None
 
 
-def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int]) -> Tree:
+def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int], options: ReadOptions) -> Tree:
     spread: dict[TreePath, _RankShards] = {}
     plain: dict[int, State] = {}
     wrong: list[str] = []
@@ -166,13 +182,30 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int]) -
             twins += [Twins(dotted(at), pair, (arrays[pair[0]], arrays[pair[1]])) for pair in each.twins]
         except (ValueError, NotReadableError) as error:
             wrong.append(f"{dotted(at)}: {error}")
-    wrong += filter(None, at_once(path.store, Twins.problem, twins))
-    if wrong:
-        _refuse(path, len(saved), missing, wrong)
+    unlike, decided = _unlike(path, twins, options)
+    if wrong or unlike:
+        _refuse(path, len(saved), missing, wrong, unlike)
     config = sidecar_config(path) or sidecar_config(path / _BESIDE)
     notes, scalars = left_out(whole.others), frozenset(whole.scalars)
-    metadata = Metadata(FORMAT.name, config=config, scalars=scalars, place=str(path), notes=notes)
+    metadata = Metadata(FORMAT.name, config=config, scalars=scalars, place=str(path), notes=notes + decided)
     return Tree({at: leaf for at, leaf in whole.leaves.items() if at != ()}, metadata)
+
+
+def _unlike(path: Place, twins: Sequence[Twins], options: ReadOptions) -> tuple[list[str], Notes]:
+    """How processes differ in what several have, and what to say where the user decided whose is taken."""
+    problems = at_once(path.store, Twins.problem, twins)
+    found = [(each, problem) for each, problem in zip(twins, problems, strict=True) if problem]
+    taken: dict[int, dict[str, None]] = {}
+    for each, _ in found:
+        taken.setdefault(each.ranks[0], {})[each.what] = None
+    remarks = (
+        f"process {rank} was preferred: its numbers of {plural(len(names), 'tensor')} are taken, of which "
+        f"others have others ({some(names)})"
+        for rank, names in taken.items()
+        if rank in options.prefer_rank
+    )
+    unlike = [problem for each, problem in found if each.ranks[0] not in options.prefer_rank]
+    return unlike, Notes(remarks=tuple(remarks))
 
 
 def _state_dict(file: SavedFile) -> dict[Any, Any]:
@@ -215,11 +248,15 @@ def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
     return whole, twins
 
 
-def _refuse(path: Place, count: int, missing: Sequence[int], wrong: Sequence[str]) -> NoReturn:
+def _refuse(
+    path: Place, count: int, missing: Sequence[int], wrong: Sequence[str], unlike: Sequence[str]
+) -> NoReturn:
     lacking = f"; {len(missing)} others are missing, the first of rank {missing[0]}" if missing else ""
+    chosen = f"; where process 0 is known to be right, {option('prefer_rank', 0)} takes its numbers"
     raise FormatError(
-        f"tensors cannot be put together from the files of {count} processes{lacking}:{listing(wrong)}",
+        f"tensors cannot be put together from the files of {count} processes{lacking}:"
+        + listing([*wrong, *unlike]),
         place=path,
         wanted="for each tensor parts that make it up, and the same numbers wherever it is twice",
-        hint=_HINT,
+        hint=_HINT + (chosen if unlike and not wrong else ""),
     )
