@@ -249,6 +249,16 @@ class TestTransforms:
         assert f"n: {array.dtype.name} to {dtype}" in str(caught.value)
         assert tree.pipe(CastMap({"n": dtype}, force=True)).arrays["n",].dtype.name == dtype
 
+    def test_what_can_lose_signs_needs_force(self):
+        """Exponents alone, as scales are: zero and what is negative become NaN."""
+        values, scales = np.array([-1, 0, 2], np.float32), "float8_e8m0fnu"
+        for said in (CastTo(scales), CastMap({"w": scales})):
+            with pytest.raises(MappingError, match="can lose signs and zeros") as caught:
+                named(w=values).pipe(said)
+            assert f"w: float32 to {scales}" in str(caught.value) and "bfloat16" in str(caught.value.hint)
+        made = named(w=values).pipe(CastTo(scales, force=True)).arrays["w",]
+        assert np.isnan(made.read().astype(np.float32)).tolist() == [True, True, False]
+
     @pytest.mark.parametrize(
         ("kind", "dtype"), [("complex64", "float32"), ("float32", "bool"), ("float32", "complex64")]
     )

@@ -57,7 +57,7 @@ def float_dtype_of(dtype: DType | str | None) -> DType | None:
         UnknownNameError: as of `dtype_of`.
     """
     known = dtype_of(dtype)
-    if known is None or (known.is_float and known.has_zero):
+    if known is None or known.is_of_weights:
         return known
     raise UsageError(
         "weights are floating-point numbers, and would be lost",

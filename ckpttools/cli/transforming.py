@@ -130,8 +130,8 @@ dequantize_like_option = click.option(
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Also cast where integers can be lost (they are rounded, clipped and counted), and float8 that may "
-    "have lost its scales.",
+    help="Also cast where integers can be lost (they are rounded, clipped and counted), to exponents alone "
+    "(float8_e8m0fnu), and float8 that may have lost its scales.",
 )
 map_option = click.option(
     "--map",

@@ -127,6 +127,11 @@ class DType:
         return 2.0**-self.layout.mantissa if self.layout else 1.0
 
     @property
+    def is_of_weights(self) -> bool:
+        """Whether it has numbers of both signs and zero, as weights need; exponents alone have neither."""
+        return self.is_float and self.layout is not None and self.layout.zero and self.layout.sign
+
+    @property
     def has_infinity(self) -> bool:
         return self.layout is not None and self.layout.infinity
 

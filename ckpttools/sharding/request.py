@@ -190,7 +190,7 @@ def _cast(tree: Tree, pairs: Sequence[tuple[Path, Wanted]], dtype: DType | str) 
     both = [(path, tree.arrays[path], each.dtype) for path, each in pairs if each.dtype]
     differing = {path: (array, wanted) for path, array, wanted in both if array.dtype != wanted}
     # Whole numbers and what may be quantised are for the transform to judge.
-    if all(_is_plain(array.dtype) and wanted.is_float for array, wanted in differing.values()):
+    if all(_is_plain(array.dtype) and wanted.is_of_weights for array, wanted in differing.values()):
         made = {path: cast(array, wanted) for path, (array, wanted) in differing.items()}
         kinds = {(array.dtype, wanted): array for array, wanted in differing.values()}
         notes = [note for (_, wanted), array in kinds.items() for note in cast_notes({"": array}, wanted)]

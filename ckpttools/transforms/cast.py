@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckpttools.array.lazy import LazyArray
@@ -32,7 +32,7 @@ class CastTo:
 
     Attributes:
         dtype: the dtype, or its name.
-        force: cast also to a dtype of whole numbers.
+        force: cast also to a dtype of whole numbers, or of exponents.
     """
 
     dtype: DType | str
@@ -52,7 +52,7 @@ class CastMap:
         dtype: dtype of the floating-point arrays that no pattern matches, tables of whole numbers apart; None
             to leave them.
         force: cast also where whole numbers can be lost: they are rounded, and clipped to the dtype's range;
-            and float8 that may have lost its scales.
+            where signs and zeros can be, of float8_e8m0fnu; and float8 that may have lost its scales.
         dequantize_like: how products of quantised weights and their scales are rounded, as of `Dequantize`.
     """
 
@@ -69,7 +69,8 @@ class CastMap:
         Raises:
             UsageError: a pattern that matches no array.
             UnknownNameError: no dtype has this name.
-            MappingError: whole numbers can be lost, without `force`; an array that cannot be cast at all.
+            MappingError: whole numbers, or signs, can be lost, without `force`; an array that cannot be cast
+                at all.
             FormatError: a quantised weight, which has scales; a pattern that names what belongs to one;
                 numbers that may have lost their scales, without `force`.
         """
@@ -127,11 +128,11 @@ class CastMap:
             )
         lossy = [path for path, pair in casts.items() if not _keeps_numbers(*pair)]
         if lossy and not self.force:
+            what, instead = _what_is_lost([casts[path] for path in lossy])
             raise MappingError(
-                f"casting these arrays can lose whole numbers:{_listed(lossy, casts)}",
+                f"casting these arrays can lose {what}:{_listed(lossy, casts)}",
                 place=tree.metadata.place or None,
-                hint=f"leave them as they are ({option('dtype')} takes floating-point arrays only), or use "
-                f"{option('force', True)}",
+                hint=f"{instead}, or use {option('force', True)}",
             )
 
 
@@ -176,8 +177,15 @@ def _is_exact(dtype: DType, to: DType) -> bool:
 
 
 def _keeps_numbers(dtype: DType, to: DType) -> bool:
-    """Whether a cast is among floating-point numbers, or loses nothing."""
-    return (dtype.is_float and to.is_float) or is_lossless(dtype, to)
+    """Whether a cast is among floating-point numbers with signs and zero, or loses nothing."""
+    return (dtype.is_float and to.is_of_weights) or is_lossless(dtype, to)
+
+
+def _what_is_lost(casts: Collection[tuple[DType, DType]]) -> tuple[str, str]:
+    """What casts that are not among floating-point numbers lose, in words, and what to do instead."""
+    if all(to.is_float and not to.is_of_weights for _, to in casts):
+        return "signs and zeros", "powers of two are scales alone: take a dtype of numbers, such as bfloat16"
+    return "whole numbers", f"leave them as they are ({option('dtype')} takes floating-point arrays only)"
 
 
 def _can_cast(dtype: DType, to: DType) -> bool:

@@ -28,6 +28,7 @@ from ckpttools.core.errors import (
     CheckpointError,
     CoverageError,
     LostValuesWarning,
+    MappingError,
     MemoryBudgetError,
     PaddedVocabularyWarning,
     StorageError,
@@ -320,6 +321,8 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
         assert part in error, error
     assert "a/kernel: has the shape [8, 8], wanted [8, 9]" in error, error
     assert 'dtype="like"' in refused(CoverageError, tree, like={"a": {"bias": struct((7,), np.float32)}})
+    scales = {"a": {"bias": struct((7,), DTYPES["float8_e8m0fnu"].numpy)}}
+    assert "signs and zeros" in refused(MappingError, tree, like=scales, dtype="like")
     truth = Tree({("is",): noise("bool", 4), ("n",): noise("int8", 4)})
     for name, wanted, casts in (("is", "float32", True), ("n", "bool", False), ("n", "int32", True)):
         error = refused(CoverageError, truth, like={name: struct((4,), wanted)})
