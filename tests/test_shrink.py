@@ -139,6 +139,7 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         "mlp_only_layers": [0, 2],
         "pinpoints": [1] * 4,
         "no_rope_layers": [],
+        "mlp_layer_types": ["dense", "sparse", "dense", "of no layer", "of none"],
         **lists,
     }
     made = smaller_config(config, family, Smaller((0, 2)))
@@ -146,6 +147,7 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         **config,
         "num_hidden_layers": 2,
         "layer_types": ["a", "c"],
+        "mlp_layer_types": ["dense", "dense"],
         "mlp_only_layers": [0, 1],
     }
     for odd, said in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,14 @@ from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import nested
+from ckpttools.maxtext.config.facts import BY_LAYER
 from ckpttools.maxtext.prediction import FIELDS as PREDICTION
 from ckpttools.maxtext.prediction import prediction_layers
 
 # Fields that say how many layers the decoder has, by their last words.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
-# Lists of numbers of layers, and lists with something for each layer.
+# Lists of numbers of layers.
 _NUMBERS = ("mlp_only_layers", "moe_layers")
-_EACH = ("layer_types", "mlp_layer_types", "no_rope_layers", "compress_ratios")
 # Lists that are about no layers, however long they are.
 _OTHERS = ("architectures", "token_id", "token_ids")
 _CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")
@@ -150,7 +150,7 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
     for name, value in list(part.items()):
         if name in _NUMBERS and isinstance(value, list):
             part[name] = [kept.index(each) for each in value if each in kept]
-        elif isinstance(value, list) and _is_per_layer(name, value, {count, count + predicting}):
+        elif isinstance(value, list) and _is_per_layer(name, value, count, predicting):
             part[name] = [value[each] for each in kept]
         elif name in PREDICTION and value:
             part[name] = 0
@@ -184,21 +184,25 @@ def _is_beyond(token: object, vocab: int) -> bool:
     return isinstance(token, int) and token >= vocab
 
 
-def _is_per_layer(name: str, value: list[Any], lengths: Collection[int]) -> bool:
-    """Whether a list has something for each layer, those that predict further tokens among them or not.
+def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> bool:
+    """Whether a list has something for each layer.
+
+    It may go on: for layers that predict further tokens, or for more than the model has, as transformers
+    lets it.
 
     Raises:
-        ConfigError: it is known to, and is of another length; or it is not known, and is as long.
+        ConfigError: it is known to, and is shorter; or it is not known, and is as long.
     """
-    is_known = name in _EACH and bool(value)  # of an empty one transformers makes its own (Llama 4)
-    if name.endswith(_OTHERS) or is_known == (len(value) in lengths):
+    is_known = name in BY_LAYER and bool(value)  # of an empty one transformers makes its own (Llama 4)
+    is_enough = len(value) >= count if is_known else len(value) in (count, count + predicting)
+    if name.endswith(_OTHERS) or is_known == is_enough:
         return is_known
     raise ConfigError(
         f"{name} has something for each layer, and not for as many as there are"
         if is_known
         else f"it is not known whether {name} has something for each layer, or is as long by chance",
         got=f"{len(value)} entries",
-        wanted=f"{' or '.join(map(str, sorted(lengths)))} of {', '.join(_EACH)}, and no other list as long",
+        wanted=f"{count} or more of {', '.join(BY_LAYER)}, and no other list as long",
         hint=f"cut a copy whose config.json has no {name}, and add it as the layers want that are kept",
     )
 

@@ -27,10 +27,11 @@ _ROPES = ("rope_scaling", "rope_parameters")
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # DeepSeek V4 has one of layers that are not compressed, "main", which is never stretched.
 _COMPRESSED = "compress"
-# Lists with an entry for each layer, which may go on for layers that a model does not have.
-_BY_LAYER = frozenset(("compress_ratios", LAYER_TYPES))
-# Lists with an entry for each layer: name of the field -> the entry of layers that attend to everything.
-_KINDS = {LAYER_TYPES: _GLOBAL, "no_rope_layers": 0}
+# Fields that are lists with an entry for each layer, which may go on for layers that a model does not have ->
+# the entry of layers that attend to everything; None where it says nothing of that.
+BY_LAYER = {LAYER_TYPES: _GLOBAL, "no_rope_layers": 0, "mlp_layer_types": None, "compress_ratios": None}
+# Those that tell which layers attend to everything.
+ATTENDING = tuple(name for name, entry in BY_LAYER.items() if entry is not None)
 # Names of the older way.
 _OLDER = {"theta": ("rope_theta",), "local_theta": ("rope_local_base_freq",)}
 _TYPES = ("rope_type", "type")
@@ -105,7 +106,7 @@ class ModelFacts:
         name = name.removeprefix(_CONFIG)
         found = ((prefix + name, nested(part, name)) for prefix, part in self.parts)
         where, said = next((each for each in found if each[1] is not None), (None, self._silent(name)))
-        if name in _BY_LAYER and isinstance(said, list):
+        if name in BY_LAYER and isinstance(said, list):
             return where, said[: self.field("num_hidden_layers")]
         return where, said
 
@@ -115,7 +116,7 @@ class ModelFacts:
         return None if is_stated else self.silent.get(name)
 
     def _cycles(self, every: int) -> tuple[str | None, bool | None]:
-        lists = [(*self._found(_CONFIG + name), entry) for name, entry in _KINDS.items()]
+        lists = [(*self._found(_CONFIG + name), BY_LAYER[name]) for name in ATTENDING]
         said = [
             (where, [each == full for each in kinds])
             for where, kinds, full in lists

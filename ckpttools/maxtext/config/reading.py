@@ -12,7 +12,7 @@ from ckpttools.families.family import Family
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.setting_terms import Term
 from ckpttools.mapping.sizes import nested
-from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.facts import ATTENDING, ModelFacts
 
 _CONFIG, _ROPE, _LOCAL = "config.", "rope.", "local_"
 # Parts that stand in a configuration of their own, with the flag of the tower that they describe.
@@ -32,7 +32,6 @@ _ROPE_NAMES = {
     "theta": ("rope_theta", "rope_local_base_freq"),
     "usual_attention_factor": ("attention_factor", "mscale", "mscale_all_dim"),
 }
-_KINDS = ("layer_types", "no_rope_layers")
 # Of all models, in whichever part: names, texts, training, how transformers generates and returns. A longest
 # text is none to MaxText, which is told one for each run; stored numbers have their own dtype.
 _IDLE = (
@@ -173,7 +172,7 @@ class Reading:
         elif name.startswith(_CONFIG):
             yield from (prefix + name.removeprefix(_CONFIG) for prefix in prefixes)
         else:
-            yield from (prefix + each for prefix in prefixes for each in _KINDS)
+            yield from (prefix + each for prefix in prefixes for each in ATTENDING)
 
     def _stated(self, prefix: str, part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in part.items():
