@@ -18,6 +18,7 @@ from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
+from ckpttools.maxtext.recognition import strangers_in
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
 from ckpttools.quantized.modules import is_linear, left_modules
@@ -87,7 +88,7 @@ def test_a_training_run_is_published_as_its_model_is(tmp_path):
     )
 
 
-@pytest.mark.parametrize("left", ["fsdp/pytorch_model_fsdp_0", "torchtitan/step-10"])
+@pytest.mark.parametrize("left", ["fsdp/pytorch_model_fsdp_0", "torchtitan/step-10", "open-instruct"])
 def test_what_trainers_leave_is_quantised_under_the_names_of_the_hub(left, tmp_path):
     source, wanted = TRAINERS / left, tmp_path / "wanted"
     ckpttools.quantize(TRAINERS / "hub", wanted)
@@ -97,6 +98,12 @@ def test_what_trainers_leave_is_quantised_under_the_names_of_the_hub(left, tmp_p
         assert refusal.value.got == "optimizer.*, train_state.*" and not (tmp_path / "fp8").exists()
         others = ["optimizer", "train_state"]
         ckpttools.select(source, tmp_path / "model", drop=others, format="safetensors")
+        source = tmp_path / "model"
+    if left == "open-instruct":
+        with pytest.raises(FormatError, match="not of the model that config") as refusal:
+            ckpttools.quantize(source, tmp_path / "fp8")
+        assert 'prefix="policy" has those of the model' in str(refusal.value.hint)
+        ckpttools.select(source, tmp_path / "model", prefix="policy", format="safetensors")
         source = tmp_path / "model"
     ckpttools.quantize(source, tmp_path / "fp8")
     made, known = (load_file(each / "model.safetensors") for each in (tmp_path / "fp8", wanted))
@@ -112,6 +119,36 @@ def test_names_that_no_loader_knows_are_refused(tmp_path):
     tree = Tree(weights).with_metadata(config={"model_type": "qwen3"})
     with pytest.raises(FormatError, match="knows these names"):
         ckpttools.quantize(tree, tmp_path / "fp8")
+
+
+def test_names_are_those_of_the_family_that_the_configuration_names(tmp_path):
+    hub = ckpttools.open(TRAINERS / "hub")
+    own, config = {name: array for (name,), array in hub.arrays.items()}, hub.metadata.config
+
+    def judged(
+        arrays: dict[str, LazyArray], **said: object
+    ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        tree = Tree({(name,): array for name, array in arrays.items()})
+        found = strangers_in(tree.with_metadata(config={**config, **said}))
+        return found and (found.names, found.prefixes)
+
+    head = {"v_head.summary.weight": shaped(1, 16)}
+    both = {f"{part}.{name}": array for part in ("actor", "critic.net") for name, array in own.items()}
+    assert judged(own) == ((), ())
+    body = {name.removeprefix("model."): each for name, each in own.items() if name != "lm_head.weight"}
+    assert judged(body) == ((), ())
+    assert judged(own | head) == (tuple(head), ())
+    assert judged(own | head, architectures=["LlamaForCausalLM"]) == (tuple(head), ())
+    assert judged(own | head, architectures=["LlamaForSequenceClassification"]) == ((), ())
+    assert judged(own | head, auto_map={"AutoModel": "own.py"}) is None
+    assert judged(own | head, model_type="of nobody") is None
+    names, prefixes = judged(both, architectures=["LlamaForSequenceClassification"])
+    assert prefixes == ("actor", "critic.net") and "critic.net.model.layers.1.mlp.up_proj.weight" in names
+    with pytest.raises(FormatError, match="v_head") as refusal:
+        ckpttools.quantize(
+            Tree({**hub.leaves, ("v_head.summary.weight",): shaped(1, 16)}, hub.metadata), tmp_path / "x"
+        )
+    assert 'drop="v_head.summary.weight" leaves them out' in str(refusal.value.hint)
 
 
 def test_what_is_not_quantised_gets_the_dtype_that_is_asked_for(tmp_path):

@@ -12,12 +12,13 @@ from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option, quoted
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.direction import named_as
 from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, with_hub_names
+from ckpttools.maxtext.recognition import strangers_in
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
@@ -25,6 +26,9 @@ from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+# Names that are listed in a command.
+_FEW = 4
 
 
 @command(Writing)
@@ -62,7 +66,8 @@ def quantize(
         UsageError: there is nothing to quantise, or no such scheme; a pattern that matches nothing; a dtype
             of numbers that need scales.
         FormatError: weights are quantised already; there is more than a model in the source, or names are not
-            those of the hub; when it runs: an array has NaN or infinity.
+            those of the hub, or of the family that `config.json` names; when it runs: an array has NaN or
+            infinity.
         CheckpointError: the source cannot be read or converted, or reading or writing fails.
     """
     change = Quantize(scheme, patterns_of(exclude), dtype_of(dtype))
@@ -127,4 +132,33 @@ def _model_alone(tree: Tree) -> Tree:
         raise FormatError(
             "nothing that loads quantised models knows these names", place=place, hint=OF_OTHER_MODELS
         )
+    refuse_quantized(hub, by_config=True)
+    _refuse_strangers(hub)
     return hub
+
+
+def _refuse_strangers(tree: Tree) -> None:
+    """Refuses arrays that are not of the model that the configuration names.
+
+    Raises:
+        FormatError: there are some; the hint says how to leave them out.
+    """
+    found = strangers_in(tree)
+    if found is None or not found.names:
+        return
+    select = "`ckpt select SRC MODEL` with"
+    if found.prefixes:
+        which = " or ".join(option("prefix", each) for each in found.prefixes)
+        hint = f"{select} {which} has those of the model alone, under its own names"
+    elif len(found.names) <= _FEW:
+        leave = " ".join(quoted("drop", each) for each in found.names)
+        hint = f"{select} {leave} leaves them out, where the model computes without them"
+    else:
+        hint = "check that config.json belongs to these weights, or rename them by rules with `ckpt remap`"
+    raise FormatError(
+        "these arrays are not of the model that config.json names, and nothing that loads it reads them:"
+        + listing(found.names),
+        place=tree.metadata.place or None,
+        wanted=f"names of the family {found.family}",
+        hint=hint,
+    )

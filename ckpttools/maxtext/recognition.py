@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import folded
 from ckpttools.families.family import Family
@@ -18,6 +19,10 @@ from ckpttools.maxtext.key_templates import Alike, FamilyKeys, alike, family_key
 from ckpttools.maxtext.view import view_of
 
 NameSide = Literal["maxtext", "huggingface"]
+# What transformers' models that produce text are called, and what their bodies are.
+_LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_MOST_PREFIXES = 8
+_BODY, _LAYER = "model.", re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,66 @@ def families_with_names_of(tree: Tree) -> list[str]:
     """Names of the families that have all names of a tree, and whose names the tree has."""
     found = guess_families(tree, families().values())
     return [each.name for each in found if each.matched == each.wanted and not each.num_others]
+
+
+class Strangers(NamedTuple):
+    """Arrays of a Hugging Face model that are not of the family that its configuration names.
+
+    Attributes:
+        family: its name.
+        names: theirs; empty where all names are of the family.
+        prefixes: what names begin with that are of the family without it, such as "policy".
+    """
+
+    family: str
+    names: tuple[str, ...]
+    prefixes: tuple[str, ...] = ()
+
+
+def strangers_in(tree: Tree) -> Strangers | None:
+    """The arrays of a Hugging Face model that no row of its family has.
+
+    None where no family is known of its configuration, or code of its own makes the model (`auto_map`). Names
+    may lack the `model.` in front, as those of embedding models do. Where `architectures` names no language
+    model, arrays outside of layers are of its other head.
+    """
+    config = tree.metadata.config or {}
+    kind, made = config.get("model_type"), config.get("architectures")
+    known = [each for each in families().values() if kind in each.model_types]
+    if not known or config.get("auto_map"):
+        return None
+    names = _strange(tree, known)
+    if names and not _strange(_renamed(tree, _BODY.__add__), known):
+        names = ()
+    if isinstance(made, list) and made and not any(str(each).endswith(_LANGUAGE_MODELS) for each in made):
+        names = tuple(each for each in names if _LAYER.search(each))
+    prefixes = tuple(each for each in _prefixes(names) if not _strange(_below(tree, each), known))
+    return Strangers(known[0].name, names, prefixes)
+
+
+def _strange(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:
+    """The names that the families have no row for; all of a tree that lacks what each of them has."""
+    best = min(family_fits(tree, families), key=lambda fit: fit.badness)
+    if not best.matched:
+        return tuple(view_of(tree).named)
+    return tuple(name for group in best.others.values() for name in group)
+
+
+def _prefixes(names: Sequence[str]) -> list[str]:
+    """What names begin with, one key or two; of many the first few."""
+    keys = [each.split(".") for each in names]
+    found = dict.fromkeys(".".join(each[:count]) for count in (1, 2) for each in keys if len(each) > count)
+    return list(found)[:_MOST_PREFIXES]
+
+
+def _below(tree: Tree, prefix: str) -> Tree:
+    below = f"{prefix}."
+    leaves = {path: leaf for path, leaf in tree.items() if dotted(path).startswith(below)}
+    return _renamed(Tree(leaves, tree.metadata), lambda name: name.removeprefix(below))
+
+
+def _renamed(tree: Tree, name: Callable[[str], str]) -> Tree:
+    return Tree({(name(dotted(path)),): leaf for path, leaf in tree.items()}, tree.metadata)
 
 
 def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:

@@ -164,7 +164,7 @@ class Quantize:
             UsageError: a pattern that matches nothing; there is nothing to quantise.
             FormatError: weights are quantised already.
         """
-        refuse_quantized(tree, says_quantized(tree.metadata.config) is not None)
+        refuse_quantized(tree, by_config=True)
         named = by_name(tree.arrays)
         how, chosen = SCHEMES[self.scheme], self._chosen(tree)
         others = {path: each for path, each in tree.arrays.items() if path not in chosen}
@@ -210,16 +210,16 @@ class Quantize:
         return Notes(tuple(inexact), remarks=tuple(remarks))
 
 
-def refuse_quantized(tree: Tree, is_said: bool = False, hint: str | None = None) -> None:
+def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = None) -> None:
     """Raises FormatError where weights are quantised.
 
     Args:
         tree: the weights.
-        is_said: whether it is enough that the configuration says so.
+        by_config: whether it is enough that the configuration says so.
         hint: what to do; None for what makes plain weights of them.
     """
     said, found = says_quantized(tree.metadata.config), quantized_in(tree).weights
-    if is_said or found:
+    if found or (by_config and said is not None):
         raise FormatError(
             "weights are quantised already",
             place=tree.metadata.place or None,
