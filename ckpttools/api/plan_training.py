@@ -17,11 +17,19 @@ from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.config.back import config_of_settings
 from ckpttools.maxtext.model import CONFIG
-from ckpttools.maxtext.planning.commands import MODES, UNKNOWN, Mode, commands_for, settings_for
+from ckpttools.maxtext.planning.commands import (
+    LOCAL_PERIOD,
+    MODES,
+    UNKNOWN,
+    Mode,
+    commands_for,
+    period_setting,
+    settings_for,
+)
 from ckpttools.maxtext.planning.intervals import SaveInterval, Tier, kept_checkpoints
 from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
 from ckpttools.maxtext.planning.report import TrainingPlan
-from ckpttools.maxtext.planning.said import all_refusals, run_of, words_of
+from ckpttools.maxtext.planning.said import all_refusals, run_of, steps_said, words_of
 from ckpttools.maxtext.synthetic import synthetic
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.mesh import parse_mesh
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 _YAML = (".yml", ".yaml")
+# Where more than this part of the time is lost, other numbers are at fault than the interval.
+_TOO_MUCH = 0.5
 
 
 class _SaveSettings(NamedTuple):
@@ -97,7 +107,7 @@ def plan_training(
     local, persistent = share.nbytes, state.nbytes / hosts
     writes = local / parse_size(local_bandwidth), persistent / parse_size(persistent_bandwidth)
     tiers = _tiers(chosen, (local_save, persistent_save), writes, (mtbf, mtbf_all))
-    intervals = _intervals(tiers, chosen, _seconds("step_time", step_time))
+    intervals = _intervals(tiers, chosen, _seconds("step_time", step_time), words)
     saving = _saving(chosen, intervals, words, keep, total_steps)
     count = saving.checkpoints
     made = TrainingPlan(
@@ -150,12 +160,15 @@ def _saving(
     )
 
 
-def _intervals(tiers: Sequence[Tier], mode: Mode, step_seconds: float | None) -> tuple[SaveInterval, ...]:
+def _intervals(
+    tiers: Sequence[Tier], mode: Mode, step_seconds: float | None, words: Mapping[str, str]
+) -> tuple[SaveInterval, ...]:
     """How often each tier saves; a backup of what is local is one of every so many local saves."""
     made: list[SaveInterval] = []
     for tier in tiers:
         local = made[0].steps if mode == "multi-tier" and made else None
-        made.append(SaveInterval.of(tier, step_seconds, local or 1))
+        set_by_hand = steps_said(words, LOCAL_PERIOD if tier.name == "local" else period_setting(mode))
+        made.append(SaveInterval.of(tier, step_seconds, local or 1, set_by_hand))
     return tuple(made)
 
 
@@ -173,10 +186,10 @@ def _configuration(source: Source) -> Place | None:
 
 def _remarks(tiers: Sequence[Tier], total_steps: int | None, count: int | None) -> Iterator[str]:
     for tier in tiers:
-        if tier.lost(max(tier.best_seconds, tier.save_seconds)) >= 1:
+        if tier.lost(tier.best_seconds) > _TOO_MUCH:
             yield (
-                f"{tier.name} saves of {tier.save_seconds:.0f} s and {tier.restore_seconds:.0f} s to restore "
-                f"leave nothing of the {tier.failure_seconds:.0f} s between failures: no interval is of use"
+                f"{tier.name} saves of {tier.save_seconds:.0f} s and {tier.write_seconds:.0f} s to restore "
+                f"leave little of the {tier.failure_seconds:.0f} s between failures, whatever the interval"
             )
     if total_steps is not None and count is None:
         yield (
@@ -234,7 +247,7 @@ def _tiers(
     Args:
         mode: it.
         saves: how long a local and a persistent save hold training up; None for as long as `writes`.
-        writes: seconds that writing takes, and restoring as well.
+        writes: seconds until a checkpoint is complete, and that going on from it takes.
         failures: time between failures, and between those that no ramdisk survives, by default ten times.
     """
     often, seldom = _seconds("mtbf", failures[0]), _seconds("mtbf_all", failures[1])

@@ -151,4 +151,4 @@ def _row(label: str, text: str) -> list[str]:
 
 def _interval(each: SaveInterval) -> str:
     steps = "" if each.steps is None else f" ({plural(each.steps, 'step')})"
-    return f"every {each.best_seconds:.0f} s{steps}: {100 * each.lost:.2g} % of the time is lost"
+    return f"every {each.seconds:.0f} s{steps}: {100 * each.lost:.2g} % of the time is lost"

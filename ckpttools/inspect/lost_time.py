@@ -33,7 +33,7 @@ def lost_time_svg(tiers: Sequence[Tier]) -> str:
     """
     least = min(tier.best_seconds for tier in tiers) / _REACH
     most = max(tier.best_seconds for tier in tiers) * _REACH
-    top = 4 * max(tier.lost(tier.best_seconds) for tier in tiers)
+    top = min(1.0, 4 * max(tier.lost(tier.best_seconds) for tier in tiers))
 
     def at(seconds: float, lost: float) -> tuple[float, float]:
         along = (log10(seconds) - log10(least)) / (log10(most) - log10(least))

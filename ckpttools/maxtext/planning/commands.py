@@ -10,7 +10,7 @@ MODES: tuple[Mode, ...] = ("persistent", "emergency", "multi-tier")
 RAMDISK = "/local"
 UNKNOWN = "N"
 """Stands for steps that are not known."""
-KEEP = "max_num_checkpoints_to_keep"
+KEEP, LOCAL_PERIOD = "max_num_checkpoints_to_keep", "local_checkpoint_period"
 _LINE = " \\\n  "
 
 
@@ -30,7 +30,7 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
         made |= {"enable_multi_tier_checkpointing": "true"}
     if mode != "persistent":
         near = UNKNOWN if local is None else str(local)
-        made |= {"local_checkpoint_directory": RAMDISK, "local_checkpoint_period": near}
+        made |= {"local_checkpoint_directory": RAMDISK, LOCAL_PERIOD: near}
     made |= {period_setting(mode): every}
     if keep is not None and mode != "multi-tier":
         made |= {KEEP: str(keep)}

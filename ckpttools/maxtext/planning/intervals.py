@@ -1,14 +1,19 @@
 """How often to save: what saving takes against what a failure loses.
 
-A save that holds training up for C seconds every T seconds costs C / T of the time; a failure every M seconds
-loses half an interval and R seconds of restoring, (T / 2 + R) / M. Young (1974) has the T that loses least,
-sqrt(2 C M); Daly (2006) has further terms, which matter where C is no small part of M.
+Training goes on for T seconds, then a save holds it up for C. Failures come at random, every M seconds on
+average, also while a checkpoint is saved or restored. To get through a stretch of T + C seconds without one
+takes M (exp((T + C) / M) - 1) on average, and exp(R / M) times that where each failure costs R seconds of
+restoring (Daly 2006). The T that loses least is where (1 - T / M) exp((T + C) / M) = 1; to first order it is
+sqrt(2 C M) (Young 1974).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import exp, expm1, log1p, sqrt
+
+# Of what is searched, 0 to 1; with more of them a float64 would be 1.
+_HALVINGS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +24,14 @@ class Tier:
         name: "local" or "persistent".
         save_seconds: for which a save holds training up.
         failure_seconds: between failures, on average, after which training goes on from here.
-        restore_seconds: that going on takes.
+        write_seconds: until a checkpoint is complete, from the beginning of its save; going on from it takes
+            as long.
     """
 
     name: str
     save_seconds: float
     failure_seconds: float
-    restore_seconds: float = 0.0
+    write_seconds: float = 0.0
 
     @property
     def young_seconds(self) -> float:
@@ -34,16 +40,24 @@ class Tier:
 
     @property
     def best_seconds(self) -> float:
-        """The interval that loses least, as Daly has it; never less than the save itself takes."""
-        ratio = self.save_seconds / (2 * self.failure_seconds)
-        if ratio >= 1:
-            return self.failure_seconds
-        found = self.young_seconds * (1 + sqrt(ratio) / 3 + ratio / 9) - self.save_seconds
-        return max(found, self.save_seconds)
+        """The interval that loses least; a save that has to wait for the one before it gains nothing."""
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            is_short = -log1p(-middle) - middle < self.save_seconds / self.failure_seconds
+            low, high = (middle, high) if is_short else (low, middle)
+        busy = min(self.write_seconds - self.save_seconds, self.failure_seconds)
+        return max(high * self.failure_seconds, busy)
 
     def lost(self, interval: float) -> float:
-        """The part of the time that is lost with an interval of so many seconds."""
-        return self.save_seconds / interval + (interval / 2 + self.restore_seconds) / self.failure_seconds
+        """The part of the time that is lost with an interval of so many seconds, 0 to 1."""
+        hold = max(self.save_seconds, self.write_seconds - interval)
+        # After a failure: what restoring takes, and what was trained while the last save was still written.
+        again = self.write_seconds + max(0.0, self.write_seconds - hold)
+        stretch = (interval + hold) / self.failure_seconds
+        return 1 + interval * exp(-again / self.failure_seconds - stretch) / (
+            self.failure_seconds * expm1(-stretch)
+        )
 
     def best_steps(self, step_seconds: float, multiple: int = 1) -> int:
         """The best interval in steps: of the two multiples of so many around it the one that loses less."""
@@ -58,8 +72,10 @@ class SaveInterval:
     Attributes:
         tier: its name.
         save_seconds, failure_seconds: as of `Tier`.
-        young_seconds, best_seconds: what loses least, to first order and by Daly.
-        steps: the same in steps; None where it is not known how long a step takes.
+        young_seconds, best_seconds: of training between two saves: what loses least, to first order, and
+            with failures at any time.
+        steps: what is planned, in steps; None where it is not known how long a step takes.
+        seconds: the same in seconds, the best ones where steps are not known.
         lost: the part of the time that is lost with it.
     """
 
@@ -69,13 +85,25 @@ class SaveInterval:
     young_seconds: float
     best_seconds: float
     steps: int | None
+    seconds: float
     lost: float
 
     @classmethod
-    def of(cls, tier: Tier, step_seconds: float | None, multiple: int = 1) -> SaveInterval:
-        """The best one of a tier; steps are a multiple of so many."""
-        steps = None if step_seconds is None else tier.best_steps(step_seconds, multiple)
-        taken = tier.best_seconds if steps is None or step_seconds is None else steps * step_seconds
+    def of(
+        cls, tier: Tier, step_seconds: float | None, multiple: int = 1, steps: int | None = None
+    ) -> SaveInterval:
+        """That of a tier.
+
+        Args:
+            tier: it.
+            step_seconds: how long a step takes.
+            multiple: what the best steps are a multiple of.
+            steps: those that are set, instead of the best ones.
+        """
+        seconds = tier.best_seconds
+        if step_seconds is not None:
+            steps = steps or tier.best_steps(step_seconds, multiple)
+            seconds = steps * step_seconds
         return cls(
             tier.name,
             tier.save_seconds,
@@ -83,7 +111,8 @@ class SaveInterval:
             tier.young_seconds,
             tier.best_seconds,
             steps,
-            tier.lost(taken),
+            seconds,
+            tier.lost(seconds),
         )
 
 

@@ -30,11 +30,13 @@ def run_of(
     mode: Mode, best: int | None, keep: int | None, words: Mapping[str, str]
 ) -> tuple[int | None, int | None]:
     """The steps between persistent checkpoints, and how many are kept; what the user has set goes first."""
-    period, kept = words.get(period_setting(mode), ""), words.get(KEEP, "")
-    return (
-        int(period) if period.isdecimal() and int(period) else best,
-        int(kept) if kept.isdecimal() and int(kept) else keep,
-    )
+    return steps_said(words, period_setting(mode)) or best, steps_said(words, KEEP) or keep
+
+
+def steps_said(words: Mapping[str, str], name: str) -> int | None:
+    """The number, above 0, that the user has set; None where there is none."""
+    said = words.get(name, "")
+    return int(said) or None if said.isdecimal() else None
 
 
 def all_refusals(file: Place | None, planned: Mapping[str, str], settings: Sequence[str]) -> Iterator[str]:
