@@ -17,7 +17,7 @@ from support.hf_models import write_llama
 from support.object_stores import files_in
 from support.pages import run_page
 from support.places import DOCS, GOLDEN_0_2_5, HF, TRAINED
-from support.quantised_weights import fp8_blocks, fp8_rows, int4, nvfp4
+from support.quantised_weights import fp4_experts, fp8_blocks, fp8_rows, int4, mxfp4, nvfp4
 from support.stored_trees import contents
 from support.trees import lazy, tree_with
 
@@ -112,6 +112,18 @@ def test_a_sum_of_differences_is_as_it_is_said():
     a, b, c = (np.float32([1, 2, 4]) * k for k in (1, 3, 5))
     made = mean_of(map(lazy, (a, b, c)), weights=[1, 0.5, -0.5], normalize=False)
     assert made.tolist() == (a + 0.5 * (b - c)).tolist()
+    # Weights that float32 does not have, of products that it has.
+    tiny = mean_of(
+        [lazy(np.array([2.0**120], DTYPES["bfloat16"].numpy))] * 2, weights=[2.0**-160] * 2, normalize=False
+    )
+    assert tiny.tolist() == [2.0**-39]
+
+
+def test_what_counts_for_nothing_is_not_in_the_mean():
+    odd = lazy(np.float32([np.nan, np.inf, 1]))
+    one = lazy(np.float32([1, -0.0, 3]))
+    assert mean_of([odd, one], weights=[0, 2]).tobytes() == one.read().tobytes()
+    assert mean_of([odd, one, one], weights=[0, 1, -2], normalize=False).tolist() == [-1, 0, -3]
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +226,7 @@ REFUSED = [
     (["seed-1", "seed-2", "--weights", "1,x"], 2, "no list of numbers"),
     (["seed-1", "seed-2", "--weights", "1e308,1e308"], 2, "too large for a number"),
     (["seed-1", "seed-2", "--weights", "1,nan"], 2, "a finite number"),
+    (["seed-1", "seed-2", "--weights", "0,-0", "--no-normalize"], 2, "no checkpoint counts"),
     (["seed-1", "seed-2", "--ema", "1"], 2, "between 0 and 1"),
     (["seed-1", "seed-2", "--ema", ".5", "--decay", "sqrt"], 2, "say one of them"),
     (["seed-1", "seed-2", "--last", "2"], 2, "steps are those of one run"),
@@ -242,6 +255,8 @@ QUANTISED = [
     lambda rng: fp8_rows(rng, (24, 16)),
     lambda rng: nvfp4(rng, 8, 4, divides=False),
     lambda rng: int4(rng, 8, 4, 8),
+    lambda rng: fp4_experts(rng, 8, 3),
+    lambda rng: mxfp4(rng, 2, 8, 3),
 ]
 
 
@@ -252,7 +267,8 @@ def test_quantised_weights_count_as_their_numbers_and_are_rounded_once(make):
     made = Average()([one.tree, other.tree])[one.name]
     assert made.dtype.name == "bfloat16"
     assert np.array_equal(made.read(), exact.astype(np.float32).astype(made.dtype.numpy))
-    plain = tree_with({(one.name,): one.product})
+    rest = {(name,): each for name, each in one.arrays.items() if name.endswith("_bias")}
+    plain = tree_with({(one.name,): one.product, **rest})
     for mixed in ([plain, other.tree], [other.tree, plain]):
         assert np.array_equal(Average()(mixed)[one.name].read(), exact.astype(np.float32))
     codes = one.tree.with_metadata(config={})

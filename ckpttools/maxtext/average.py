@@ -101,13 +101,14 @@ class Average:
 
     def _mean(self, parts: Sequence[LazyArray], dtypes: Sequence[DType], weights: Weighted) -> LazyArray:
         pairs = zip(parts, weights.weights, strict=True)
-        counted = [(part, weight) for part, weight in pairs if weight] or [(parts[-1], 0.0)]
+        # What counts for nothing is not read: 0 times NaN would be NaN.
+        counted = [(part, weight) for part, weight in pairs if weight]
         to = self.dtype or _widest(dtypes)
         (first, weight), *rest = counted
         if not rest and weight == weights.total and first.dtype == to:
             return first
         is_narrow = max(to.bits, *(part.dtype.bits for part, _ in counted)) <= 16
-        sums = DTYPES["float32" if is_narrow else "float64"]
+        sums = DTYPES["float32" if is_narrow and not weights.is_far_from_one else "float64"]
         made = mean([part for part, _ in counted], [each for _, each in counted], weights.total, sums)
         return made if to == sums else elementwise(made, Convert(to))
 

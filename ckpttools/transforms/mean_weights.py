@@ -31,6 +31,11 @@ class Weighted(NamedTuple):
     weights: tuple[float, ...]
     total: float
 
+    @property
+    def is_far_from_one(self) -> bool:
+        """Whether products leave float32's range where the numbers themselves do not."""
+        return abs(_exponent(self.weights)) > _MOST_EXPONENT
+
 
 @dataclass(frozen=True)
 class MeanWeights:
@@ -52,8 +57,8 @@ class MeanWeights:
         """The weights of so many checkpoints; those of a mean times a power of two where they are far from 1.
 
         Raises:
-            UsageError: several are said at once; one is no number; there are more or fewer than checkpoints,
-                or they add up to nothing.
+            UsageError: several are said at once; one is no number; there are more or fewer than checkpoints;
+                all are 0, or those of a mean add up to nothing.
         """
         said = [name for name in ("weights", "ema", "decay") if getattr(self, name) is not None]
         if len(said) > 1:
@@ -69,6 +74,8 @@ class MeanWeights:
                 got=f"{', '.join(f'{each:g}' for each in weights)} for {count} checkpoints",
             )
         if not self.normalize:
+            if not any(weights):
+                raise UsageError("no checkpoint counts: all weights are 0", wanted="one that is not")
             return Weighted(weights, 1.0)
         if not isfinite(sum(map(abs, weights))):
             raise UsageError(
@@ -95,9 +102,14 @@ class MeanWeights:
 
 def _near_one(weights: Sequence[float], total: float) -> Weighted:
     """The same shares, of which no product is lost below the smallest number of float32."""
-    exponent = frexp(max(map(abs, weights)))[1]
+    exponent = _exponent(weights)
     shift = -exponent if abs(exponent) > _MOST_EXPONENT else 0
     return Weighted(tuple(ldexp(each, shift) for each in weights), ldexp(total, shift))
+
+
+def _exponent(weights: Sequence[float]) -> int:
+    """Of the power of two above the largest."""
+    return frexp(max(map(abs, weights)))[1]
 
 
 def _moving(decay: float, count: int) -> list[float]:
