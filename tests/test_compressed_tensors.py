@@ -9,11 +9,10 @@ from support.places import FIXTURES
 
 MODELS = FIXTURES / "compressed-tensors"
 READ = (
-    *("int4-group", "int4-group-float16", "int4-channel", "int4-tensor", "int4-asymmetric"),
+    *("int4-group", "int4-group-float16", "int4-channel", "int4-tensor", "int4-asymmetric", "int4-ragged"),
     *("fp8-channel", "fp8-tensor", "fp8-block", "nvfp4"),
 )
 REFUSED = {
-    "int4-ragged": "rows of 60 end within a code of 8",
     "int8-group": "int8; of packed whole numbers int4 is read",
     "int3-group": "int3; of packed whole numbers int4 is read",
     "int8-channel": "format: int-quantized, which is not read",

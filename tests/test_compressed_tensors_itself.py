@@ -29,6 +29,17 @@ CASES = {
     "int4 by rows": ("pack-quantized", INT4 | {"strategy": "channel"}, 96),
     "asymmetric int4 in groups": ("pack-quantized", SHIFTED | {"strategy": "group", "group_size": 32}, 96),
     "asymmetric int4 by rows": ("pack-quantized", SHIFTED | {"strategy": "channel"}, 96),
+    "int4 by rows that end within a word": ("pack-quantized", INT4 | {"strategy": "channel"}, 93),
+    "asymmetric int4 in groups that do": (
+        "pack-quantized",
+        SHIFTED | {"strategy": "group", "group_size": 12},
+        60,
+    ),
+    "int4 in groups of less than a word": (
+        "pack-quantized",
+        INT4 | {"strategy": "group", "group_size": 3},
+        93,
+    ),
     "fp8 by rows": ("float-quantized", FP8 | {"strategy": "channel"}, 96),
     "fp8 as a whole": ("float-quantized", FP8 | {"strategy": "tensor"}, 96),
     "fp8 in blocks": ("float-quantized", FP8 | {"strategy": "block", "block_structure": [16, 32]}, 96),

@@ -41,8 +41,8 @@ def weights(draw: st.DrawFn) -> Made:
         case "mxfp4":
             return made.mxfp4(rng, few, rows, draw(st.integers(1, 3)))
         case "int4":
-            group, shifted = draw(st.sampled_from((5, 8, 16, 32))), draw(st.booleans())
-            return made.int4(rng, rows, few * 2, group, shifted=shifted)
+            group, shifted = draw(st.sampled_from((4, 5, 8, 32, 48))), draw(st.booleans())
+            return made.int4(rng, rows, few * 2, group, shifted=shifted, cut=draw(st.integers(0, 7)))
         case _:
             return made.nvfp4(rng, rows, few, divides=draw(st.booleans()))
 

@@ -10,7 +10,7 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted
 from ckpttools.doctor.inventory import Inventory, ListedItem
 from ckpttools.formats.registry import open_tree
-from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.readable import shaped_weights_in, weights_in
 from ckpttools.quantized.scales import is_narrow
 from ckpttools.quantized.stored_values import value_faults
 from ckpttools.quantized.tree import quantized_in
@@ -25,8 +25,11 @@ def value_findings(tree: Tree, place: str) -> Iterator[Finding]:
     Raises:
         CheckpointError: they cannot be read.
     """
-    found = value_faults(tree, weights_in(tree).readable.values())
-    damaged = (*found.damaged, *found.cut)
+    weights = shaped_weights_in(tree)
+    found = value_faults(tree, weights.readable.values())
+    # What needs no reading is said already.
+    shapes = [each for each in weights.faults if each not in weights_in(tree).faults]
+    damaged = (*shapes, *found.damaged)
     if damaged:
         why = "no numbers can be made of the weights; a program that multiplies anyway computes nonsense"
         yield Finding(ERROR, place, f"quantised weights are damaged: {_some(damaged)}", why, _FETCH)

@@ -26,7 +26,7 @@ from ckpttools.maxtext.variables import versions_of
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import view_of
 from ckpttools.quantized.logical import Logical, logical
-from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.readable import has_doubtful_shapes, shaped_weights_in, weights_in
 from ckpttools.roles.of_tree import Role
 from ckpttools.stores.costs import Traffic
 
@@ -204,8 +204,10 @@ def _adapter(tree: Tree) -> AdapterReport | None:
 def _logical(tree: Tree) -> Logical:
     """The tree with quantised weights as one array each, where all of them are of a scheme that is read."""
     found = weights_in(tree)
+    if has_doubtful_shapes(found):
+        found = shaped_weights_in(tree)
     readable = found.readable and not found.faults
-    return logical(tree) if readable else Logical(tree, Notes(), {})
+    return logical(tree, weights=found) if readable else Logical(tree, Notes(), {})
 
 
 def _scales(tree: Tree, shown: Logical, names: Collection[str]) -> Total | None:

@@ -17,7 +17,7 @@ from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
 from ckpttools.quantized.config import says_quantized, scheme, without_quantization
 from ckpttools.quantized.decoding import ZERO_POINT_DTYPE, Decode, Like
-from ckpttools.quantized.readable import Weights, not_readable, weights_in
+from ckpttools.quantized.readable import Weights, not_readable, shaped_weights_in
 from ckpttools.quantized.scales import last_key
 from ckpttools.quantized.schemes.base import Weight
 
@@ -46,19 +46,19 @@ class Logical:
 def logical(
     tree: Tree, dtype: DType | None = None, *, like: Like = "float32", weights: Weights | None = None
 ) -> Logical:
-    """A tree with the numbers that quantised weights stand for in place of them; nothing is read.
+    """A tree with the numbers that quantised weights stand for in place of them; only stored shapes are read.
 
     Args:
         tree: any checkpoint; one without quantised weights stays as it is.
         dtype: of the numbers: float32, bfloat16 or float16; others are of float32. None for bfloat16.
         like: how products are rounded.
-        weights: as of `weights_in`; None to work them out.
+        weights: as of `weights_in`; None to work them out, with the shapes that are stored.
 
     Raises:
         FormatError: weights of a scheme that is not read, without scales, or whose scales do not fit; scales
             without a weight; lists all.
     """
-    weights = weights_in(tree) if weights is None else weights
+    weights = shaped_weights_in(tree) if weights is None else weights
     if weights.faults:
         raise not_readable(weights, tree.metadata.config, tree.metadata.place)
     if not (weights.readable or weights.left_out):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.region import Region, Shape
 from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme
 from ckpttools.quantized.refusals import remedy
 from ckpttools.quantized.scales import Described
@@ -45,6 +46,8 @@ class Weights:
 def weights_in(tree: Tree) -> Weights:
     """The quantised weights of a tree; worked out once, and nothing is read.
 
+    Where arrays say the shapes of weights, rows may be shorter than here: `shaped_weights_in` reads them.
+
     Raises:
         FormatError: arrays of a quantised tree have one name, keys joined by dots.
     """
@@ -58,8 +61,40 @@ def _weights_in(tree: Tree) -> Weights:
     return weights_of(by_name(tree.arrays), found, config)
 
 
+def shaped_weights_in(tree: Tree) -> Weights:
+    """The same with the shapes that are stored, which are read; worked out once.
+
+    Raises:
+        FormatError: as `weights_in`.
+        StorageError: they cannot be read.
+    """
+    return tree.once(_shaped_weights_in)
+
+
+def _shaped_weights_in(tree: Tree) -> Weights:
+    found = weights_in(tree)
+    arrays, said = by_name(tree.arrays), {each.stored_shape: each for each in found.readable.values()}
+    named = [name for name in said if name is not None]
+    # As they lie in files, which have them side by side: behind a network one request brings thousands.
+    named.sort(key=lambda name: arrays[name].first_byte(Region.whole(arrays[name].shape)))
+    shapes = {name: tuple(int(length) for length in arrays[name].read().reshape(-1)) for name in named}
+    if all(said[name].shape == shape for name, shape in shapes.items()):
+        return found
+    return weights_of(arrays, quantized_in(tree).weights, tree.metadata.config, shapes)
+
+
+def has_doubtful_shapes(weights: Weights) -> bool:
+    """Whether rows may be shorter than `weights_in` says: no groups of whole codes fill them."""
+    said = (each for each in weights.readable.values() if each.stored_shape is not None)
+    widths = ((each.scales[0].block[-1], each) for each in said)
+    return any(width % each.packed or width >= each.shape[-1] for width, each in widths)
+
+
 def weights_of(
-    arrays: Mapping[str, Described], found: Mapping[str, Quantized], config: Mapping[str, Any] | None
+    arrays: Mapping[str, Described],
+    found: Mapping[str, Quantized],
+    config: Mapping[str, Any] | None,
+    shapes: Mapping[str, Shape] | None = None,
 ) -> Weights:
     """What schemes make of quantised weights.
 
@@ -67,13 +102,14 @@ def weights_of(
         arrays: all, by name.
         found: the weights among them.
         config: the `config.json`, which says how they are quantised.
+        shapes: as of `ckpttools.quantized.schemes.base.Module`.
     """
     said = says_quantized(config) or {}
     readable: dict[str, Weight] = {}
     strange: list[str] = []
     faults: list[str] = []
     for name, each in found.items():
-        module = Module(name, each.sides, arrays, said)
+        module = Module(name, each.sides, arrays, said, shapes or {})
         known = scheme_of(module)
         if known is None:
             (faults if each.is_bare else strange).extend([] if _is_plain_table(each) else [str(each)])

@@ -1,4 +1,4 @@
-"""What can be said of quantised weights only by looking: shapes that are stored, scales that are no numbers.
+"""What can be said of quantised weights only by looking: scales that are no numbers.
 
 All scales are looked at when they are used. Here those are that are few, before any other byte is read, so
 that one error lists all that is wrong.
@@ -18,7 +18,6 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.logical import decode_of
-from ckpttools.quantized.refusals import remedy
 from ckpttools.quantized.schemes.base import Weight
 
 # So many elements share a scale where scales are few: 1/4096 of the bytes and less.
@@ -32,18 +31,16 @@ class ValueFaults:
     """What is wrong with the values of quantised weights, a line for each.
 
     Attributes:
-        damaged: shapes that are not those of the codes, scales that make no finite numbers.
-        cut: weights whose rows end within a code, which is not read.
+        damaged: scales that make no finite numbers.
         not_positive: scales that are zero or negative, with which numbers vanish or change their signs.
     """
 
     damaged: tuple[str, ...]
-    cut: tuple[str, ...]
     not_positive: tuple[str, ...]
 
 
 def check_values(tree: Tree, weights: Iterable[Weight], dtype: DType | None = None) -> None:
-    """Reads shapes that are stored, and of what lies on this machine scales where they are few.
+    """Reads scales where they are few, of what lies on this machine.
 
     Args:
         tree: with the quantised weights.
@@ -51,19 +48,16 @@ def check_values(tree: Tree, weights: Iterable[Weight], dtype: DType | None = No
         dtype: of the numbers that are wanted; None for bfloat16.
 
     Raises:
-        FormatError: a shape is another than that of the codes, or a scale makes no finite number; lists all.
+        FormatError: a scale makes no finite number; lists all.
         StorageError: they cannot be read.
     """
     found = value_faults(tree, weights, dtype)
-    if found.cut or found.damaged:
-        said = says_quantized(tree.metadata.config)
+    if found.damaged:
         raise FormatError(
-            "these quantised weights cannot be dequantised:" + listing([*found.damaged, *found.cut]),
+            "these quantised weights cannot be dequantised:" + listing(list(found.damaged)),
             place=tree.metadata.place or None,
-            got=f"{scheme(said)} ({FIELD})",
-            hint="get the checkpoint again: its scales are damaged"
-            if found.damaged
-            else remedy(said, is_read=False),
+            got=f"{scheme(says_quantized(tree.metadata.config))} ({FIELD})",
+            hint="get the checkpoint again: its scales are damaged",
         )
 
 
@@ -74,37 +68,14 @@ def value_faults(tree: Tree, weights: Iterable[Weight], dtype: DType | None = No
         StorageError: they cannot be read.
     """
     arrays = by_name(tree.arrays)
-    listed = list(weights)
-    cut, damaged = _shape_faults(listed, arrays)
-    few = [each for each in listed if _is_few(each, arrays)]
+    few = [each for each in weights if _is_few(each, arrays)]
+    damaged: list[str] = []
     not_positive: list[str] = []
     for at in range(0, len(few), _TOGETHER):
         beyond, odd = _scale_faults(few[at : at + _TOGETHER], arrays, dtype)
         damaged += beyond
         not_positive += odd
-    return ValueFaults(tuple(damaged), tuple(cut), tuple(not_positive))
-
-
-def _shape_faults(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> tuple[list[str], list[str]]:
-    """Lines for weights whose rows end within a word, which is not read, and for those of other shapes."""
-    cut, other = [], []
-    stored = {each.stored_shape: each for each in weights if each.stored_shape is not None}
-
-    def place(name: str) -> tuple[str, int]:
-        array = arrays[name]
-        return array.first_byte(Region.whole(array.shape))
-
-    # As they lie in files, which have them side by side: behind a network one request brings thousands.
-    for name in sorted(stored, key=place):
-        weight, said = stored[name], tuple(int(length) for length in arrays[name].read())
-        if said == weight.shape:
-            continue
-        *rows, width = weight.shape
-        if said[:-1] == (*rows,) and width - weight.packed < said[-1] < width:
-            cut.append(f"{weight.name}: rows of {said[-1]} end within a code of {weight.packed}, not read")
-        else:
-            other.append(f"{name}: {list(said)}, where the codes are of {list(weight.shape)}")
-    return cut, other
+    return ValueFaults(tuple(damaged), tuple(not_positive))
 
 
 def _is_few(weight: Weight, arrays: Mapping[str, LazyArray]) -> bool:

@@ -10,7 +10,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.text import array_count
 from ckpttools.quantized.logical import RESULTS, logical
-from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.readable import shaped_weights_in, weights_in
 from ckpttools.quantized.schemes.base import Weight
 from ckpttools.quantized.tree import quantized_in
 
@@ -29,10 +29,10 @@ def as_numbers(tree: Tree, dtype: DType | None = None) -> Numbers:
         tree: any checkpoint.
         dtype: of the numbers; None for bfloat16.
     """
-    found = weights_in(tree)
+    found = shaped_weights_in(tree)
     if found.faults or not found.readable:
         return Numbers(tree)
-    made = logical(tree, dtype)
+    made = logical(tree, dtype, weights=found)
     count, schemes = array_count(made.weights), _schemes(made.weights.values())
     to = next(made.tree.arrays[path].dtype for path in made.weights)
     return Numbers(made.tree, f"{count} dequantised from {schemes} to {to}")

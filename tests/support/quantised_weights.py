@@ -153,13 +153,19 @@ def mxfp4(rng: np.random.Generator, experts: int, rows: int, groups: int) -> Mad
     return Made(arrays, {"quant_method": "mxfp4"}, name, product.transpose(0, 2, 1), "mxfp4")
 
 
-def int4(rng: np.random.Generator, rows: int, words: int, group: int, *, shifted: bool = False) -> Made:
-    """compressed-tensors `pack-quantized`, as Kimi K2 Thinking has its experts; or with zero points."""
-    shape = (rows, words * 8)
-    nibbles = rng.integers(0, 16, shape).astype(np.uint32)
+def int4(
+    rng: np.random.Generator, rows: int, words: int, group: int, *, shifted: bool = False, cut: int = 0
+) -> Made:
+    """compressed-tensors `pack-quantized`, as Kimi K2 Thinking has its experts; or with zero points.
+
+    Of the last words of rows `cut` numbers are none of theirs.
+    """
+    shape = (rows, words * 8 - cut)
+    nibbles = rng.integers(0, 16, (rows, words * 8)).astype(np.uint32)
     packed = np.zeros((rows, words), np.uint32)
     for place in range(8):
         packed |= nibbles[:, place::8] << (4 * place)
+    nibbles = nibbles[:, : shape[1]]
     scales = _scales(rng, grid(shape, (1, group)), "bfloat16")
     name = "m.experts.0.up_proj.weight"
     arrays = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -32,12 +32,14 @@ class Module:
         sides: names of all else that belongs to it.
         arrays: all arrays of the checkpoint.
         said: the `quantization_config`.
+        shapes: what arrays say that are shapes, as far as they have been read: by their names.
     """
 
     name: str
     sides: tuple[str, ...]
     arrays: Mapping[str, Described]
     said: Mapping[str, Any]
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
 
     @property
     def codes(self) -> Described:
@@ -139,7 +141,8 @@ class Weight:
         aside: what else belongs to it and is used up: names.
         of_activations: what is left out, as it scales no weight: names.
         is_swapped: whether the logical array has the last two axes in the other order.
-        stored_shape: name of an array that says the shape of the numbers, or None.
+        stored_shape: name of an array that says the shape of the numbers, or None. Until it is read, `shape`
+            has all numbers that the codes have room for.
         zero_points: name of an array with what is taken from the numbers of each scale before they are
             multiplied, eight neighbours of a column in a word; None where there is none.
     """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckpttools.core.region import Shape, ceil_div
+from ckpttools.core.region import ceil_div
 from ckpttools.quantized.schemes.base import Module, UnreadableError, UnsupportedError
 
 ZERO_POINT = "weight_zero_point"
@@ -21,12 +21,12 @@ def weight_groups(module: Module) -> list[Mapping[str, Any]]:
     return [each for each in weights if isinstance(each, Mapping)]
 
 
-def group_size(module: Module, shape: Shape, count: int, *, bits: int) -> int:
-    """How many numbers of a row share a scale.
+def rows_and_groups(module: Module, widths: Sequence[int], count: int, *, bits: int) -> tuple[int, int]:
+    """How many numbers a row has, and how many of them share a scale.
 
     Args:
         module: the weight.
-        shape: of its numbers.
+        widths: what a row may have, the likeliest first.
         count: scales of a row.
         bits: of a number.
 
@@ -35,19 +35,21 @@ def group_size(module: Module, shape: Shape, count: int, *, bits: int) -> int:
     """
     groups = weight_groups(module)
     said = [each for each in groups if each.get("num_bits") == bits and each.get("type", "int") == "int"]
-    sizes = {size if isinstance(size, int) and size > 0 else shape[-1] for size in _sizes(said)}
-    fitting = sorted(size for size in sizes if ceil_div(shape[-1], size) == count)
-    if len(fitting) != 1:
-        known = ", ".join(map(str, sorted(sizes))) or "nothing"
-        raise UnreadableError(
-            f"{module.name}: rows of {shape[-1]} have {count} scales, and the configuration says groups of "
-            f"{known}"
-        )
-    return fitting[0]
+    for width in widths:
+        sizes = _sizes(said, width)
+        fitting = [size for size in sizes if ceil_div(width, size) == count]
+        if len(fitting) == 1:
+            return width, fitting[0]
+    known = ", ".join(map(str, sorted(_sizes(said, widths[0])))) or "nothing"
+    raise UnreadableError(
+        f"{module.name}: rows of {widths[0]} have {count} scales, and the configuration says groups of "
+        f"{known}"
+    )
 
 
-def _sizes(groups: list[Mapping[str, Any]]) -> list[object]:
-    return [each.get("group_size") for each in groups]
+def _sizes(groups: list[Mapping[str, Any]], width: int) -> set[int]:
+    said = [each.get("group_size") for each in groups]
+    return {size if isinstance(size, int) and size > 0 else width for size in said}
 
 
 def refuse_other_bits(module: Module, bits: int) -> None:

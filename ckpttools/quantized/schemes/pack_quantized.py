@@ -9,10 +9,10 @@ from ckpttools.quantized.decoding import OFFSET_INT4
 from ckpttools.quantized.schemes.base import Module, UnreadableError, Weight, blocked, whole
 from ckpttools.quantized.schemes.groups import (
     ZERO_POINT,
-    group_size,
     is_shifted,
     refuse_other_bits,
     refuse_reordered,
+    rows_and_groups,
 )
 
 _PER_WORD = 8
@@ -21,7 +21,8 @@ _PER_WORD = 8
 class PackQuantized:
     """`X.weight_packed` (out, in / 8) beside `X.weight_scale` (out, in / group) and `X.weight_shape`.
 
-    Where it is not symmetric, `X.weight_zero_point` (out / 8, in / group) is beside it as well.
+    The last word of a row may hold less than eight numbers: `weight_shape` says how many a row has. Where
+    it is not symmetric, `X.weight_zero_point` (out / 8, in / group) is beside it as well.
     """
 
     methods = ("compressed-tensors",)
@@ -40,9 +41,10 @@ class PackQuantized:
         is_one = scales.shape in ((), (1,))
         if len(module.shape) != 2 or not (is_one or len(scales.shape) == 2) or not scales.dtype.is_float:
             raise UnreadableError(f"{module.name}: {module.shape} with scales {scales.dtype}{scales.shape}")
-        rows, words = module.shape
-        shape = (rows, words * _PER_WORD)
-        size = shape[1] if is_one else group_size(module, shape, scales.shape[1], bits=4)
+        widths = _widths(module, said)
+        one = widths[0], widths[0]
+        width, size = one if is_one else rows_and_groups(module, widths, scales.shape[1], bits=4)
+        shape = (module.shape[0], width)
         return Weight(
             name=module.name.removesuffix("_packed"),
             codes=module.name,
@@ -57,6 +59,23 @@ class PackQuantized:
             stored_shape=said,
             zero_points=_zero_points(module, zero_points),
         )
+
+
+def _widths(module: Module, name: str) -> Sequence[int]:
+    """How many numbers a row may have: as the array that says it does, or what fits into its words.
+
+    Raises:
+        UnreadableError: the array says another shape than that of the codes.
+    """
+    rows, words = module.shape
+    most, said, array = words * _PER_WORD, module.shapes.get(name), module.arrays[name]
+    if array.shape != (2,) or not array.dtype.is_whole:
+        raise UnreadableError(f"{name}: {array.dtype} of {list(array.shape)}, which is no shape of a matrix")
+    if said is None:
+        return range(most, max(most - _PER_WORD, 0), -1) if most else (0,)
+    if said[0] != rows or ceil_div(said[1], _PER_WORD) != words:
+        raise UnreadableError(f"{name}: {list(said)}, where the codes are of {[rows, most]}")
+    return said[1:]
 
 
 def _zero_points(module: Module, names: Sequence[str]) -> str | None:
