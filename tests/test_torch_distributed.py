@@ -22,6 +22,7 @@ from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
 from ckpttools.formats.torch.saved import saved_file
 from ckpttools.stores.registry import parse
 
@@ -92,6 +93,38 @@ class TestMetadataAndFiles:
         assert first.stat().st_size == second.stat().st_size
         shutil.copy(first, second)
         assert "__0_0.distcp = __1_0.distcp" in run("hash", part, code=3)
+
+    @pytest.mark.parametrize("kind", ("replicated", "experts"))
+    def test_experts_that_are_copies_of_each_other(self, kind):
+        """A model that begins as one of a dense model: each process has some of the experts."""
+        tree = open_tree(FIXTURES / "upcycled" / kind)
+        experts = tree["model/layers.0.gate_up"].read()
+        assert experts.shape == (6, 8, 8) and (experts == experts[0]).all() and len({*experts[0].flat}) == 64
+
+    def test_what_is_alike_and_no_copy(self, tmp_path):
+        """Files of two processes or three: alike where they are looked at first, of what and in what else."""
+
+        def refused(rows, *contents, processes=2, **spans):
+            files = {}
+            for number, content in enumerate(contents * processes if len(contents) == 1 else contents):
+                (tmp_path / str(number)).write_bytes(content)
+                file, within = parse(tmp_path / str(number)).open(), spans.get(f"of_{number}", {(0, 8)})
+                files[str(number)] = ProcessFile([lazy(np.stack(rows))], file, within)
+            try:
+                refuse_copies(files, parse("/x"), "")
+            except FormatError:
+                return True
+            return False
+
+        row, other = np.arange(64, dtype="f4"), np.arange(1, 65, dtype="f4")
+        assert refused([row, other], b"a" * 8)
+        assert not refused([row, row], b"a" * 8)
+        assert not refused([row, other], b"a" * 8, b"b" * 8)
+        assert refused([row, other], b"a" * 8, b"b" * 8, b"a" * 8)
+        assert not refused([row, other], b"a" * 16, of_0={(0, 8)}, of_1={(8, 8)})
+        assert refused([row, other], b"a" * 16, of_0={(0, 8)}, of_1={(0, 8), (8, 8)})
+        expert = [row.reshape(8, 8)]
+        assert refused(expert, b"a" * 8) and not refused(expert, b"a" * 8, processes=3)
 
 
 class TestSafetensors:

@@ -6,10 +6,12 @@ numbers of it, and no two have the same in different parts: else files are mixed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 
-from ckpttools.array.lazy import LazyArray
+from ckpttools.array.lazy import ByteSource, LazyArray
+from ckpttools.array.nodes import window
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.stores.at_once import at_once
@@ -17,6 +19,8 @@ from ckpttools.stores.place import Place
 
 # Elements at either end: opening a checkpoint of 400 tensors in 8 copies reads some 50 MB for that.
 _ENDS = 4096
+# Places of files that look alike which are looked at as well.
+_MOST_SPANS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +68,49 @@ def _stretch(shape: Shape) -> Shape:
     return tuple(lengths)
 
 
-def refuse_copies(parts: Mapping[str, Sequence[LazyArray]], place: Place, hint: str) -> None:
+@dataclass(frozen=True, slots=True)
+class ProcessFile:
+    """What one process saved.
+
+    Attributes:
+        parts: some arrays of which each other process has another part.
+        file: it lies in.
+        spans: offset and length in bytes of all that is in it.
+    """
+
+    parts: Sequence[LazyArray]
+    file: ByteSource
+    spans: Set[tuple[int, int]]
+
+
+def refuse_copies(files: Mapping[str, ProcessFile], place: Place, hint: str) -> None:
     """Looks at what different processes have of different numbers.
 
+    Parts may be alike where they are right: of one number, as new moments, or experts that began as copies of
+    each other. So files are copies where all that is looked at is alike, and it is not of that kind alone.
+
     Args:
-        parts: name of a file -> arrays in it, of which none is a part of another file's.
+        files: of processes, by name.
         place, hint: for messages.
 
     Raises:
-        FormatError: all of two files are alike, and not of one number alone: rows of a table of embeddings
-            may be.
+        FormatError: two files are alike.
     """
 
     def looked_at(name: str) -> tuple[tuple[Shape, int, bytes], ...]:
-        return tuple((each.shape, each.dtype.itemsize, ends_of(each)) for each in parts[name])
+        return tuple((each.shape, each.dtype.itemsize, ends_of(each)) for each in files[name].parts)
 
-    files: dict[tuple[tuple[Shape, int, bytes], ...], list[str]] = {}
-    for name, found in zip(parts, at_once(place.store, looked_at, parts), strict=True):
+    groups: dict[tuple[tuple[Shape, int, bytes], ...], list[str]] = {}
+    for name, found in zip(files, at_once(place.store, looked_at, files), strict=True):
         if not all(_is_of_one_number(ends, itemsize) for _, itemsize, ends in found):
-            files.setdefault(found, []).append(name)
-    if twice := [" = ".join(group) for group in files.values() if len(group) > 1]:
+            groups.setdefault(found, []).append(name)
+    twice = [
+        " = ".join(names)
+        for suspect in groups.values()
+        if len(suspect) > 1 and not _are_experts(files, suspect)
+        for names in _alike(files, suspect)
+    ]
+    if twice:
         raise FormatError(
             "files of several processes have the same numbers, which are of different parts:"
             + listing(twice),
@@ -91,6 +118,51 @@ def refuse_copies(parts: Mapping[str, Sequence[LazyArray]], place: Place, hint: 
             wanted="the file of each process once",
             hint=hint,
         )
+
+
+def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[str]]:
+    """Which of some files have the same bytes wherever one of them has anything; only such can be copies."""
+
+    @cache
+    def middle(name: str, span: tuple[int, int]) -> bytes:
+        offset, nbytes = span
+        found = bytearray(min(nbytes, _ENDS))
+        files[name].file.read_into(offset + (nbytes - len(found)) // 2, found)
+        return bytes(found)
+
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        spans = files[name].spans
+        # One of each length: weights of one shape may be alike, those of others are other weights.
+        looked_at = sorted({span[1]: span for span in spans}.values(), key=lambda span: -span[1])[
+            :_MOST_SPANS
+        ]
+        for first in groups:
+            within = files[first].spans
+            if (spans <= within or within <= spans) and all(
+                span not in within or middle(first, span) == middle(name, span) for span in looked_at
+            ):
+                groups[first].append(name)
+                break
+        else:
+            groups[name] = [name]
+    return [each for each in groups.values() if len(each) > 1]
+
+
+def _are_experts(files: Mapping[str, ProcessFile], alike: Sequence[str]) -> bool:
+    """Whether files that are alike are so since their rows are: of experts that are copies of each other."""
+    parts = files[alike[0]].parts
+    if len(alike) == len(files) > 2 and all(each.ndim > 2 for each in parts):
+        return True
+    return all(map(_is_repeated, parts))
+
+
+def _is_repeated(array: LazyArray) -> bool:
+    """Whether the first and the last of several rows are alike: of experts that are copies of each other."""
+    if array.ndim < 2 or array.shape[0] < 2:
+        return False
+    row, rest = (1, *array.shape[1:]), (0,) * (array.ndim - 1)
+    return ends_of(window(array, (0, *rest), row)) == ends_of(window(array, (array.shape[0] - 1, *rest), row))
 
 
 def _is_of_one_number(data: bytes, itemsize: int) -> bool:

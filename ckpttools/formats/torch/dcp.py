@@ -6,7 +6,7 @@ parts may be cut along any axes. torch is not needed, and nothing is executed.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.alike import refuse_copies
+from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
 from ckpttools.formats.torch.entry import FilePart, SavedTensor, saved_value
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
@@ -138,17 +138,32 @@ def _piece(box: Region, dtype: Any, entry: _DcpItem, files: Mapping[str, File]) 
     return Piece(box, Decoded(box.shape, dtype, saved))
 
 
-def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, list[LazyArray]]:
+def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, ProcessFile]:
     """Of some files the parts that they have of a few large tensors, which others have other parts of."""
     found: dict[str, list[LazyArray]] = {name: [] for name in islice(files, _MOST_COMPARED)}
-    for name, (_, dtype, boxes) in sorted(listed.arrays.items(), key=lambda each: -prod(each[1][0])):
+    for name in _of_many_shapes(listed):
+        _, dtype, boxes = listed.arrays[name]
         entries = {(entry := listed.entries[name, box.start]).file: (box, entry) for box in boxes if box.size}
         for file, (box, entry) in entries.items() if len(entries) > 1 else ():
             if file in found and len(found[file]) < _TENSORS:
                 found[file].append(_piece(box, dtype, entry, files).array)
         if all(len(each) == _TENSORS for each in found.values()):
             break
-    return {name: each for name, each in found.items() if each}
+    spans: dict[str, set[tuple[int, int]]] = {name: set() for name in found}
+    for each in listed.entries.values():
+        if each.file in spans:
+            spans[each.file].add((each.offset, each.nbytes))
+    return {name: ProcessFile(parts, files[name], spans[name]) for name, parts in found.items() if parts}
+
+
+def _of_many_shapes(listed: _DcpEntries) -> list[str]:
+    """Names of the tensors, the largest first: one of each shape, then the others."""
+    nth: Counter[Shape] = Counter()
+    places: dict[str, int] = {}
+    for name, (shape, _, _) in sorted(listed.arrays.items(), key=lambda each: -prod(each[1][0])):
+        places[name] = nth[shape]
+        nth[shape] += 1
+    return sorted(places, key=places.__getitem__)
 
 
 def _listed(path: Place, options: ReadOptions) -> _DcpEntries:

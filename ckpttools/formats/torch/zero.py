@@ -21,7 +21,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.alike import refuse_copies
+from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
 from ckpttools.formats.torch.pickled import Record, described
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
@@ -200,8 +200,13 @@ def _check_world(step: Place, ranks: Sequence[int], saved: Sequence[_Rank]) -> N
 
 def _refuse_copies(step: Place, ranks: Sequence[_Rank]) -> None:
     """Each process has other elements of the weights than all others."""
-    vectors = {rank.file.place.name: max(rank.vectors, key=lambda each: each.size) for rank in ranks}
-    refuse_copies({name: [each] for name, each in vectors.items() if each.size}, step, _HINT)
+    files: dict[str, ProcessFile] = {}
+    for rank in ranks:
+        largest = max(rank.vectors, key=lambda each: each.size)
+        spans = {(each.offset, each.stored_nbytes) for each in rank.vectors}
+        if largest.size:
+            files[rank.file.place.name] = ProcessFile([largest], largest.source, spans)
+    refuse_copies(files, step, _HINT)
 
 
 def _models(step: Place, stage: int, world: int, options: ReadOptions) -> list[SavedFile]:
