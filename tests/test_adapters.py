@@ -115,6 +115,22 @@ def test_names_of_a_state_that_somebody_saved_as_it_was(tmp_path):
     assert one.read_bytes() == two.read_bytes()
 
 
+def test_a_directory_called_0_beside_an_adapter(tmp_path):
+    """Anything may be in it; where it is an adapter of MaxText, which one is meant must be said."""
+    place, base = tmp_path / "both", base_of("plain")
+    shutil.copytree(PEFT / "plain", place)
+    (place / "0").mkdir()
+    ckpttools.merge_adapter(base, tmp_path / "one", adapter=place)
+    (place / "0").rmdir()
+    ckpttools.adapter_to_maxtext(place, tmp_path / "lora", base=base)
+    shutil.copytree(tmp_path / "lora" / "0", place / "0")
+    told = run("adapter", "merge", base, place, tmp_path / "no", code=3)
+    assert "two adapters lie here" in told and "adapter_model.safetensors or" in " ".join(told.split())
+    for name in ("adapter_model.safetensors", "0"):
+        ckpttools.merge_adapter(base, tmp_path / f"of-{name}", adapter=place / name)
+        assert_near(numbers(tmp_path / f"of-{name}"), numbers(tmp_path / "one"))
+
+
 def changed_config(tmp_path, case="plain", **said):
     """An adapter with another configuration."""
     place = tmp_path / "adapter"

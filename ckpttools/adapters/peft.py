@@ -25,6 +25,8 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.stores.place import Place
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+STEP_0 = "0"
+"""Where MaxText has an adapter's weights, as a run of one step."""
 # Behind these words the adapter's own name may stand, where somebody saved a state as it was.
 _PART = re.compile(
     r"^(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
@@ -37,8 +39,10 @@ _FUSED = ("gate_up_proj", "down_proj")
 def is_peft(place: Place) -> bool:
     """Whether this is a directory that PEFT wrote, or weights in one."""
     folder = place if place.is_dir() else place.parent
+    if not (folder / ADAPTER).is_file():
+        return False
     # MaxText's inference engine wants such a file above its own weights.
-    return (folder / ADAPTER).is_file() and not (folder / "0").is_dir()
+    return any((folder / name).is_file() for name in WEIGHTS) or not (folder / STEP_0).is_dir()
 
 
 def weights_of(place: Place) -> Place:

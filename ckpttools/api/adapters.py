@@ -10,7 +10,7 @@ from ckpttools.adapters.extract import Extracting, extracted
 from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.from_maxtext import adapter_of_maxtext, pairs_of
 from ckpttools.adapters.merge import merged
-from ckpttools.adapters.peft import is_peft, open_peft
+from ckpttools.adapters.peft import STEP_0, is_peft, open_peft, weights_of
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import PeftFiles, to_peft
 from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
@@ -24,7 +24,7 @@ from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.registry import open_tree, writer_for, writer_options
+from ckpttools.formats.registry import is_checkpoint, open_tree, writer_for, writer_options
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.sidecar import Companions, WithSidecars
 from ckpttools.maxtext.model import ModelOptions
@@ -266,6 +266,12 @@ def opened_adapter(where: Where, base: Base, alpha: float | None = None) -> Adap
             f"{option('alpha')} is about MaxText's adapters",
             place=place,
             hint=f"leave it out: {ADAPTER} says it; {option('scale', 'X')} multiplies all",
+        )
+    if is_checkpoint(place / STEP_0):
+        raise FormatError(
+            "two adapters lie here: one of PEFT and one of MaxText",
+            place=place,
+            hint=f"name one of them: {weights_of(place)} or {place / STEP_0}",
         )
     return open_peft(place)
 
