@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -15,7 +16,7 @@ from ckpttools.families.family import PLAIN, Family, Spelling
 from ckpttools.family_check.definition import Definition, is_fatal
 from ckpttools.family_check.findings import FamilyCheck, FamilyFinding, findings_of, hints_of
 from ckpttools.family_check.made_up import MadeUpModel, Sizes, made_up
-from ckpttools.family_check.round_trip import RoundTrip, round_trip
+from ckpttools.family_check.round_trip import Bind, RoundTrip, round_trip
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.flags import inferred_flags
@@ -73,7 +74,7 @@ def check_alone(family: Family) -> FamilyCheck:
         for axis in Sizes.of(definition).wrong
     ]
     models = list(made_up(definition))
-    trips = [_trip(family, model, spelling) for model in models for spelling in family.spellings]
+    trips = list(_trips(family, models))
     largest = max(trips, key=lambda trip: trip.num_arrays)
     return FamilyCheck(
         family.name,
@@ -150,8 +151,54 @@ def _concluded(said: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
     )
 
 
+def _trips(family: Family, models: Iterable[MadeUpModel]) -> Iterator[RoundTrip]:
+    """The rows on each model in each spelling.
+
+    Where one of the same rows and sizes is sound, so is the next: flags that decide nothing in a spelling,
+    or only together with others, make a third of all.
+    """
+    sound: set[Hashable] = set()
+    for model, (number, spelling) in product(models, enumerate(family.spellings)):
+        rows = _rows_on(family, model, spelling)
+        if isinstance(rows, RoundTrip):
+            yield rows
+        elif (same := (number, rows.identity)) not in sound:
+            trip = round_trip(rows.bind, rows.lengths)
+            if not trip.findings:
+                sound.add(same)
+            yield trip
+
+
 def _trip(family: Family, model: MadeUpModel, spelling: Spelling) -> RoundTrip:
     """The rows on one model in one spelling."""
+    rows = _rows_on(family, model, spelling)
+    return rows if isinstance(rows, RoundTrip) else round_trip(rows.bind, rows.lengths)
+
+
+@dataclass(frozen=True)
+class _BoundRows:
+    """The rows of a family on one model.
+
+    Attributes:
+        bind: as of `round_trip`.
+        lengths: of every axis.
+    """
+
+    bind: Bind
+    lengths: Mapping[str, int]
+
+    @property
+    def identity(self) -> Hashable:
+        """What is the same of models in one spelling for which all comes out the same."""
+        table = self.bind(None)
+        flags = [name for name, flag in table.flags.items() if flag.value]
+        rows = tuple(row.applies(flags) for row in table.rows)
+        said = frozenset(lengths_of(table.sizes).items())
+        return rows, said, frozenset(self.lengths.items())
+
+
+def _rows_on(family: Family, model: MadeUpModel, spelling: Spelling) -> _BoundRows | RoundTrip:
+    """The rows on one model in one spelling, or what is wrong with its sizes."""
 
     @cache
     def bind(scan_axis: int | None) -> Table:
@@ -165,7 +212,7 @@ def _trip(family: Family, model: MadeUpModel, spelling: Spelling) -> RoundTrip:
         sizes = derive({**made, **said}, family.derived, CONFIG)
     except CheckpointError as error:
         return RoundTrip(tuple(findings_of(error)))
-    return round_trip(bind, lengths_of(sizes))
+    return _BoundRows(bind, lengths_of(sizes))
 
 
 @dataclass(frozen=True)

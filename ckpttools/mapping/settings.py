@@ -278,6 +278,8 @@ def _wrong(line: str, wanted: str) -> MappingError:
 
 def _split(text: str, separator: str) -> list[str]:
     """The parts between separators that are neither in quotes nor in brackets."""
+    if separator not in text:
+        return [text]
     parts, start = [], 0
     for at in _outside(text):
         if at >= start and text.startswith(separator, at):
