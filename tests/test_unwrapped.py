@@ -1,5 +1,7 @@
 """Names of weights without what PyTorch's trainers put around them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,12 +11,15 @@ from support.trees import lazy
 
 from ckpttools.array.patterns import whole_branches
 from ckpttools.array.tree import Metadata, Tree
-from ckpttools.core.errors import CoverageError
+from ckpttools.core.errors import CoverageError, UsageError
+from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.llama_names import has_llama_names, with_hub_names
+from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
+TITAN = Path(__file__).parents[1] / "fixtures/torch/trainers/torchtitan/step-10"
 NAMES = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight")
 
 
@@ -141,3 +146,21 @@ def test_llama_names_of_another_model():
     assert with_hub_names(tree).tree is tree
     with pytest.raises(CoverageError, match="names of torchtitan or Meta's own code"):
         to_maxtext(tree, ToMaxText())
+
+
+def test_names_of_the_source_and_of_the_hub_are_dropped_alike():
+    tree = open_tree(TITAN)
+    beside = ("optimizer", "train_state")
+    for head in ("output.weight", "out*", "lm_head.weight"):
+        made = to_maxtext(tree, ToMaxText(drop=(*beside, head), model=ModelOptions(tied="drop")))
+        assert "lm_head.weight" in made.notes.dropped
+    for layer in ("layers.1", "model.layers.1", "layers.1.*"):
+        with pytest.raises(
+            CoverageError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight is missing bec"
+        ):
+            to_maxtext(tree, ToMaxText(drop=(*beside, layer)))
+    # What the hub has no name for is left out with the names.
+    with_angles = Tree({**tree, ("rope.freqs",): tree["norm.weight"]}, tree.metadata)
+    assert to_maxtext(with_angles, ToMaxText(drop=(*beside, "rope.freqs"))).state.arrays
+    with pytest.raises(UsageError, match="nothing has a name"):
+        to_maxtext(tree, ToMaxText(drop=(*beside, "layers.7")))

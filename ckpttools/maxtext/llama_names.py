@@ -31,6 +31,15 @@ def has_llama_names(names: Iterable[str]) -> bool:
     return {*names}.issuperset(TELLING)
 
 
+def hub_name(name: str) -> str | None:
+    """The name that the hub has for one of Meta's own code; None for others, and what the hub lacks."""
+    for rule in _RULES:
+        filled = rule.match((name,))
+        if filled and rule.target_template is not None:
+            return rule.target_template.format(filled)
+    return None
+
+
 def with_hub_names(tree: Tree) -> Transformed:
     """The tree with names and order of the hub; as it is where it has these, or its model is no Llama.
 

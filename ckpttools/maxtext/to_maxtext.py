@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.patterns import whole_branches
+from ckpttools.array.patterns import matching, whole_branches
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Tree, by_name, dotted
 from ckpttools.core.errors import CoverageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural
@@ -19,7 +19,7 @@ from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.hf_source import HuggingFaceSource, bound, source_of
 from ckpttools.maxtext.layout import SCAN_LAYERS
-from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, with_hub_names
+from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, hub_name, with_hub_names
 from ckpttools.maxtext.native import (
     HOW_LOADED,
     SCALE,
@@ -71,17 +71,36 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     drop = whole_branches(options.drop, map(dotted, tree.arrays))
     plain = unwrapped(tree, drop)
     hub = with_hub_names(plain.tree)
-    options = replace(options, drop=whole_branches(drop, map(dotted, hub.tree.arrays)))
+    options = replace(options, drop=_of_hub_names(drop, tree, plain.tree, hub.tree))
     try:
         return _to_maxtext(hub.tree, options, tree.metadata.notes + plain.notes + hub.notes)
     except CoverageError as error:
         if has_llama_names(map(dotted, hub.tree.arrays)):
             raise error.at(hint=OF_OTHER_MODELS) from error
-        others = patterns_of_others(hub.tree)
+        others = patterns_of_others(hub.tree, options.drop)
         if not others:
             raise
         leave = " ".join(quoted("drop", each) for each in others)
         raise error.at(hint=f"there is more than a model in it: {leave} leaves it out") from error
+
+
+def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tuple[str, ...]:
+    """Patterns of what is dropped in names of the hub; the user may have written those of the source.
+
+    Args:
+        drop: patterns of whole names of the source.
+        tree, plain, hub: the source, what it is without wrappers, and that in names of the hub.
+    """
+    names, own = by_name(hub.arrays), by_name(tree.arrays)
+    found = whole_branches(drop, names)
+    of_source = [each for each in found if not matching(names, [each]) and matching(own, [each])]
+    now = {id(leaf): dotted(path) for path, leaf in plain.items()}
+    renamed = [now.get(id(own[name]), name) for name in matching(own, of_source)]
+    if hub is not plain:
+        renamed = [hub_name(name) or name for name in renamed]
+    # What is not there any more was left out with the names.
+    literal = (name for name in renamed if name in names)
+    return (*(each for each in found if each not in of_source), *literal)
 
 
 def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:

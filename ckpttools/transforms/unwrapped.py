@@ -46,16 +46,22 @@ def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     return Transformed(moved(tree, moves), Notes(remarks=tuple(_remarks(outer, taken))))
 
 
-def patterns_of_others(tree: Tree) -> list[str]:
-    """Patterns of the arrays beside a model's state dict, such as an optimizer's; none where it is alone."""
-    weights = (path for path in tree.arrays if path not in tree.metadata.scalars)
+def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
+    """Patterns of the arrays beside a model's state dict, such as an optimizer's; none where it is alone.
+
+    Args:
+        tree: of a checkpoint of PyTorch.
+        drop: as of `unwrapped`.
+    """
+    arrays = [path for path in tree.arrays if not any(fnmatchcase(dotted(path), each) for each in drop)]
+    weights = (path for path in arrays if path not in tree.metadata.scalars)
     above = Counter(path[:-1] for path in weights if all(key in _OUTER for key in path[:-1]))
     if not above:
         return []
     ((outer, _),) = above.most_common(1)
     numbers = tree.metadata.scalars
     # Numbers beside a dictionary of weights go with what is around it.
-    others = [p for p in tree.arrays if (p[:-1] != outer or p in numbers) and not (outer and p in numbers)]
+    others = [p for p in arrays if (p[:-1] != outer or p in numbers) and not (outer and p in numbers)]
     return list(dict.fromkeys(_pattern(path, outer) for path in others))
 
 
