@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from contextlib import contextmanager
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -115,6 +118,50 @@ def test_rearranged_numbers_are_the_rearranged_product(weight, data):
     out = np.empty(array.shape, array.dtype.carrier)
     array.read_into(Region.whole(array.shape), out, scratch)
     assert (out == bits(truth)).all()
+
+
+class WatchedScratch(Scratch):
+    """Remembers how much of it was ever taken."""
+
+    most = 0
+
+    @contextmanager
+    def take(self, shape, dtype):
+        with super().take(shape, dtype) as taken:
+            self.most = max(self.most, self._top)
+            yield taken
+
+
+def damaged(weight: Made) -> Made:
+    """Codes that are no numbers are looked up in a table, one by one."""
+    weight.arrays[weight.name][:] = np.nan
+    return weight
+
+
+@pytest.mark.parametrize(
+    "made_by",
+    [
+        lambda rng: made.int4(rng, 120, 513, 8, shifted=True, cut=3),
+        lambda rng: damaged(made.fp8_blocks(rng, (300, 1031), (7, 2))),
+        lambda rng: made.fp8_blocks(rng, (9, 10_000, 3), (128, 1)),
+        lambda rng: made.mxfp4(rng, 2, 136, 60),
+    ],
+    ids=["int4", "fp8", "narrow", "mxfp4"],
+)
+def test_what_is_projected_is_all_that_reading_takes(made_by):
+    """Of the scratch, and of memory beside it, which numpy tells to tracemalloc."""
+    array = logical_array(made_by(np.random.default_rng(0)))
+    out = np.empty(array.shape, array.dtype.carrier)
+    array.read(Region.whole((1,) * array.ndim))
+    scratch = WatchedScratch(array.scratch_bytes)
+    tracemalloc.start()
+    try:
+        array.read_into(Region.whole(array.shape), out, scratch)
+        _, beside = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert beside > 1 << 16
+    assert scratch.most + beside <= scratch.nbytes
 
 
 def factors(length: int) -> list[tuple[int, ...]]:

@@ -29,8 +29,22 @@ class Decoding(Protocol):
     def kind(self) -> Hashable:
         """Equal for those that do the same to arrays of other names."""
 
+    def working_bytes(self, size: int, packed: int, scales: int) -> int:
+        """What `decode` takes of the scratch and allocates beside it, together, at most.
+
+        Args:
+            size: elements of a piece.
+            packed: elements in each code.
+            scales: elements of each array of scales that a piece touches.
+        """
+
     def decode(
-        self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: DequantizedPiece, out: np.ndarray
+        self,
+        codes: np.ndarray,
+        scales: Sequence[np.ndarray],
+        piece: DequantizedPiece,
+        out: np.ndarray,
+        scratch: Scratch,
     ) -> None:
         """Writes the numbers of a piece.
 
@@ -39,6 +53,7 @@ class Decoding(Protocol):
             scales: of each array of scales the carriers of those that the piece touches.
             piece: which elements of the whole array they are.
             out: of the piece's shape and the result's carrier, any strides.
+            scratch: with as much left as `working_bytes` says.
 
         Raises:
             FormatError: a scale that no number can be multiplied by.
@@ -150,7 +165,7 @@ class Dequantized(LazyArray):
                 out, piece = out.transpose(order), piece.transposed(order)
                 scales = [each.transpose(order) for each in scales]
                 codes = _moved(codes.transpose(order), taken, scratch)
-            self.decoding.decode(codes, scales, piece, out)
+            self.decoding.decode(codes, scales, piece, out, scratch)
 
     def _piece(self, region: Region) -> DequantizedPiece:
         return DequantizedPiece(region, self.packed, self.blocks)
@@ -159,7 +174,10 @@ class Dequantized(LazyArray):
     def scratch_bytes(self) -> int:
         own = sum(min(each.nbytes, _SCALES_BYTES) + _PAGE for each in self.scales)
         sources = max(each.scratch_bytes for each in (self.codes, *self.scales))
-        return read_blocks.scratch(self.codes.nbytes) + own + sources
+        few = max(min(each.size, _SCALES_BYTES // each.dtype.itemsize) for each in self.scales)
+        size = min(self.size, read_blocks.elements(1))
+        working = self.decoding.working_bytes(size, self.packed, few)
+        return read_blocks.scratch(self.codes.nbytes) + own + max(sources, working)
 
     def read_cost(self, region: Region) -> ReadCost:
         piece = self._piece(region)

@@ -19,8 +19,12 @@ from ckpttools.mapping.values import Exactness, rounded
 if TYPE_CHECKING:
     import numpy as np
 
+    from ckpttools.array.scratch import Scratch
+
 # Elements of one block: what they are widened to stays in a core's L2 cache.
 _BLOCK = 1 << 16
+# What widening, multiplying and rounding one of its elements take: at most 32.5 bytes of bfloat16.
+_BYTES = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,17 @@ class Times:
     def kind(self) -> Hashable:
         return self
 
+    def working_bytes(self, size: int, packed: int, scales: int) -> int:
+        """As `ckpttools.array.dequantized.Decoding.working_bytes`: nothing of the scratch."""
+        return _BYTES * min(size, _BLOCK)
+
     def decode(
-        self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: DequantizedPiece, out: np.ndarray
+        self,
+        codes: np.ndarray,
+        scales: Sequence[np.ndarray],
+        piece: DequantizedPiece,
+        out: np.ndarray,
+        scratch: Scratch,
     ) -> None:
         """As `ckpttools.array.dequantized.Decoding.decode`."""
         import numpy as np

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttools.array.dequantized import DequantizedPiece
-from ckpttools.array.rounding import as_float32, round_to
+from ckpttools.array.read_blocks import page
+from ckpttools.array.rounding import round_to
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, ceil_div
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ckpttools.array.scratch import Scratch
 
 Like = Literal["float32", "maxtext"]
 """How products are rounded: once, or as MaxText does, which rounds scales to bfloat16 first."""
@@ -26,6 +30,12 @@ ZERO_POINT_DTYPE = DTYPES["bfloat16"]
 # Numbers that are multiplied at once, in 2 MiB of each worker: of FP8 each takes 1.01 ns of a core. With a
 # quarter as many at once it takes 1.31, for the calls, during each of which workers wait for each other.
 _BLOCK = 1 << 18
+# Rows of them: where each is short, what says which scale it has is longer than it.
+_MOST_ROWS = 1 << 13
+# What is allocated for each of them then, whole numbers of 64 bits: places on up to six axes, and of scales.
+_PLACES = 24
+# Tables of what codes stand for.
+_TABLES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +65,64 @@ class Decode:
     def kind(self) -> Hashable:
         return self.numbers, self.scales, self.divides, self.result, self.like, self.has_zero_points
 
+    def working_bytes(self, size: int, packed: int, scales: int) -> int:
+        """As `ckpttools.array.dequantized.Decoding.working_bytes`."""
+        many, rows = min(size, _BLOCK), min(size, _MOST_ROWS)
+        factors = (1 + self.has_zero_points) * page(4 * scales)
+        buffers = 2 * page(4 * (many + 2 * packed * rows))
+        # Allocated: what MaxText rounds; factors and zero points of all numbers, spread over columns once
+        # they are over rows, whose places are looked up; and of 8 bytes the place of each code in a table.
+        rounded = 8 * scales if self.like == "maxtext" else 0
+        kept, each = 4 * many * self.has_zero_points, 4 * many + 16 * rows
+        spread = kept + each + max(2 * many, 8 * rows * _PLACES)
+        looked_up = kept + each + 8 * (many if packed == 1 else many // 2 + packed * rows)
+        return factors + buffers + max(rounded, spread, looked_up) + _TABLES
+
     def decode(
-        self, codes: np.ndarray, scales: Sequence[np.ndarray], piece: DequantizedPiece, out: np.ndarray
+        self,
+        codes: np.ndarray,
+        scales: Sequence[np.ndarray],
+        piece: DequantizedPiece,
+        out: np.ndarray,
+        scratch: Scratch,
     ) -> None:
         """As `ckpttools.array.dequantized.Decoding.decode`."""
-        factors = self.factors(scales[: len(self.scales)])
-        self.check(factors)
-        zeros = as_float32(scales[-1].view(ZERO_POINT_DTYPE.numpy)) if self.has_zero_points else None
-        self._fill(_Rows.of(codes, factors, piece, zeros), out, 0)
+        import numpy as np
 
-    def _fill(self, rows: _Rows, out: np.ndarray, before: int) -> None:
-        """Writes rows; `before` is how many come before those of `out`."""
+        from ckpttools.array.elements import widen
+
+        with ExitStack() as taken:
+
+            def buffer(*shape: int) -> np.ndarray:
+                return taken.enter_context(scratch.take(shape, np.dtype(np.float32)))
+
+            factors = self.factors(scales[: len(self.scales)], buffer(*scales[0].shape))
+            self.check(factors)
+            zeros = None
+            if self.has_zero_points:
+                zeros = buffer(*scales[-1].shape)
+                widen(scales[-1], ZERO_POINT_DTYPE, zeros)
+            size = min(_BLOCK, out.size) + 2 * piece.packed * min(_MOST_ROWS, out.size)
+            self._fill(_Rows.of(codes, factors, piece, zeros), out, 0, (buffer(size), buffer(size)))
+
+    def _fill(
+        self, rows: _Rows, out: np.ndarray, before: int, buffers: tuple[np.ndarray, np.ndarray]
+    ) -> None:
+        """Writes rows through two buffers; `before` is how many come before those of `out`."""
         import numpy as np
 
         flat = out.reshape(-1, out.shape[-1])
         if not np.may_share_memory(flat, out):
             count = flat.shape[0] // out.shape[0]
             for number, each in enumerate(out):
-                self._fill(rows, each, before + number * count)
+                self._fill(rows, each, before + number * count, buffers)
             return
         width = min(_BLOCK, flat.shape[1])
-        height = max(1, _BLOCK // width)
-        numbers, products = np.empty((2, height * (width + 2 * rows.packed)), np.float32)
+        height = min(max(1, _BLOCK // width), _MOST_ROWS)
         for top in range(0, flat.shape[0], height):
             for left in range(0, flat.shape[1], width):
                 part = flat[top : top + height, left : left + width]
-                self._multiply(rows.part(before + top, left, part.shape), part, numbers, products)
+                self._multiply(rows.part(before + top, left, part.shape), part, *buffers)
 
     def _multiply(self, part: _RowBatch, out: np.ndarray, numbers: np.ndarray, products: np.ndarray) -> None:
         """Writes a few rows through two buffers."""
@@ -95,17 +137,27 @@ class Decode:
             spare = numbers.view(np.uint32)[: out.size].reshape(out.shape)
             round_to(self.result, product, out, spare)
 
-    def factors(self, scales: Sequence[np.ndarray]) -> np.ndarray:
-        """What numbers are multiplied by, in float32, of carriers of scales."""
+    def factors(self, scales: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
+        """What numbers are multiplied by, in float32, of carriers of scales.
+
+        Args:
+            scales: of each array.
+            out: where they go, of the first array's shape; None for new memory.
+        """
         import numpy as np
 
-        made: np.ndarray = np.ones((), np.float32)
+        from ckpttools.array.elements import widen
+
+        made = np.empty(scales[0].shape, np.float32) if out is None else out
         with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
-            for carriers, dtype, divides in zip(scales, self.scales, self.divides, strict=True):
-                scale = carriers.view(dtype.numpy).astype(np.float32)
-                made = np.asarray(np.divide(made, scale) if divides else np.multiply(made, scale))
+            widen(scales[0], self.scales[0], made)
+            if self.divides[0]:
+                np.divide(np.float32(1), made, out=made)
+            for one, dtype, divides in zip(scales[1:], self.scales[1:], self.divides[1:], strict=True):
+                scale = one.view(dtype.numpy).astype(np.float32)
+                (np.divide if divides else np.multiply)(made, scale, out=made)
         if self.like == "maxtext":
-            made = made.astype(DTYPES["bfloat16"].numpy).astype(np.float32)
+            made[...] = made.astype(DTYPES["bfloat16"].numpy)
         return made
 
     def check(self, factors: np.ndarray) -> None:
@@ -114,6 +166,9 @@ class Decode:
         Raises:
             FormatError: there is one, or it is no number.
         """
+        least, most = float(factors.min()), float(factors.max())
+        if self._is_within(max(most, -least)):
+            return
         wrong = self.is_beyond(factors)
         if wrong.any():
             raise FormatError(
@@ -128,10 +183,13 @@ class Decode:
         """For each factor whether the largest code times it is beyond the result, or no number."""
         import numpy as np
 
-        # Zero points are numbers of the same kind.
-        most = np.abs(factors).astype(np.float64) * largest(self.numbers) * (1 + self.has_zero_points)
-        beyond: np.ndarray = ~(most < self.result.beyond_range)
+        beyond: np.ndarray = ~self._is_within(np.abs(factors).astype(np.float64))
         return beyond
+
+    def _is_within(self, factor: Any) -> Any:
+        """Whether the largest code times a factor, or each of several, is a number of the result."""
+        # Zero points are numbers of the same kind.
+        return factor * largest(self.numbers) * (1 + self.has_zero_points) < self.result.beyond_range
 
     def _numbers(self, codes: np.ndarray, packed: int, buffer: np.ndarray) -> np.ndarray:
         """What rows of codes stand for, in float32."""
@@ -208,14 +266,9 @@ class _Rows:
         return _RowBatch(codes, self.packed, start % self.packed, factors, zeros)
 
     def _factors(self, top: int, left: int, height: int, width: int) -> np.ndarray:
-        import numpy as np
 
         rows, length = self._of_rows(top, height), self.piece.blocks[0][-1]
-        if rows.shape[1] == 1:
-            return rows
-        first = self.within[-1] + left
-        some = rows[:, first // length : ceil_div(first + width, length)]
-        return np.repeat(some, length, 1)[:, first % length : first % length + width]
+        return rows if rows.shape[1] == 1 else _spread(rows, length, self.within[-1] + left, width, 1)
 
     def _of_rows(self, top: int, height: int) -> np.ndarray:
         """The factors of some rows; of one where all have the same."""
@@ -236,14 +289,27 @@ class _Rows:
 
     def _of_rows_along(self, axis: int, top: int, height: int) -> np.ndarray:
         """The same where all rows follow each other on one axis."""
-        import numpy as np
-
         factors = self.factors.reshape(-1, self.factors.shape[-1])
         length, start = self.piece.blocks[0][axis], self.within[axis] + top
         some = factors[start // length : ceil_div(start + height, length)]
-        if len(some) == 1 or length == 1:
-            return some
-        return np.repeat(some, length, 0)[start % length : start % length + height]
+        return some if len(some) == 1 else _spread(factors, length, start, height, 0)
+
+
+def _spread(factors: np.ndarray, length: int, start: int, count: int, axis: int) -> np.ndarray:
+    """The factors of numbers on an axis: each is of `length` of them, the first at the place `start`."""
+    import numpy as np
+
+    first, stop = start // length, ceil_div(start + count, length)
+    some = factors[first:stop] if axis == 0 else factors[:, first:stop]
+    if length == 1:
+        return some
+    before, after = start - first * length, stop * length - start - count
+    if not (before or after):
+        return np.repeat(some, length, axis)
+    times = np.full(stop - first, length)
+    times[0] -= before
+    times[-1] -= after
+    return np.repeat(some, times, axis)
 
 
 @cache
