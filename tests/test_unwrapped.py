@@ -11,6 +11,7 @@ from support.trees import lazy
 
 from ckpttools.array.patterns import whole_branches
 from ckpttools.array.tree import Metadata, Tree
+from ckpttools.compare.align import align
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.llama_names import has_llama_names, with_hub_names
@@ -19,7 +20,8 @@ from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
-TITAN = Path(__file__).parents[1] / "fixtures/torch/trainers/torchtitan/step-10"
+TRAINERS = Path(__file__).parents[1] / "fixtures/torch/trainers"
+TITAN, FSDP, HUB = (TRAINERS / name for name in ("torchtitan/step-10", "fsdp/pytorch_model_fsdp_0", "hub"))
 NAMES = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight")
 
 
@@ -164,3 +166,16 @@ def test_names_of_the_source_and_of_the_hub_are_dropped_alike():
     assert to_maxtext(with_angles, ToMaxText(drop=(*beside, "rope.freqs"))).state.arrays
     with pytest.raises(UsageError, match="nothing has a name"):
         to_maxtext(tree, ToMaxText(drop=(*beside, "layers.7")))
+
+
+@pytest.mark.parametrize("places", [(TITAN, HUB), (HUB, FSDP), (TITAN, FSDP), (TITAN, TITAN), ("bare", HUB)])
+def test_comparisons_take_what_trainers_left_for_what_it_is(places):
+    trees = [open_tree(TITAN if each == "bare" else each) for each in places]
+    if "bare" in places:
+        trees[0] = trees[0].with_metadata(config=None)
+    both = align(*trees)
+    assert both.a.keys() == both.b.keys() and (places == (TITAN, TITAN)) == ("norm.weight" in both.a)
+    for name, array in both.a.items():
+        assert array.read().tobytes() == both.b[name].read().tobytes(), name
+    other_size = {**trees[0].metadata.config, "head_dim": 2} if trees[0].metadata.config else {}
+    assert align(trees[0].with_metadata(config=other_size), trees[1]).a

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, keystr
+from ckpttools.array.tree import Tree, dotted, keystr
 from ckpttools.compare.unnamed_side import Arrays, UnnamedSide, with_joints_of
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count, folded
@@ -23,6 +24,7 @@ from ckpttools.digest.canonical import as_stored, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
+from ckpttools.maxtext.llama_names import OnHub, on_hub
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacked_on import remarks_about_axis
@@ -58,7 +60,7 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
         CheckpointError: something that `options` name does not exist.
     """
     options = options or AlignOptions()
-    first, second = _with_keys(a), _with_keys(b)
+    first, second, remarks = _in_names_of_the_hub(_with_keys(a), _with_keys(b), options)
     maxtext: Side | None = None
     match view_of(first).is_maxtext, view_of(second).is_maxtext:
         case True, True:
@@ -77,6 +79,7 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
             hint="leave it out",
         )
     both = replace(_with_what_both_have(*named), maxtext=maxtext)
+    both = replace(both, remarks=(*remarks, *both.remarks))
     return both if both.sizes else replace(both, sizes=_configured_sizes((first, second), options))
 
 
@@ -123,6 +126,30 @@ def _split(tree: Tree) -> Tree | None:
             if view_of(split).is_maxtext:
                 return split
     return None
+
+
+def _in_names_of_the_hub(a: Tree, b: Tree, options: AlignOptions) -> tuple[Tree, Tree, list[Remark]]:
+    """What trainers of PyTorch left without what they put around names, where the other side has it so."""
+    mine, theirs = _ways_of_names(a, b, options), _ways_of_names(b, a, options)
+    found = mine[-1], theirs[-1]
+    if not (view_of(a).is_maxtext or view_of(b).is_maxtext) and len(mine) * len(theirs) > 1:
+        found = max(product(mine, theirs), key=_names_in_common)
+    sides: tuple[Side, Side] = ("A", "B")
+    remarks = [Remark(said, side) for each, side in zip(found, sides, strict=True) for said in each.remarks]
+    return found[0].tree, found[1].tree, remarks
+
+
+def _names_in_common(sides: tuple[OnHub, OnHub]) -> int:
+    one, other = ({*map(dotted, each.tree.arrays)} for each in sides)
+    return len(one & other)
+
+
+def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[OnHub]:
+    """A tree as it is, and under the names of the hub, where it has others that trainers of PyTorch write."""
+    if view_of(tree).is_maxtext:
+        return [OnHub(tree)]
+    made = on_hub(tree, _files(tree, options, other).config or other.metadata.config)
+    return [OnHub(tree)] if made.tree is tree else [OnHub(tree), made]
 
 
 def _own_names(tree: Tree) -> NamedArrays[LazyArray]:

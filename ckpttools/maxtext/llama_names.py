@@ -6,13 +6,15 @@ Rows of queries and keys are put in another order for that, which is exact.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.errors import CheckpointError
 from ckpttools.core.notes import Notes
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.rename import Remap, Rule
+from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
 _RULES = (
     *(Rule(*each) for each in REARRANGED),
@@ -56,6 +58,33 @@ def with_hub_names(tree: Tree) -> Transformed:
         "and keys get the order of its rotary halves"
     )
     return Transformed(made.tree, made.notes + Notes(remarks=(remark,)))
+
+
+class OnHub(NamedTuple):
+    """A tree under the names of the hub, and what to say of that."""
+
+    tree: Tree
+    remarks: tuple[str, ...] = ()
+
+
+def on_hub(tree: Tree, config: Mapping[str, Any] | None) -> OnHub:
+    """A model as any trainer of PyTorch leaves it; the tree itself where its names are others.
+
+    Args:
+        tree: with whatever lies beside the model, which keeps its names.
+        config: the model's, if it is known.
+    """
+    plain = unwrapped(tree, patterns_of_others(tree))
+    made, remarks = plain.tree, plain.notes.remarks
+    if has_llama_names(map(dotted, made.arrays)):
+        try:
+            hub = with_hub_names(made.with_metadata(config=config))
+        except CheckpointError:
+            # The configuration has other sizes: names stay.
+            return OnHub(made, remarks)
+        if hub.notes.remarks:
+            return OnHub(hub.tree, remarks + hub.notes.remarks)
+    return OnHub(made, remarks)
 
 
 def _pairs(config: Mapping[str, Any]) -> int | None:
