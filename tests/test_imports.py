@@ -232,6 +232,7 @@ TOUCHES_FILES = {
     "families/registry.py": "the user's family files",
     "core/resident.py": "/proc",
     "run/memory.py": "/proc",
+    "run/worker_processes.py": "processes",
     "transforms/functions.py": "the user's modules",
     "transforms/rename.py": "the user's rules",
 }

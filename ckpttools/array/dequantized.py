@@ -171,6 +171,10 @@ class Dequantized(LazyArray):
         return DequantizedPiece(region, self.packed, self.blocks)
 
     @property
+    def computed(self) -> bool:
+        return True
+
+    @property
     def scratch_bytes(self) -> int:
         own = sum(min(each.nbytes, _SCALES_BYTES) + _PAGE for each in self.scales)
         sources = max(each.scratch_bytes for each in (self.codes, *self.scales))

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 
+from ckpttools.array import rounding
 from ckpttools.core.dtypes import DType
 
 
@@ -23,10 +24,7 @@ def widen(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
         out: of their shape, in `wide(dtype)`; float32 may stay float32.
     """
     if dtype.name == "bfloat16":
-        # Three times as fast as ml_dtypes' own.
-        bits = out.view(np.uint32)
-        bits[...] = values
-        np.left_shift(bits, 16, out=bits)
+        rounding.widen(values.view(dtype.numpy), out)
     elif dtype.name in _NARROW and all_finite(values, dtype):
         _widen_narrow(values, dtype, out)
     elif dtype.itemsize == 1:

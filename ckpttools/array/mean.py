@@ -122,8 +122,11 @@ def _divide(total: np.ndarray, divisor: float) -> bool:
             np.multiply(total, 1 / divisor, out=total)
         elif divisor != 1:
             np.divide(total, divisor, out=total)
-        # The largest of numbers is NaN where one of them is.
-        return not total.size or bool(np.isfinite(total.max()) and np.isfinite(total.min()))
+        # Half of the time of looking for the largest and the smallest, which are NaN where a number is; that
+        # squares are beyond the range does not mean that numbers are.
+        if np.isfinite(np.dot(total, total)):
+            return True
+        return bool(np.isfinite(total.max()) and np.isfinite(total.min()))
 
 
 def mean(parts: Sequence[LazyArray], weights: Sequence[float], total: float, dtype: DType = _WIDE) -> Mean:

@@ -12,6 +12,7 @@ from ckpttools.core.text import plural
 from ckpttools.core.wording import step
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
+from ckpttools.plan.task import Task
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Record
 from ckpttools.stores.shares import who_does_what
@@ -63,6 +64,12 @@ def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[Finished
 
     found = {entry.task: entry for entry in entries(records) if 0 <= entry.task < len(plan.tasks)}
     return [entry for entry in found.values() if all(size(file) >= stop for file, stop in _ends(entry, plan))]
+
+
+def left_of(plan: Plan, done: Iterable[FinishedTask]) -> list[Task]:
+    """The tasks of a plan that are not done."""
+    finished = {entry.task for entry in done}
+    return [task for number, task in enumerate(plan.tasks) if number not in finished]
 
 
 class UnfinishedError(UsageError):

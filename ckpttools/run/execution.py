@@ -1,4 +1,4 @@
-"""Doing the tasks of a plan: a few threads, each with buffers of its own that it uses again and again."""
+"""Doing the tasks of a plan: a few threads, each with buffers of its own, or a process."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from typing import Protocol, TypeAlias
 
-import numpy as np
-
-from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import MemoryBudgetError
-from ckpttools.core.region import Region, Shape
+from ckpttools.core.region import Shape
 from ckpttools.core.tally import add
 from ckpttools.formats.base import Extents
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
+from ckpttools.run.doing import DoesTasks, InThread, see_nothing
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
-from ckpttools.run.run_task import run_task
 from ckpttools.run.threads import is_ending, start_some
 from ckpttools.stores.base import File
 from ckpttools.stores.publishing import Record, Sink
@@ -33,10 +30,6 @@ _MOST_LOOKED_AT = 1000
 
 _Group: TypeAlias = tuple[int, Sequence[int]]
 """The number of a group, and those of its tasks."""
-
-
-def _see_nothing(path: Path, region: Region, values: np.ndarray) -> None:
-    """Watches what is only rehearsed."""
 
 
 class TaskFiles(Protocol):
@@ -62,13 +55,15 @@ class Execution:
         files: TaskFiles,
         work: Enters,
         observe: Observer,
-        watch: Watch = lambda path, region, values: None,
+        watch: Watch = see_nothing,
+        processes: Sequence[DoesTasks] = (),
     ) -> None:
         self._plan = plan
         self._files = files
         self._work = work
         self._observe = observe
         self._watch = watch
+        self._processes = processes
         self._lock = threading.Lock()
         self._finished: list[FinishedTask] = []
         self._extents: dict[tuple[Path, Shape], Range] = {}
@@ -96,7 +91,9 @@ class Execution:
         try:
             try:
                 start_some(lambda: self._thread(self._syncer), 1, syncer)
-                start_some(lambda: self._start(todo), self._plan.jobs, workers)
+                doers = iter(self._processes)
+                most = len(self._processes) or self._plan.jobs
+                start_some(lambda: self._start(todo, next(doers, None)), most, workers)
             except MemoryBudgetError as error:
                 if not is_ending(error):
                     raise
@@ -144,18 +141,18 @@ class Execution:
         if self._error is not None:
             raise self._error
 
-    def _start(self, todo: Iterator[_Group]) -> threading.Thread:
-        scratch, buffer = Scratch(self._plan.scratch_bytes), Scratch(self._plan.buffer_bytes)
-        return self._thread(lambda: self._worker(todo, scratch, buffer))
+    def _start(self, todo: Iterator[_Group], process: DoesTasks | None) -> threading.Thread:
+        doer = process or InThread(self._plan, self._watch)
+        return self._thread(lambda: self._worker(todo, doer))
 
     def _work_here(self, todo: Iterator[_Group]) -> None:
         """Does all in this thread."""
         try:
-            self._worker(todo, Scratch(self._plan.scratch_bytes), Scratch(self._plan.buffer_bytes))
+            self._worker(todo, InThread(self._plan, self._watch))
         except BaseException as error:
             self._fail(error)
 
-    def _worker(self, todo: Iterator[_Group], scratch: Scratch, buffer: Scratch) -> None:
+    def _worker(self, todo: Iterator[_Group], doer: DoesTasks) -> None:
         while not self._stop.is_set():
             with self._lock:
                 group = next(todo, None)
@@ -164,7 +161,7 @@ class Execution:
             entries: list[FinishedTask] = []
             with closing(self._files.passes(group[0])) as sinks:
                 for sink in sinks:
-                    entries = list(self._entries(group, sink, scratch, buffer))
+                    entries = list(self._entries(group, sink, doer))
                     if len(entries) < len(group[1]):
                         return
             with self._lock:
@@ -173,9 +170,7 @@ class Execution:
                 self._finished += entries
                 self._tell(group[1][-1])
 
-    def _entries(
-        self, group: _Group, sink: Sink, scratch: Scratch, buffer: Scratch
-    ) -> Iterator[FinishedTask]:
+    def _entries(self, group: _Group, sink: Sink, doer: DoesTasks) -> Iterator[FinishedTask]:
         """Does the tasks of a group, as long as nothing has gone wrong elsewhere.
 
         What is told of the last is left to whoever notes that all are done.
@@ -183,10 +178,7 @@ class Execution:
         for number in group[1]:
             if self._stop.is_set():
                 return
-            task = self._plan.tasks[number]
-            watch = _see_nothing if sink.is_rehearsal else self._watch
-            chunks = run_task(self._plan, task, sink, buffer, scratch, watch)
-            yield FinishedTask(number, chunks, scratch.take_counts())
+            yield doer(number, sink)
             if not sink.is_rehearsal and number != group[1][-1]:
                 with self._lock:
                     self._tell(number)

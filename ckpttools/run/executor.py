@@ -13,12 +13,14 @@ from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import errors_of, without_errors
 from ckpttools.run.apart import check_apart, check_unread
-from ckpttools.run.entries import kept, unfinished
+from ckpttools.run.doing import see_nothing
+from ckpttools.run.entries import kept, left_of, unfinished
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.linking import link_files
 from ckpttools.run.memory import peak_bytes
+from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Purpose, Staging, TellsPublished, Work, staging_of
 from ckpttools.stores.registry import Where, parse
@@ -34,7 +36,7 @@ def execute(
     overwrite: bool = False,
     check_replaced: Callable[[Place], None] = lambda destination: None,
     observe: Observer = lambda event: None,
-    watch: Watch = lambda path, region, values: None,
+    watch: Watch = see_nothing,
     conclude: Callable[[], None] = lambda: None,
     command: str = "",
     planned: str = "",
@@ -68,10 +70,10 @@ def execute(
     purpose = Purpose(own, source_of(plan), command, str(parse(".").absolute()) if command else "")
     with counted() as traffic, staging.opened(purpose, plan.layout.nbytes) as work:
         if work.is_complete:
-            done, unlinked = _Done(len(plan.tasks), plan.bytes_out), 0
+            done = _Done(len(plan.tasks), plan.bytes_out)
             observe(Started(plan, done.tasks, done.bytes_out))
         else:
-            done, unlinked = _made(plan, writer, work, observe, watch, only_last_steps=bool(planned))
+            done = _made(plan, writer, work, observe, watch, only_last_steps=bool(planned))
             work.publish()
         conclude()
         work.conclude()
@@ -82,10 +84,10 @@ def execute(
         tasks_resumed=done.tasks,
         bytes_resumed=done.bytes_out,
         seconds=time.monotonic() - started,
-        peak_bytes=peak_bytes(),
+        peak_bytes=peak_bytes(done.forked),
         bytes_referenced=plan.bytes_referenced,
         bytes_dead=plan.bytes_dead,
-        bytes_unlinked=unlinked,
+        bytes_unlinked=done.unlinked,
         source=purpose.source,
         counts=without_errors(done.counts),
         errors=errors_of(done.counts),
@@ -128,39 +130,48 @@ def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging, p
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What of a run was done before it: tasks and their bytes; and what was counted in all of it."""
+    """What of a run was done before it, and what came of all of it.
+
+    Attributes:
+        tasks, bytes_out: done before it.
+        counts: what was counted.
+        unlinked: bytes that were copied where links were refused.
+        forked: bytes that worker processes had for themselves.
+    """
 
     tasks: int
     bytes_out: int
     counts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    unlinked: int = 0
+    forked: int = 0
 
 
 def _made(
     plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watch, *, only_last_steps: bool
-) -> tuple[_Done, int]:
-    """Makes the content, all but its name.
-
-    Returns:
-        What an earlier run had done, and the bytes that were copied where links were refused.
-    """
+) -> _Done:
+    """Makes the content, all but its name."""
     done = kept(work.records, plan, work.content)
     if only_last_steps and len(done) < len(plan.tasks):
         missing = sorted({*range(len(plan.tasks))} - {entry.task for entry in done})
         raise unfinished(missing, len(plan.tasks), work.content)
     bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
-    observe(Started(plan, len(done), bytes_done))
-    unlinked = link_files(plan.layout, work.content)
-    with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
-        run = Execution(plan, files, work, observe, watch)
-        try:
-            extents = run.work(done)
-            observe(Publishing())
-            check_unchanged(plan.sources)
-            files.write_heads()
-            writer.finish(work.content, plan.tree, plan.layout, extents)
-        except SourceChangedError:
-            # What was read, or is copied at the end, is not what was planned. One that is only away for now,
-            # with the disk that it is on, may be the same when it comes back.
-            work.discard()
-            raise
-    return _Done(len(done), bytes_done, run.counts), unlinked
+    # What is watched is done in this process.
+    left = left_of(plan, done) if watch is see_nothing else ()
+    # Before work is said to begin: whoever shows how far it is may do so in a thread.
+    with worker_processes(plan, work, left) as processes:
+        observe(Started(plan, len(done), bytes_done))
+        unlinked = link_files(plan.layout, work.content)
+        with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
+            run = Execution(plan, files, work, observe, watch, processes.doers)
+            try:
+                extents = run.work(done)
+                observe(Publishing())
+                check_unchanged(plan.sources)
+                files.write_heads()
+                writer.finish(work.content, plan.tree, plan.layout, extents)
+            except SourceChangedError:
+                # What was read, or is copied at the end, is not what was planned. One that is only away for
+                # now, with the disk that it is on, may be the same when it comes back.
+                work.discard()
+                raise
+    return _Done(len(done), bytes_done, run.counts, unlinked, processes.nbytes)

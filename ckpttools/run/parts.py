@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from ckpttools.core.errors import SourceChangedError
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
-from ckpttools.run.entries import kept
+from ckpttools.run.doing import DoesTasks
+from ckpttools.run.entries import FinishedTask, kept, left_of
 from ckpttools.run.events import Observer, Started
 from ckpttools.run.execution import Execution
 from ckpttools.run.memory import peak_bytes
+from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, Purpose, Record, Sink, staging_of
@@ -95,17 +97,10 @@ def execute_part(
         shifted = _Shifted(work, first, len(plan.tasks))
         done = kept(shifted.records, plan, work.content)
         bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
-        observe(Started(plan, len(done), bytes_done))
-        if len(done) < len(plan.tasks):
-            with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
-                run = Execution(plan, _Own(files, work.token), shifted, observe)
-                try:
-                    run.work(done)
-                    check_unchanged(sources())
-                except SourceChangedError:
-                    # What was read may be of two states.
-                    work.discard()
-                    raise
+        with worker_processes(plan, work, left_of(plan, done)) as processes:
+            observe(Started(plan, len(done), bytes_done))
+            if len(done) < len(plan.tasks):
+                _work(plan, work, shifted, done, observe, processes.doers, sources)
     return PartReceipt(
         share.name,
         destination,
@@ -114,9 +109,30 @@ def execute_part(
         sum(task.bytes_out for task in plan.tasks),
         bytes_done,
         time.monotonic() - started,
-        peak_bytes(),
+        peak_bytes(processes.nbytes),
         traffic(),
     )
+
+
+def _work(
+    plan: Plan,
+    work: PartWork,
+    shifted: _Shifted,
+    done: Sequence[FinishedTask],
+    observe: Observer,
+    processes: Sequence[DoesTasks],
+    sources: Callable[[], Iterable[object]],
+) -> None:
+    """Does what is left of a part; arguments as of `execute_part`."""
+    with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
+        run = Execution(plan, _Own(files, work.token), shifted, observe, processes=processes)
+        try:
+            run.work(done)
+            check_unchanged(sources())
+        except SourceChangedError:
+            # What was read may be of two states.
+            work.discard()
+            raise
 
 
 class _Shifted:

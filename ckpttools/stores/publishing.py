@@ -219,6 +219,22 @@ class Work(Protocol):
         """Removes all traces of the work; errors as `data_files`."""
 
 
+@runtime_checkable
+class ForksWriters(Protocol):
+    """Work whose data files processes may write that are forked from this one."""
+
+    def files_of_fork(self, sizes: Mapping[str, int]) -> Sink:
+        """The data files, in a process that was forked from the one that has made them, or will have made
+        them when this one writes. What it has written before it says so, their `sync` there makes durable.
+
+        Args:
+            sizes: bytes of each. Nothing is appended, and no file is written whole.
+
+        Raises:
+            StorageError, NoSpaceError: they cannot be opened.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """What a checkpoint has become in a repository.

@@ -14,8 +14,10 @@ import json
 import os
 import re
 import stat
+import time
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
@@ -33,6 +35,8 @@ _LINES_AT_ONCE = 1024
 _LONGEST_PLAN = 4 << 20
 _PLAN, _TASK, _INVENTORY, _FILE, _PUBLISHING = "plan", "task", "inventory", "file", "publishing"
 _PREPARING = "preparing"
+# Worker processes have the lock as well, and end a moment after the process that forked them.
+_ENDING_SECONDS, _ENDING_LOOKS = 0.2, 10
 _BEGINNING = re.compile(rb'[0-9a-f]{8} \["plan",\["')
 _LEAST_BEGINNING = b'00000000 ["plan",["'
 _TEXT = re.compile(rb"[ -~]*\n?")
@@ -86,8 +90,7 @@ class Journal:
 
     def _lock(self) -> None:
         try:
-            how = fcntl.LOCK_EX if self._access == "alone" else fcntl.LOCK_SH
-            fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
+            self._flock(fcntl.LOCK_EX if self._access == "alone" else fcntl.LOCK_SH)
         except BlockingIOError:
             raise LockedError(
                 "another process is writing this checkpoint",
@@ -97,6 +100,15 @@ class Journal:
         # Who had the lock before may have removed the file as its last act.
         if not self._is_in_place():
             raise FileNotFoundError(self._path)
+
+    def _flock(self, how: int) -> None:
+        """Takes the lock; where a process was killed, when those that it forked are gone, too."""
+        for _ in range(_ENDING_LOOKS):
+            with suppress(BlockingIOError):
+                fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
+                return
+            time.sleep(_ENDING_SECONDS / _ENDING_LOOKS)
+        fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
 
     def _is_in_place(self) -> bool:
         """Whether the file that is open is the one of this name."""

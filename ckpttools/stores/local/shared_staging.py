@@ -124,6 +124,9 @@ class LocalPartWork:
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
         return LocalDataFiles(self.staging.content, sizes, heads, is_alone=False)
 
+    def files_of_fork(self, sizes: Mapping[str, int]) -> LocalDataFiles:
+        return self.data_files(sizes, {})
+
     def enter(self, records: Iterable[Record]) -> None:
         self.own.enter(records)
 

@@ -49,6 +49,9 @@ class LocalWork:
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
         return LocalDataFiles(self.staging.content, sizes, heads)
 
+    def files_of_fork(self, sizes: Mapping[str, int]) -> LocalDataFiles:
+        return self.data_files(sizes, {})
+
     def enter(self, records: Iterable[Record]) -> None:
         self.journal.enter(records)
 
