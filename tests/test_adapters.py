@@ -80,6 +80,29 @@ def test_merging_and_converting_may_be_exchanged(tmp_path, case, scan):
     assert_near(numbers(tmp_path / "one"), numbers(tmp_path / "three"), ulps=1)
 
 
+@pytest.mark.parametrize(
+    ("case", "dtype", "native"), [("patterns", "bfloat16", False), ("dora", "float32", True)]
+)
+def test_a_quantised_base_becomes_numbers_on_the_way(tmp_path, case, dtype, native):
+    """As a cast makes them, and then a merge: arrays and configuration."""
+    base, adapter = tmp_path / "base", PEFT / case
+    ckpttools.quantize(base_of(case), base)
+    if native:
+        ckpttools.hf_to_maxtext(base, tmp_path / "native", quantized="keep")
+        base = tmp_path / "native"
+    told = " ".join(run("adapter", "merge", base, adapter, tmp_path / "one", code=3).split())
+    assert "weights are quantised" in told and "--dtype bfloat16 makes numbers of them on the way" in told
+    run("adapter", "merge", base, adapter, tmp_path / "one", "--dtype", dtype)
+    ckpttools.cast(base, tmp_path / "plain", dtype=dtype)
+    ckpttools.merge_adapter(tmp_path / "plain", tmp_path / "two", adapter=adapter)
+    made, wanted = (numbers(tmp_path / each) for each in ("one", "two"))
+    assert {n: (a.dtype, a.tobytes()) for n, a in made.items()} == {
+        n: (a.dtype, a.tobytes()) for n, a in wanted.items()
+    }
+    one, two = (ckpttools.open(tmp_path / each).metadata.config for each in ("one", "two"))
+    assert one == two and (native or "quantization_config" not in one)
+
+
 def test_what_an_adapter_does_not_change_keeps_its_bits(tmp_path):
     ckpttools.hf_to_maxtext(base_of("one-layer"), tmp_path / "maxtext")
     ckpttools.merge_adapter(tmp_path / "maxtext", tmp_path / "merged", adapter=PEFT / "one-layer")

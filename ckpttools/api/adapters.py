@@ -31,7 +31,9 @@ from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.run.apart import check_apart
 from ckpttools.stores.registry import Where, parse
-from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.base import Transform, Transformed
+from ckpttools.transforms.cast import CastMap
+from ckpttools.transforms.dequantize import require_numbers
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -47,6 +49,7 @@ def merge_adapter(
     adapter: Where,
     scale: float = 1.0,
     alpha: float | None = None,
+    dtype: DType | str | None = None,
     like: Where | None = None,
     family: Where | None = None,
     **common: Unpack[Changing],
@@ -62,17 +65,21 @@ def merge_adapter(
         adapter: directory that PEFT saved, or its file of weights; or a checkpoint of a MaxText adapter.
         scale: of the adapter's changes, besides the adapter's own scale; -1 takes them away again.
         alpha: of a MaxText adapter, as of `ckpttools.adapter_to_peft`.
+        dtype: of the model before anything is added, as `ckpttools.cast` makes it, quantised weights among
+            it; None to leave it.
         like: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
         family: name of the family whose rows are used for a MaxText checkpoint, or a file that describes one.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
-        FormatError: the adapter is of another kind, or not of this model; weights of the model are quantised.
+        FormatError: the adapter is of another kind, or not of this model; weights of the model are quantised,
+            and no dtype is given.
         CheckpointError: as `ckpttools.convert`.
     """
     check_apart(adapter, parse(destination, is_written=True), option("adapter"))
     change = _Merge(adapter, scale, alpha, ModelOptions(text_of(family)), like)
-    return write_changed([change], source, destination, common)
+    casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]
+    return write_changed([*casts, change], source, destination, common)
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ class _Merge:
     like: Where | None
 
     def __call__(self, tree: Tree) -> Transformed:
+        require_numbers(tree, "an adapter is added to numbers")
         base = base_of(tree, self.model, self.like)
         return merged(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
 

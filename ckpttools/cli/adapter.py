@@ -71,6 +71,11 @@ def adapter() -> None:
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @_scale_option
 @_alpha_option
+@click.option(
+    "--dtype",
+    type=DTYPE,
+    help="Cast BASE before anything is added, as ckpt cast does; of quantised weights it makes numbers.",
+)
 @_like_option
 @family_option
 @target_options
@@ -81,11 +86,12 @@ def merge(**options: Any) -> None:
     BASE is a Hugging Face model or a MaxText checkpoint; DST is the same with other weights. ADAPTER is a
     directory that PEFT saved (LoRA, rsLoRA and DoRA, patterns of ranks, embeddings, fused experts, whole
     modules), or a checkpoint of a MaxText adapter. Products are summed in float64, added in float32, and
-    rounded once.
+    rounded once. Of a quantised BASE, --dtype makes numbers on the way.
 
     \b
     Example:
       ckpt adapter merge ~/base ~/adapter ~/merged
+      ckpt adapter merge ~/base-fp8 ~/adapter ~/merged --dtype bfloat16
       ckpt adapter merge ~/maxtext/llama3.1-8b ~/adapter ~/maxtext/merged
     """
     from ckpttools.api.adapters import merge_adapter

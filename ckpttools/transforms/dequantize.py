@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType, parse_dtype
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
-from ckpttools.quantized.config import FIELD, says_quantized
+from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.decoding import Like as Like
 from ckpttools.quantized.logical import Logical, logical
 from ckpttools.quantized.readable import weights_in
@@ -71,6 +71,28 @@ def dequantized(tree: Tree, dtype: DType | None = None, like: Like = "float32") 
     made = logical(tree, dtype, like=like)
     check_values(tree, made.weights.values(), dtype)
     return made
+
+
+def require_numbers(tree: Tree, why: str) -> None:
+    """Refuses quantised weights that could be made numbers of on the way.
+
+    Args:
+        tree: any checkpoint.
+        why: what needs numbers.
+
+    Raises:
+        FormatError: there are some.
+    """
+    if is_of_read_scheme(tree):
+        said, place = says_quantized(tree.metadata.config), tree.metadata.place or None
+        raise FormatError(
+            f"{why}, and weights are quantised",
+            place=place,
+            got=scheme(said) or next(map(str, quantized_in(tree).weights.values()), None),
+            wanted="numbers",
+            hint=f"{option('dtype', 'bfloat16')} makes numbers of them on the way, "
+            "as ckpt cast SRC DST --dtype bfloat16 does",
+        )
 
 
 def is_said_to_be_quantized(tree: Tree) -> bool:
