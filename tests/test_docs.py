@@ -473,8 +473,6 @@ def test_the_page_on_pytorch_is_true(tmp_path, monkeypatch):
 
 def test_the_page_from_training_to_the_hub(tmp_path, monkeypatch):
     """On what torch, transformers and DeepSpeed wrote of one model."""
-    (rules,) = code_blocks(ROOT / "docs" / "from-rl-to-hub.md", "toml")
-    (tmp_path / "titan.toml").write_text(rules)
     trainers = ROOT / "fixtures/torch/trainers"
     carry_out("from-rl-to-hub.md", tmp_path, monkeypatch, trainers=trainers)
     for name in ("verl", "fsdp", "policy", "titan"):

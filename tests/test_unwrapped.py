@@ -6,18 +6,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.command_line import run
 from support.hf_models import LLAMA_CONFIG
 from support.trees import lazy
 
+import ckpttools
 from ckpttools.array.patterns import whole_branches
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.compare.align import align
-from ckpttools.core.errors import CoverageError, UsageError
+from ckpttools.core.errors import CoverageError, FormatError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.llama_names import has_llama_names, with_hub_names
+from ckpttools.maxtext.llama_names import NamedByHub, has_llama_names, with_hub_names
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.transforms.select import Select
 from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
 TRAINERS = Path(__file__).parents[1] / "fixtures/torch/trainers"
@@ -179,3 +182,23 @@ def test_comparisons_take_what_trainers_left_for_what_it_is(places):
         assert array.read().tobytes() == both.b[name].read().tobytes(), name
     other_size = {**trees[0].metadata.config, "head_dim": 2} if trees[0].metadata.config else {}
     assert align(trees[0].with_metadata(config=other_size), trees[1]).a
+
+
+def test_safetensors_in_names_of_the_hub(tmp_path):
+    """Refused where the hub has none; told where they are kept."""
+    drop, told = ("optimizer", "train_state"), "--names hub gives those of the hub"
+    words = ("convert", "to-safetensors", TITAN, "--drop", "optimizer", "--drop", "train_state")
+    assert told in " ".join(run(*words, tmp_path / "kept").split())
+    assert told not in " ".join(run(*words, tmp_path / "titan", "--names", "hub").split())
+    ckpttools.convert(FSDP, tmp_path / "fsdp", format="safetensors", names="hub")
+    assert all(ckpttools.verify(tmp_path / name, HUB).equal for name in ("titan", "fsdp"))
+    alone = Select(drop=drop)(open_tree(TITAN)).tree
+    refused = {
+        "there is more than a model": open_tree(TITAN),
+        "are read of models with model_type llama": alone.with_metadata(config={"model_type": "qwen3"}),
+        "copy config.json": alone.with_metadata(config=None),
+        "names of MaxText": to_maxtext(alone, ToMaxText()).state,
+    }
+    for message, tree in refused.items():
+        with pytest.raises(FormatError, match=message):
+            NamedByHub()(tree)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ckpttools.api.arguments import Patterns, Storing, patterns_of
 from ckpttools.api.conversion import Conversion, Resources
@@ -16,6 +16,8 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for, writer_options
+from ckpttools.maxtext.llama_names import NamedByHub, told_of_names
+from ckpttools.maxtext.model import check_choice
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.stores.registry import Where, parse
@@ -107,6 +109,7 @@ def convert(
     strip_optimizer: bool = False,
     keep: Patterns = (),
     drop: Patterns = (),
+    names: Literal["hub"] | None = None,
     map: Mapper | None = None,
     strict: bool = False,
     dtype: DType | str | None = None,
@@ -116,7 +119,7 @@ def convert(
 ) -> Prepared:
     """Writes any checkpoint in another format, or in another layout of its own, without knowing the model.
 
-    The changes apply in this order: strip, select, rename, cast.
+    The changes apply in this order: strip, select, name, rename, cast.
 
     Args:
         source: a file, an item, a step, a run directory, or a tree.
@@ -124,6 +127,8 @@ def convert(
         format: what is written, one that `ckpt formats` lists as written; None for that of the source.
         strip_optimizer: leave out optimizer state; what `drop` names goes before.
         keep, drop: as of `ckpttools.select`.
+        names: "hub" gives a model that a trainer of PyTorch left the names of the hub: without what is put
+            around them, and of Llama with those of torchtitan and Meta's own code renamed and in its order.
         map, strict: as of `ckpttools.remap`.
         dtype, dtype_map, force: as of `ckpttools.cast`.
         options: `ckpttools.api.sources.Opening`, `ckpttools.api.prepared.Writing`, and the options of the
@@ -139,6 +144,7 @@ def convert(
     transforms = [
         *([KeepingAxis(StripOptimizer(drop=dropped))] if strip_optimizer else []),
         *_selected(patterns_of(keep), () if strip_optimizer else dropped),
+        *_named(names, format, is_mapped=map is not None),
         *_mapped(map, strict),
         *_cast(dtype, dtype_map, force),
     ]
@@ -147,6 +153,14 @@ def convert(
 
 def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:
     return [KeepingAxis(Select(keep, drop))] if keep or drop else []
+
+
+def _named(names: str | None, format: str | None, *, is_mapped: bool) -> list[Transform]:
+    """What gives the names of the hub, or says how to have them where these are what loads the result."""
+    if names is not None:
+        check_choice("kind of names", names, ("hub",))
+        return [NamedByHub()]
+    return [told_of_names] if format == "safetensors" and not is_mapped else []
 
 
 def _mapped(map: Mapper | None, strict: bool) -> list[Transform]:

@@ -146,10 +146,16 @@ transform_options = together(
     click.option("--strip-optimizer", is_flag=True, help="Leave out optimizer state, before anything else."),
     keep_option,
     drop_option,
+    click.option(
+        "--names",
+        type=click.Choice(("hub",)),
+        help="Name a model's arrays as the hub does: without what trainers of PyTorch put around names; of "
+        "Llama those of torchtitan and Meta's own code, too.",
+    ),
     map_option,
     strict_option,
     dtype_option,
     dtype_map_option,
     force_option,
 )
-"""Adds all transforms, as `ckpttools.convert` takes them: strip, select, rename, cast."""
+"""Adds all transforms, as `ckpttools.convert` takes them: strip, select, name, rename, cast."""

@@ -19,6 +19,7 @@ _FLAGS: Mapping[tuple[str, object], str] = {
     ("reference", False): "--copy",
     ("per_layer", False): "--whole",
     ("names", "text"): "--names text",
+    ("names", "hub"): "--names hub",
 }
 # Arguments whose flags have names that Python keeps for itself.
 _NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}

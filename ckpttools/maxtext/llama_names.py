@@ -6,12 +6,15 @@ Rows of queries and keys are put in another order for that, which is exact.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.errors import CheckpointError
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.notes import Notes
+from ckpttools.core.wording import option, quoted
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
+from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.rename import Remap, Rule
 from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
@@ -58,6 +61,52 @@ def with_hub_names(tree: Tree) -> Transformed:
         "and keys get the order of its rotary halves"
     )
     return Transformed(made.tree, made.notes + Notes(remarks=(remark,)))
+
+
+@dataclass(frozen=True)
+class NamedByHub:
+    """A transform: a model as any trainer of PyTorch leaves it, under the names of the hub."""
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The tree; as it is where it has these names.
+
+        Raises:
+            FormatError: it is MaxText's; there is more than a model in it; its names are those of Meta's own
+                code, and its configuration is missing or not of Llama.
+            CheckpointError: the sizes of the configuration are not those of the arrays.
+        """
+        place = tree.metadata.place or None
+        if view_of(tree).is_maxtext:
+            raise FormatError(
+                "these are names of MaxText",
+                place=place,
+                hint="ckpt convert maxtext-to-hf SRC DST knows them",
+            )
+        plain = unwrapped(tree)
+        if others := patterns_of_others(plain.tree):
+            leave = " ".join(quoted("drop", each) for each in others)
+            raise FormatError(
+                "there is more than a model in it, of which the hub has no names",
+                place=place,
+                got=", ".join(others),
+                hint=f"{leave} leaves it out",
+            )
+        made = with_hub_names(plain.tree)
+        if has_llama_names(map(dotted, made.tree.arrays)):
+            hint = OF_OTHER_MODELS if tree.metadata.config else "copy config.json of the model beside it"
+            raise FormatError("which names the hub has for these is not known", place=place, hint=hint)
+        return Transformed(made.tree, plain.notes + made.notes)
+
+
+def told_of_names(tree: Tree) -> Transformed:
+    """A transform that changes nothing: tells how weights of Llama get the names by which they are loaded."""
+    if not has_llama_names(map(dotted, tree.arrays)):
+        return Transformed(tree)
+    remark = (
+        "names are those of torchtitan or Meta's own code, which transformers and vLLM do not load: "
+        f"{option('names', 'hub')} gives those of the hub"
+    )
+    return Transformed(tree, Notes(remarks=(remark,)))
 
 
 class OnHub(NamedTuple):
