@@ -216,6 +216,7 @@ def test_a_mean_of_training_states_is_that_of_their_parameters(tmp_path):
 def test_a_checkpoint_that_counts_for_nothing_is_not_read(models):
     paths = [models / "seed-1", models / "last-seed"]
     made = ckpttools.average.plan(paths[0], "nowhere", others=paths[1:], weights=[0, 1])
+    assert not made.plan.notes.inexact
     assert {Path(each.path).parent.name for each in made.plan.sources} == {"last-seed"}
 
 

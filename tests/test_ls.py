@@ -41,7 +41,11 @@ def test_steps_with_their_metrics_and_the_one_that_resumes(run):
     assert (listing.latest, listing.resume_item, len(listing.finished)) == (2, "default", 2)
     # Parameters alone: nothing goes on from them.
     assert listing.resumes is None
-    assert "resumes" not in (told := succeed("ls", run).output) and "load_parameters_path" in told
+    assert "resumes" not in (told := succeed("ls", run).output) and "no state of an optimizer" in told
+    # Which is for MaxText to load only where the arrays are its own.
+    assert "load_parameters_path" not in told
+    ckpttools.hf_to_maxtext(HF, run.parent / "converted")
+    assert "load_parameters_path" in succeed("ls", run.parent / "converted").output
     assert listing.steps[0].nbytes == sum(map(len, files_in(run / "1").values()))
 
 

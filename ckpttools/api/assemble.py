@@ -14,7 +14,7 @@ from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import plural, some
+from ckpttools.core.text import natural_key, plural, some
 from ckpttools.formats.orbax.columns import WantedHost, wanted_hosts
 from ckpttools.formats.orbax.format import joined_tree
 from ckpttools.formats.orbax.iterators import ITEM, iterators_of
@@ -55,7 +55,7 @@ class SaveListing:
     Attributes:
         step: its number.
         began: when, in seconds since 1970; None where nothing tells.
-        hosts: directories of the hosts that have a share of it.
+        hosts: directories of the hosts that have a share of it, in the order of their names.
         processes: for each of them the processes of the job whose chunks it has, by their distributed ids;
             () where nothing tells.
         chunks: that are there, each counted once; `twins` of them several hosts have.
@@ -129,16 +129,22 @@ def list_saves(
 
 def _listed(save: Save) -> SaveListing:
     documents = sum(document is not None for _, document in save.arrays.values())
+    by_name = _by_name(save)
     return SaveListing(
         save.step,
         save.began,
-        tuple(share.host for share in save.shares),
-        tuple(share.processes for share in save.shares),
+        tuple(share.host for share in by_name),
+        tuple(share.processes for share in by_name),
         len(save.owners) - documents,
         len(save.twins),
         save.missing,
         wanted_hosts(save) if save.missing else (),
     )
+
+
+def _by_name(save: Save) -> list[HostShare]:
+    """Its shares in the order of their hosts' names."""
+    return sorted(save.shares, key=lambda share: natural_key(str(share.host)))
 
 
 @command(Changing, more=writer_options)
@@ -278,7 +284,7 @@ def _checked(save: Save, preferred: Sequence[Place], observe: Callable[[int], No
 
 
 def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
-    hosts = [host_text(share.host, share.processes) for share in save.shares[:_MOST_NAMED]]
+    hosts = [host_text(share.host, share.processes) for share in _by_name(save)[:_MOST_NAMED]]
     more = f" and {len(save.shares) - len(hosts):,} more" if len(save.shares) > len(hosts) else ""
     remarks = [f"step {save.step} of {plural(len(save.shares), 'host')}: {', '.join(hosts)}{more}"]
     if twins.chunks:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import option
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.predict import process_loading
@@ -51,7 +52,8 @@ def host_bytes(state: TrainingState, hosts: int, slices: int, mesh: MeshShape | 
     named = {path: each for path, each in stored.items() if each.mesh}
     even = -(-state.nbytes // hosts)
     if not named:
-        why = "no sharding is known: each host is taken to hold an even share"
+        unused = f", so that {option('mesh')} counts for nothing" if mesh is not None else ""
+        why = f"no sharding is known{unused}: each host is taken to hold an even share"
         return HostBytes(even, 0, (why,), False)
     saved = MeshShape(dict(next(iter(named.values())).mesh))
     used = _with_axes(saved, mesh)

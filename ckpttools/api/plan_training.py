@@ -18,6 +18,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.config.back import config_of_settings
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.planning.commands import (
+    KEEP,
     LOCAL_PERIOD,
     MODES,
     UNKNOWN,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 _YAML = (".yml", ".yaml")
+_SUCH_AS = {"mtbf": "6h", "step_time": "8s"}
 # Where more than this part of the time is lost, other numbers are at fault than the interval.
 _TOO_MUCH = 0.5
 
@@ -104,12 +106,12 @@ def plan_training(
     chosen = _mode(mode, slices)
     size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
     # Of emergency and multi-tier checkpoints one slice writes to storage, each host its share.
-    local, persistent = share.nbytes, state.nbytes / hosts
-    writes = local / parse_size(local_bandwidth), persistent / parse_size(persistent_bandwidth)
+    to_storage = state.nbytes / hosts / parse_size(persistent_bandwidth)
+    writes = share.nbytes / parse_size(local_bandwidth), to_storage
     tiers = _tiers(chosen, (local_save, persistent_save), writes, (mtbf, mtbf_all))
     intervals = _intervals(tiers, chosen, _seconds("step_time", step_time), words)
     saving = _saving(chosen, intervals, words, keep, total_steps)
-    count = saving.checkpoints
+    count, unknown = saving.checkpoints, _open(saving.settings, mtbf=mtbf, step_time=step_time)
     made = TrainingPlan(
         path=str(source.metadata.place if isinstance(source, Tree) else source),
         parameters=state.parameters,
@@ -130,7 +132,7 @@ def plan_training(
         refusals=tuple(all_refusals(_configuration(source), saving.settings, settings)),
         commands=commands_for(chosen, slices, size.setting, saving.settings),
         tiers=tiers,
-        remarks=(*share.remarks, *_open(saving.settings), *_remarks(tiers, total_steps, count)),
+        remarks=(*share.remarks, *unknown, *_remarks(tiers, total_steps, saving, keep)),
     )
     if plot is not None:
         draw(made.tiers, parse(plot, is_written=True))
@@ -184,27 +186,34 @@ def _configuration(source: Source) -> Place | None:
     return place if place is not None and place.name.endswith(_YAML) else None
 
 
-def _remarks(tiers: Sequence[Tier], total_steps: int | None, count: int | None) -> Iterator[str]:
+def _remarks(
+    tiers: Sequence[Tier], total_steps: int | None, saving: _SaveSettings, keep: int | None
+) -> Iterator[str]:
     for tier in tiers:
         if tier.lost(tier.best_seconds) > _TOO_MUCH:
             yield (
                 f"{tier.name} saves of {tier.save_seconds:.0f} s and {tier.write_seconds:.0f} s to restore "
                 f"leave little of the {tier.failure_seconds:.0f} s between failures, whatever the interval"
             )
-    if total_steps is not None and count is None:
+    if keep is not None and KEEP not in saving.settings:
+        yield (
+            "MaxText deletes no backups of multi-tier checkpoints: "
+            f"that {option('keep', keep)} are kept is yours to see to"
+        )
+    if total_steps is not None and saving.checkpoints is None:
         yield (
             "the room of a run is not known without its interval: "
-            f"say {option('mtbf', '6h')} and {option('step_time', '8s')}, or the setting"
+            f"say {' and '.join(option(name, said) for name, said in _SUCH_AS.items())}, or the setting"
         )
 
 
-def _open(settings: Mapping[str, str]) -> Iterator[str]:
+def _open(settings: Mapping[str, str], **times: float | str | None) -> Iterator[str]:
     """What is to be said for settings whose values are not known."""
     names = [name for name, said in settings.items() if said == UNKNOWN]
+    lacking = [option(name, _SUCH_AS[name]) for name, said in times.items() if said is None]
     if names:
         yield (
-            f"{UNKNOWN} in {', '.join(names)} is worked out from "
-            f"{option('mtbf', '6h')} and {option('step_time', '8s')}, or is yours to say"
+            f"{UNKNOWN} in {', '.join(names)} is worked out with {' and '.join(lacking)}, or is yours to say"
         )
 
 

@@ -12,7 +12,7 @@ from ckpttools.api.prepared import Prepared, Writing, command
 from ckpttools.api.sources import Source, opened, part_of, place_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
@@ -59,7 +59,10 @@ def synth(
     place = parse(source)
     check_apart(place, parse(destination))
     file = place / CONFIG if place.is_dir() else place
-    config, wanted = read_json(file), float_dtype_of(dtype)
+    try:
+        config, wanted = read_json(file), float_dtype_of(dtype)
+    except FormatError as error:
+        raise error.at(hint=f"name the {CONFIG} of a model, or the directory that has it") from error
     tree = synthetic(config, seed, wanted, str(file))
     if names == "maxtext":
         if common.get("format") not in (None, "orbax"):

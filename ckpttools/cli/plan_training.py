@@ -127,7 +127,8 @@ def _lines(made: TrainingPlan) -> Iterator[str]:
         "each host", f"{exact(made.host_bytes)} of {plural(made.hosts, 'host')} in a slice{share}"
     )
     yield from _row(
-        "writes", f"{made.local_write_seconds:.1f} s local, {made.persistent_write_seconds:.1f} s to storage"
+        "writes",
+        f"{_seconds(made.local_write_seconds)} local, {_seconds(made.persistent_write_seconds)} to storage",
     )
     disks = f"{disk(made.ramdisk.documented)} by MaxText's formula"
     if made.ramdisk.exact is not None:
@@ -151,4 +152,8 @@ def _row(label: str, text: str) -> list[str]:
 
 def _interval(each: SaveInterval) -> str:
     steps = "" if each.steps is None else f" ({plural(each.steps, 'step')})"
-    return f"every {each.seconds:.0f} s{steps}: {100 * each.lost:.2g} % of the time is lost"
+    return f"every {_seconds(each.seconds)}{steps}: {100 * each.lost:.2g} % of the time is lost"
+
+
+def _seconds(number: float) -> str:
+    return f"{number:.0f} s" if number >= 100 else f"{number:.2g} s"

@@ -247,6 +247,12 @@ def _nothing_below(path: Place) -> str:
             "there is the config.json of a model, and not its weights: copy its *.safetensors files, too, or "
             "fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(path.as_local())
         )
+    if path.name == "config.json":
+        model, config = quote(str(path.parent)), quote(str(path))
+        return (
+            f"it says what a model is: `ckpt {model}` looks at its weights, `ckpt synth {config} DST` makes "
+            f"such a model of noise, `ckpt plan-training {config} --hosts N` plans its training"
+        )
     return "`ckpt formats` lists what can be read"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -114,13 +115,20 @@ class Average:
 
     def _notes(self, made: Tree, averaged: set[Path], trees: Sequence[Tree], weights: Weighted) -> Notes:
         """What is rounded, and how much each checkpoint counts."""
-        dtypes = ", ".join(sorted({made.arrays[path].dtype.name for path in averaged}))
+        stored = {id(array) for tree in trees for array in tree.arrays.values()}
+        rounded = [path for path in averaged if id(made.arrays[path]) not in stored]
+        dtypes = ", ".join(sorted({made.arrays[path].dtype.name for path in rounded}))
         kind = "mean" if self.weights.normalize else "sum"
-        what = Note(array_count(averaged), f"{kind} of {len(trees)}, rounded once to {dtypes}")
+        what = Note(array_count(rounded), f"{kind} of {len(trees)}, rounded once to {dtypes}")
         pairs = zip(trees, weights.weights, strict=True)
         shares = [f"{_place(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
         more = f", and {len(shares) - _SHOWN} more" if len(shares) > _SHOWN else ""
-        return Notes((what,), remarks=(f"weights: {', '.join(shares[:_SHOWN])}{more}",))
+        places = Counter(tree.metadata.place for tree in trees if tree.metadata.place)
+        twice = [f"{place} counts {n} times" for place, n in places.items() if n > 1]
+        return Notes(
+            (what,) if rounded else (),
+            remarks=(f"weights: {', '.join(shares[:_SHOWN])}{more}", *twice),
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.core.text import some
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.mapping.keys import parse_key
@@ -16,6 +17,8 @@ from ckpttools.maxtext.config.facts import BY_LAYER
 from ckpttools.maxtext.prediction import FIELDS as PREDICTION
 from ckpttools.maxtext.prediction import prediction_layers
 
+# Numbers of layers that a message lists.
+_SHOWN = 8
 # Fields that say how many layers the decoder has, by their last words.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
 # Lists of numbers of layers.
@@ -114,8 +117,8 @@ def _check_layers(kept: Sequence[int], count: int) -> None:
     if not kept or sorted(set(kept)) != kept or kept[0] < 0 or kept[-1] >= count:
         raise UsageError(
             "these layers cannot be kept",
-            got=", ".join(map(str, kept)) or "none",
-            wanted=f"one or more of 0 to {count - 1}, ascending",
+            got=some(list(map(str, kept)), _SHOWN) or "none",
+            wanted=f"one or more of the model's {count}: 0 to {count - 1}, ascending",
         )
 
 

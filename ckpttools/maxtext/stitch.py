@@ -53,7 +53,11 @@ def stitched(towers: Tree, decoder: Tree) -> Tree:
     text, other = (_of_maxtext if sides[0] else _of_hugging_face)(towers, decoder)
     place = towers.metadata.place or None
     if len(text) == len(towers.arrays):
-        raise UsageError("there are no towers", place=place, wanted="a model that sees or hears")
+        raise UsageError(
+            "there are no towers",
+            place=place,
+            wanted="first a model that sees or hears, then the one whose text model it gets",
+        )
     _check_alike(text, other, towers, decoder)
     told = _check_configs(towers, decoder)
     given = {path: other[name] for name, path in text.items()}

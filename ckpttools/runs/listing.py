@@ -23,6 +23,9 @@ from ckpttools.runs.usage import usage_of
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
+# Kinds of trees that are laid out as MaxText does.
+_MAXTEXT = ("stacked", "unstacked")
+
 
 @dataclass(frozen=True, slots=True)
 class ItemListing:
@@ -194,7 +197,9 @@ def _hindered(latest: Step, item: str | None, steps: Sequence[StepListing]) -> s
         others = ": this is one host's part, and `ckpt assemble` puts those of all together"
         return f"of which {plural(listed.missing_chunks, 'chunk')} are not here{others if is_part else ''}"
     if not any(each.is_state for each in listed.items if item in (None, each.name)):
-        return "which holds no state of an optimizer: MaxText loads it with load_parameters_path"
+        loaded = ": MaxText loads it with load_parameters_path"
+        is_maxtext = any(each.kind.startswith(_MAXTEXT) for each in listed.items)
+        return f"which holds no state of an optimizer{loaded * is_maxtext}"
     return ""
 
 

@@ -122,7 +122,8 @@ def where_chunks_may_be(item: Place, may_be_old: bool) -> str:
     if processes:
         return (
             f"here is what {processes} wrote: if other processes of the save kept theirs elsewhere, copy "
-            "their ocdbt.process_* into this directory; else it was lost, and must be fetched again"
+            "their ocdbt.process_* into this directory, or name all such directories to `ckpt assemble`; "
+            "else it was lost, and must be fetched again"
         )
     lost = (
         f"it was lost or not copied: fetch the checkpoint again; `ckpt doctor {quote(str(item))}` says more"
