@@ -17,7 +17,7 @@ import numpy as np
 from hash import CORES, MEMORY, against_pread
 from pairs import ckpt, remove
 
-from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.compare.align import align
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.explain import explain

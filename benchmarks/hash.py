@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pairs import remove, seconds
 
-from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.api.convert import plan_any
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.compare.verify import compare

@@ -18,7 +18,7 @@ from pathlib import Path
 from hash import CORES, MEMORY, against_pread
 from pairs import ckpt, command, remove, seconds
 
-from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.inspect.stats import inspect_stats
 from ckpttools.testing.models import LlamaSizes, write_llama
 

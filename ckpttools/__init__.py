@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckpttools.api.chunks_report import chunks as chunks
     from ckpttools.api.conversion import Conversion as Conversion
     from ckpttools.api.conversion import Resources as Resources
-    from ckpttools.api.conversion import open_checkpoint
+    from ckpttools.api.conversion import open as open
     from ckpttools.api.conversion_fn import conversion_fn as conversion_fn
     from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
     from ckpttools.api.convert import convert as convert
@@ -97,8 +97,6 @@ if TYPE_CHECKING:
     from ckpttools.transforms.functions import as_checkpoint_conversion_fn as as_checkpoint_conversion_fn
     from ckpttools.transforms.functions import mapped_by as mapped_by
     from ckpttools.transforms.select import Select as Select
-
-    open = open_checkpoint
 
 # Module -> what it has of what is here.
 _MODULES = {
@@ -167,7 +165,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ckpttools' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), "open_checkpoint" if name == "open" else name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

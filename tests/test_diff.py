@@ -430,7 +430,7 @@ class TestCommand:
 DIFF = """
 import sys
 from ckpttools.compare.align import align
-from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.compare.diff import diff
 from ckpttools.compare.explain import explain
 from ckpttools.run.memory import peak_bytes

@@ -472,7 +472,7 @@ def test_the_elements_of_a_block(shape, block):
 
 HASH = """
 import json, sys
-from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.run.memory import peak_bytes
 manifest = hash_tree(open_checkpoint(sys.argv[1]), memory=int(sys.argv[2]), jobs=2)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import click
+import ml_dtypes
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import ckpttools
+from ckpttools.api.arguments import Patterns, Size
+from ckpttools.api.checked import checked, kinds_of
 from ckpttools.array.tree import Tree
 from ckpttools.cli.declared import declared, made
 from ckpttools.core.budget import parse_size
+from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError, MappingError, UsageError
 from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import announced, load_group
 from ckpttools.formats.base import Writable
 from ckpttools.formats.registry import faults_in, formats, writable, writer_options
+from ckpttools.formats.zarr.given_chunks import CHUNKS, parse_chunks
+from ckpttools.formats.zarr.options import COMPRESSION
+from ckpttools.stores.registry import Where
 from ckpttools.transforms import registry
 
 SIZE = Option("most_bytes", parse_size, "2KiB", "A size.")
@@ -33,7 +45,9 @@ def test_values_are_what_is_meant_or_refused():
     defaults = {"most_bytes": 2048, "fast": True, "kind": "a", "count": None, "label": None, "every": 2}
     assert parsed(ALL, {}, tuple, "") == defaults
     assert SIZE.parsed(3) == 3
+    assert SIZE.parsed(NUMBER.parsed(np.int64(3))) == 3
     wrong = [(SIZE, "lots"), (SIZE, 0), (SWITCH, 1), (CHOICE, "c"), (NUMBER, -1), (NUMBER, True), (TEXT, "")]
+    wrong += [(SIZE, True), (SIZE, 1.5), (COMPRESSION, {"zstd": 3})]
     for option, value in wrong:
         with pytest.raises(UsageError):
             option.parsed(value)
@@ -41,6 +55,83 @@ def test_values_are_what_is_meant_or_refused():
     with pytest.raises(UsageError) as caught:
         POSITIVE.parsed(0)
     assert caught.value.wanted == "a whole number from 1 on"
+
+
+CALLS = [
+    call
+    for name, home in ckpttools._HOMES.items()
+    if ".api." in home and not isinstance(call := ckpttools.__getattr__(name), type)
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_what_an_option_of_a_call_cannot_be_is_refused_with_its_name(call):
+    for name, kind in kinds_of(call).items():
+        # That of `resolve` has no name for whoever calls it.
+        if name != "command" and Any not in (kind, *get_args(kind)):
+            with pytest.raises(UsageError, match=rf"^`{name}` cannot be this") as refused:
+                call(**{name: object()})
+            assert refused.value.wanted
+
+
+@checked
+def called(
+    path: Where = "",
+    *,
+    dtype: DType | str | None = None,
+    named: Mapping[str, DType | str] | None = None,
+    paths: Sequence[Where] = (),
+    patterns: Patterns = (),
+    steps: Iterable[int] = (),
+    size: Size = 0,
+    share: float = 0.0,
+    kind: Literal["a", "b"] | None = None,
+    loud: bool = False,
+    jobs: int | None = None,
+):
+    return {name: value for name, value in locals().items() if value}
+
+
+def test_what_is_natural_in_python_is_taken():
+    assert called(dtype=np.dtype(">f4"), named={"*": ml_dtypes.bfloat16}) == {
+        "dtype": DTYPES["float32"],
+        "named": {"*": DTYPES["bfloat16"]},
+    }
+    said = called(Path("a"), paths=Path("b"), patterns={"*": 1}.keys(), steps=np.arange(2), size=np.int64(3))
+    wanted = {"path": Path("a"), "paths": (Path("b"),), "patterns": ("*",), "steps": (0, 1), "size": 3}
+    assert said == wanted
+    assert all(type(each) is int for each in (*said["steps"], said["size"]))
+    kept = {"paths": ["a"], "patterns": "*", "share": 1, "kind": "b", "loud": True, "size": "1GiB", "jobs": 1}
+    assert all(value is kept[name] for name, value in called(**kept).items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("loud", "false", "True or False"),
+        ("loud", 1, "True or False"),
+        ("share", True, "a number"),
+        ("dtype", float, "a dtype or text or None"),
+        ("kind", "c", '"a" or "b" or None'),
+        ("paths", b"a", "a list of text or a path"),
+        ("steps", "12", "a list of a whole number"),
+        ("named", ["float32"], "a dictionary or None"),
+        ("jobs", 0, "a whole number from 1 on or None"),
+    ],
+)
+def test_what_would_be_taken_for_something_else_is_refused(name, value, wanted):
+    with pytest.raises(UsageError) as refused:
+        called(**{name: value})
+    assert (refused.value.got, refused.value.wanted) == (repr(value), wanted)
+
+
+def test_chunks_are_text_or_shapes_by_pattern():
+    wanted = parse_chunks("*/wo/kernel=512x1x-,*/step=")
+    assert parse_chunks({"*/wo/kernel": [512, np.int64(1), None], "*/step": ()}) == wanted
+    assert CHUNKS.parsed(wanted) is wanted
+    for wrong in ({"*": "512"}, {"*": 512}, {"*": (0,)}, {"*": (True,)}, {"": (1,)}, {1: (1,)}, [1], 3):
+        with pytest.raises(UsageError):
+            CHUNKS.parsed(wrong)
 
 
 def test_an_option_of_another_may_be_said_as_long_as_it_asks_for_nothing():

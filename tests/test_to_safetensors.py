@@ -14,7 +14,8 @@ from safetensors import safe_open
 from support.command_line import ckpt, succeed
 from support.places import GOLDEN, HF
 
-from ckpttools.api.conversion import Resources, open_checkpoint
+from ckpttools.api.conversion import Resources
+from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.api.convert import plan_any
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.array.tree import Empty, Metadata, Tree

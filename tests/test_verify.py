@@ -228,7 +228,7 @@ def test_what_cannot_be_read_is_no_difference(model, tmp_path):
 
 COMPARE = """
 import sys
-from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.digest.canonical import per_layer
 from ckpttools.digest.pairing import Pairing
 from ckpttools.compare.verify import compare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Unpack
 
 from ckpttools.adapters.bases import Base, base_of
 from ckpttools.adapters.extract import Extracting, extracted
@@ -34,9 +34,6 @@ from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.base import Transform, Transformed
 from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.dequantize import require_numbers
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 _STEM = "adapter_model"
 

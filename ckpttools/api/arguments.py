@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from ckpttools.codecs.base import Codec
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
+from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.stores.registry import Where
 
 Size = int | str
@@ -24,8 +25,9 @@ class Storing(TypedDict, total=False):
         ocdbt: few data files under an index (the default), or a file for each chunk.
         zarr3: version 3 of zarr (the default), or 2.
         compression: "none" (the default), "zstd" or "zstd:9".
-        chunks: shapes of chunks by patterns of names, "*/wo/kernel=512x1x-,*/scale=-", where - is a whole
-            axis; other arrays have chunks of 4 to 64 MiB.
+        chunks: shapes of chunks by patterns of names, {"*/wo/kernel": (512, 1, None), "*/scale": (None,)},
+            where None is a whole axis, or the same as text, "*/wo/kernel=512x1x-,*/scale=-"; other arrays
+            have chunks of 4 to 64 MiB.
         target_data_file_size: with OCDBT, begin another data file at this size.
         reference: share bytes with the source by hard links wherever that can be expressed (True), or write
             all of them (False). None shares zarr chunks that stay as they are where a command changes the
@@ -35,7 +37,7 @@ class Storing(TypedDict, total=False):
     ocdbt: bool | None
     zarr3: bool | None
     compression: str | Codec | None
-    chunks: str | None
+    chunks: str | Mapping[str, Sequence[int | None]] | GivenChunks | None
     target_data_file_size: Size | None
     reference: bool | None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
+from ckpttools.api.checked import checked
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
@@ -40,10 +41,6 @@ from ckpttools.stores.at_once import at_once
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
 
 _MOST_NAMED = 4
 
@@ -105,6 +102,7 @@ def host_text(host: Place, processes: Sequence[int]) -> str:
     return f"{host} ({'process' if len(processes) == 1 else 'processes'} {', '.join(map(str, processes))})"
 
 
+@checked
 def list_saves(
     hosts: Where | Sequence[Where], *, requests: int | None = None, max_index_bytes: int = MAX_INDEX_BYTES
 ) -> HostsListing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from ckpttools.api.arguments import float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
@@ -19,9 +19,6 @@ from ckpttools.maxtext.average import Average
 from ckpttools.run.apart import check_apart
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.mean_weights import Decay, MeanWeights
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 @command(Changing, more=writer_options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
 from ckpttools.api.convert import Changing, write_changed
@@ -28,9 +28,6 @@ from ckpttools.transforms.dequantize import Like
 from ckpttools.transforms.functions import Mapper, mapped_by
 from ckpttools.transforms.registry import options_of, transform_named, transforms
 from ckpttools.transforms.select import Select
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 @command(Changing, more=writer_options)

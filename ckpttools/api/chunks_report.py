@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
+from ckpttools.api.checked import checked
 from ckpttools.api.mesh_gain import rule_specs
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree, keystr
@@ -20,6 +21,7 @@ from ckpttools.sharding.predict import ProcessLoading, process_loading
 from ckpttools.sharding.rules import Rules, RulesLike, rules_of
 
 
+@checked
 def chunks(
     source: Source,
     *,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from ckpttools.api.checked import checked
 from ckpttools.array.tree import Tree
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions, Writer
@@ -70,7 +71,8 @@ def _hashing_bytes(tree: Tree) -> int:
     return hashing_bytes(tree)
 
 
-def open_checkpoint(path: Where, step: int | None = None) -> Tree:
+@checked
+def open(path: Where, step: int | None = None) -> Tree:
     """The checkpoint at `path`, whatever its format. Reads headers and indexes, no array.
 
     Args:

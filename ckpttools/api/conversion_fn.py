@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckpttools.api.checked import checked
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.json_file import read_json
@@ -41,6 +42,7 @@ class FamilySpelling:
         return Transformed(Tree(kept), made.notes)
 
 
+@checked
 def family_conversion_fn(
     config: Mapping[str, Any] | Where, options: ToMaxText | None = None
 ) -> Callable[[Any], Any]:

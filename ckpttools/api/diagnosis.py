@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ckpttools.api.checked import checked
 from ckpttools.api.sources import Source, place_of, read_options
 from ckpttools.core.errors import UsageError
 from ckpttools.doctor.examine import Diagnosis, examine, mend
@@ -11,6 +12,7 @@ from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.stores.pace import requesting
 
 
+@checked
 def doctor(
     source: Source,
     *,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Unpack
 
+from ckpttools.api.checked import checked
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -84,6 +85,7 @@ def _what(each: ArrayDiff) -> str:
     return each.outcome if each.cause is None else f"{each.outcome} ({each.cause.name})"
 
 
+@checked
 def diff(
     a: Source,
     b: Source,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
+from ckpttools.api.checked import checked
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import (
     Scanning,
@@ -68,6 +69,7 @@ class HashReport:
         )
 
 
+@checked
 def hash(
     source: Source,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckpttools.api.checked import checked
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families as known_families
 from ckpttools.families.registry import family_called
@@ -15,6 +16,7 @@ def families() -> tuple[FamilySummary, ...]:
     return tuple(summary(each) for each in known_families().values())
 
 
+@checked
 def check_family(
     family: Where | Family, *, against: Where | None = None, config: Where | None = None
 ) -> FamilyCheck:

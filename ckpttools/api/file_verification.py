@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckpttools.api.checked import checked
 from ckpttools.api.sources import DEFAULT_MEMORY, Observe, scanning
 from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.wording import option
@@ -42,6 +43,7 @@ class FileVerification:
         return f"<FileVerification of {what}: {verdict}, {self.files:,} files{listing(lines, _SHOWN)}>"
 
 
+@checked
 def verify_files(
     checkpoint: Where,
     *,

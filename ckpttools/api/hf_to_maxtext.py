@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, Storing, float_dtype_of, patterns_of, text_of
+from ckpttools.api.checked import checked
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, part_of, read_options
@@ -23,9 +24,6 @@ from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.dequantize import Like
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 class _Common(Storing, Writing, total=False):
@@ -110,6 +108,7 @@ def hf_to_maxtext(
     )
 
 
+@checked
 def plan_to_maxtext(
     source: Source,
     options: ToMaxText | None = None,

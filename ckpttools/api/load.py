@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
 from ckpttools.api.load_conversion import Converting, converted, next_step
@@ -15,6 +15,7 @@ from ckpttools.core.budget import allowing, parse_size
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.wording import option
+from ckpttools.sharding.load_progress import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.stores.fetching import fetch
@@ -24,17 +25,14 @@ from ckpttools.transforms.as_numbers import as_numbers
 from ckpttools.transforms.select import Select
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from ckpttools.array.tree import Tree
     from ckpttools.sharding.assigned import Devices
     from ckpttools.sharding.load_plan import LoadPlan
-    from ckpttools.sharding.load_progress import JobProgress
     from ckpttools.sharding.request import Request
     from ckpttools.sharding.templates import TreeTemplate
 
 Observe = Callable[[int, int], None]
-ObserveJob = Callable[["JobProgress"], None]
+ObserveJob = Callable[[JobProgress], None]
 
 
 class Loading(Opening, total=False):

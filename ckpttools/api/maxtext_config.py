@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from ckpttools.api.arguments import text_of
+from ckpttools.api.checked import checked
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import UsageError
@@ -38,6 +39,7 @@ _JSON = ".json"
 _TIED = "logits_via_embedding"
 
 
+@checked
 def maxtext_config(
     source: Source,
     *,

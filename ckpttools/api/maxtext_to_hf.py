@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Unpack
 
 from ckpttools.api.arguments import Size, float_dtype_of, text_of
+from ckpttools.api.checked import checked
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, read_options
@@ -24,9 +25,6 @@ from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import refuse_learned
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.base import Transform
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 # Files that only a model with towers has.
 _OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -106,6 +104,7 @@ def maxtext_to_hf(
     )
 
 
+@checked
 def plan_to_huggingface(
     source: Source,
     options: ToHuggingFace | None = None,

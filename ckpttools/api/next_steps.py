@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shlex import join, quote
 
 from ckpttools.api.adapter_steps import loading_steps
-from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.api.maxtext_config import maxtext_config
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Unpack
 
+from ckpttools.api.checked import checked
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import (
     Scanning,
@@ -48,6 +49,7 @@ class Page:
         return f"<Page of {self.num_arrays:,} arrays, {self.nbytes:,} bytes: {where}>"
 
 
+@checked
 def report(
     source: Source,
     output: Where | None = None,

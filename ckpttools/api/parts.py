@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+from ckpttools.api.checked import checked
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import check_unpublished, published_at
@@ -34,6 +35,7 @@ _BYTES_PER_FILE_BYTE = 4
 _LOOK_SECONDS = 1.0
 
 
+@checked
 def run_part(
     plan: Planned,
     part: Part | str | None = None,

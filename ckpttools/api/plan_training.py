@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Unpack
 
 from ckpttools.api.arguments import Size
+from ckpttools.api.checked import checked
 from ckpttools.api.host_bytes import TrainingState, host_bytes
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.api.training_plot import check_plot, draw
@@ -20,7 +21,6 @@ from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.planning.commands import (
     KEEP,
     LOCAL_PERIOD,
-    MODES,
     UNKNOWN,
     Mode,
     commands_for,
@@ -37,9 +37,6 @@ from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
-if TYPE_CHECKING:
-    from typing import Unpack
-
 _YAML = (".yml", ".yaml")
 _SUCH_AS = {"mtbf": "6h", "step_time": "8s"}
 # Where more than this part of the time is lost, other numbers are at fault than the interval.
@@ -53,6 +50,7 @@ class _SaveSettings(NamedTuple):
     checkpoints: int | None
 
 
+@checked
 def plan_training(
     source: Source,
     *,
@@ -103,7 +101,7 @@ def plan_training(
         check_plot(parse(plot, is_written=True), source, has_tiers=mtbf is not None)
     state = _state(source, settings, reading)
     share = host_bytes(state, hosts, slices, None if mesh is None else parse_mesh(mesh))
-    chosen = _mode(mode, slices)
+    chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
     size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
     # Of emergency and multi-tier checkpoints one slice writes to storage, each host its share.
     to_storage = state.nbytes / hosts / parse_size(persistent_bandwidth)
@@ -137,13 +135,6 @@ def plan_training(
     if plot is not None:
         draw(made.tiers, parse(plot, is_written=True))
     return made
-
-
-def _mode(mode: Mode | None, slices: int) -> Mode:
-    chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
-    if chosen not in MODES:
-        raise UsageError(f"there is no way to save called {mode}", wanted=", ".join(MODES))
-    return chosen
 
 
 def _saving(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ckpttools.api.checked import checked
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import marks_of
@@ -61,6 +62,7 @@ class PlanWritten:
         )
 
 
+@checked
 def write_plan(prepared: Prepared, file: Where) -> PlanWritten:
     """Writes what has been decided to a file, from which many processes carry it out.
 

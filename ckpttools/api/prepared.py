@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.calls import Call
+from ckpttools.api.checked import checked
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
 from ckpttools.api.sources import Source, place_of
 from ckpttools.core.budget import allowing, parse_size, size_text
@@ -263,7 +264,7 @@ def command(
     """
 
     def make(plan: Callable[P, Made]) -> Command[P, Made]:
-        own = signature(plan)
+        own, plan = signature(plan), checked(plan)
         named = [each.name for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
         known = [*named, *(name for group in groups for name in group.__annotations__)]
 

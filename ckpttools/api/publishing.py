@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from ckpttools.api.checked import checked
 from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
 from ckpttools.api.prepared import Prepared
@@ -28,6 +29,7 @@ _LOOK_SECONDS = 1.0
 _WAIT_SECONDS = 5.0
 
 
+@checked
 def publish_plan(
     plan: Planned,
     *,

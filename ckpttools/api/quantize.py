@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, dtype_of, patterns_of
 from ckpttools.api.conversion import Conversion, Resources
@@ -23,9 +23,6 @@ from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
 from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 # Names that are listed in a command.
 _FEW = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import Conversion, Resources
@@ -33,9 +33,6 @@ from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.sharding.specs import Spec, shard_shape
 from ckpttools.stores.registry import Where, parse
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 @dataclass(frozen=True, slots=True, repr=False)

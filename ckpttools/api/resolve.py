@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ckpttools.api.checked import checked
 from ckpttools.maxtext.loading.command import ParsedCommand, merged, parsed
 from ckpttools.maxtext.loading.configuration import settings_of
 from ckpttools.maxtext.loading.report import Resolution
@@ -18,6 +19,7 @@ from ckpttools.stores.registry import Where
 _TRAINERS = ("pre_train.train", "train.py")
 
 
+@checked
 def resolve(
     *command: Where, maxtext: str = NEWEST, requests: int | None = None, **settings: Any
 ) -> Resolution:

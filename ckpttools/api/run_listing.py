@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ckpttools.api.checked import checked
 from ckpttools.runs.listing import RunListing, listed, run_at
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where, parse
 
 
+@checked
 def ls(run: Where, *, requests: int | None = None) -> RunListing:
     """The steps of a run: kinds, sizes, whether they are finished, metrics, and what resuming would take.
 

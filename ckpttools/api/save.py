@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, Literal
 
 from ckpttools.api.arguments import Size
+from ckpttools.api.checked import checked
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import part_of
@@ -30,6 +31,7 @@ from ckpttools.sharding.save_together import Together, check_dealt
 from ckpttools.stores.registry import Where, parse
 
 
+@checked
 def plan_save(
     tree: Tree | Any,
     format: str | None = None,
@@ -134,6 +136,7 @@ def save(
     return PreparedSave.of(prepare(plan, made, destination, **writing))
 
 
+@checked
 def save_async(
     tree: Tree | Any,
     destination: Where,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from ckpttools.api.arguments import float_dtype_of, text_of
 from ckpttools.api.convert import Changing, write_changed
@@ -18,9 +18,6 @@ from ckpttools.maxtext.smaller_config import Smaller
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 # A small model is for copying to where it is tried: files of which most is the rest of the large one are not
 # shared, since every copy of them would carry that along.

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from statistics import median
 
+from ckpttools.api.checked import checked
 from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, destination_of, opened_plan
 from ckpttools.api.published import PublishedPlan, is_new, published_at
@@ -105,6 +106,7 @@ class PlanStatus(TaskProgress):
         return f"<PlanStatus of {self.destination}: {self.state}, {done}{parts}>"
 
 
+@checked
 def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
     """How far a plan has come, who is at work, and who is waited for. Takes no lock, and changes nothing.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
+from ckpttools.api.checked import checked
 from ckpttools.api.sources import (
     Scanning,
     Source,
@@ -18,6 +19,7 @@ from ckpttools.transforms.as_numbers import as_numbers
 SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
 
+@checked
 def stats(
     source: Source,
     *,

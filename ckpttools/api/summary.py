@@ -9,7 +9,8 @@ from shlex import quote
 from ckpttools.adapters.report import is_maxtext_adapter
 from ckpttools.api.adapter_steps import commands
 from ckpttools.api.below import checkpoints_below
-from ckpttools.api.conversion import open_checkpoint
+from ckpttools.api.checked import checked
+from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.api.tree_report import inspect
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError
@@ -52,6 +53,7 @@ class Summary:
     next: tuple[str, ...] = ()
 
 
+@checked
 def summary(path: Where, *, requests: int | None = None) -> Summary:
     """What is at a path: a run, a step, a model, an adapter, a file. Reads headers and indexes, no array.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Unpack
 
 from ckpttools.api.arguments import Storing, float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
@@ -22,9 +22,6 @@ from ckpttools.maxtext.stitch import stitched
 from ckpttools.maxtext.synthetic import lacks_towers, synthetic, text_model_of
 from ckpttools.run.apart import check_apart
 from ckpttools.stores.registry import Where, parse
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 @command(Changing, more=writer_options)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from ckpttools.api.against import compared
+from ckpttools.api.checked import checked
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.families.registry import families
@@ -19,6 +20,7 @@ from ckpttools.stores.registry import Where
 from ckpttools.stores.traffic import counted
 
 
+@checked
 def inspect(
     source: Source,
     *,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
+from ckpttools.api.checked import checked
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -68,6 +69,7 @@ class Verification:
         return f"<Verification of {what}: {verdict}, {self.arrays:,} arrays{listing(lines, _SHOWN)}>"
 
 
+@checked
 def verify(
     checkpoint: Source,
     against: Source | None = None,

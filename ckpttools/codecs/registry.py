@@ -76,22 +76,24 @@ def _parsed(kind: type[Codec] | None, name: str, settings: Mapping[str, Any]) ->
     return kind.parse(settings) if kind else replace(Unknown.parse(settings), named=name)
 
 
-def parse_compression(text: str) -> WritableCodec | None:
-    """The codec that a user names: `none`, `zstd`, `zstd:9`. None stands for raw chunks.
+def parse_compression(said: object) -> WritableCodec | None:
+    """The codec that a user names: `none`, `zstd`, `zstd:9`; or one itself. None stands for raw chunks.
 
     Raises:
         UsageError: no such codec or level; says which there are.
     """
-    if text == "none":
+    if said == "none":
         return None
-    name, colon, level = text.partition(":")
+    if isinstance(said, WritableCodec):
+        return said
+    name, colon, level = said.partition(":") if isinstance(said, str) else ("", "", "")
     kind = _find("zarr2", name) or _find("zarr3", name)
     if kind and issubclass(kind, WritableCodec):
         if not colon:
             return kind()
         if level.isdecimal() and len(level) <= _MOST_DIGITS and int(level) in kind.levels:
             return kind(int(level))
-    raise UsageError(f"unknown compression {text!r}", wanted=_wanted())
+    raise UsageError(f"unknown compression {said!r}", wanted=_wanted())
 
 
 def _wanted() -> str:

@@ -136,6 +136,8 @@ def parse_size(size: int | str) -> int:
         UsageError: it is not a size, or less than one byte.
     """
     nbytes = _parsed(size) if isinstance(size, str) else size
+    if not isinstance(nbytes, int) or isinstance(nbytes, bool):
+        raise _no_size(size)
     if nbytes < 1:
         raise UsageError("must be more than nothing.")
     return nbytes
@@ -144,10 +146,14 @@ def parse_size(size: int | str) -> int:
 def _parsed(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is not a size. Write 512MiB, 2GB or a number of bytes.")
+        raise _no_size(text)
     number, letter, binary = match.groups()
     power = _POWERS[letter.lower()] if letter else 0
     return int(float(number) * (1024 if binary else 1000) ** power) if letter else int(float(number))
+
+
+def _no_size(said: object) -> UsageError:
+    return UsageError(f"{said!r} is not a size. Write 512MiB, 2GB or a number of bytes.")
 
 
 def size_text(nbytes: int) -> str:

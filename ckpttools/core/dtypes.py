@@ -244,6 +244,21 @@ def parse_dtype(text: str) -> DType:
     )
 
 
+def dtype_like(value: object) -> DType | None:
+    """What a dtype or a scalar type of numpy, ml_dtypes, JAX or torch is here; None for anything else."""
+    if type(value).__module__ == "torch":
+        return DTYPES.get(str(value).removeprefix("torch."))
+    import numpy as np
+
+    # `float` would be float64, which few who say it mean.
+    if not isinstance(value, type | np.dtype) or value in (bool, int, float, complex):
+        return None
+    try:
+        return DTYPES.get(np.dtype(value).name)
+    except TypeError:
+        return None
+
+
 def from_safetensors(code: str) -> DType | None:
     """The dtype of a safetensors header code such as `BF16`, or None if the format has no such code."""
     return _BY_SAFETENSORS.get(code)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option as option_text
@@ -17,7 +18,8 @@ class Option:
     Attributes:
         name: of the argument.
         type: bool for a switch, int for a whole number, str for text, a tuple for one of these texts;
-            else what makes a value of text or raises a UsageError, as `ckpttools.core.budget.parse_size`.
+            else what makes a value of whatever is said, which on the command line is text, or raises a
+            UsageError, as `ckpttools.core.budget.parse_size`.
         default: what it is if nothing is said, as the user would say it; None for nothing.
         help: a sentence or two.
         metavar: what stands for the value in the help of the command; None for what the type is called.
@@ -39,6 +41,8 @@ class Option:
         """
         if value is None:
             return None
+        if self.type is bool or self.type is int:
+            value = python_number(value)
         if isinstance(self.type, tuple):
             return self._checked(value, value in self.type, f"one of {', '.join(self.type)}")
         if self.type is bool:
@@ -48,16 +52,25 @@ class Option:
             return self._checked(value, is_number, f"a whole number from {self.least} on")
         if self.type is str:
             return self._checked(value, isinstance(value, str) and value, "text that is not empty")
-        return self.type(value) if isinstance(value, str | int) else value
+        return self.type(value)
 
     def _checked(self, value: Any, is_meant: object, wanted: str) -> Any:
-        if not is_meant:
-            raise UsageError(f"{option_text(self.name)} cannot be this", got=repr(value), wanted=wanted)
-        return value
+        return value if is_meant else refuse(self.name, value, wanted)
 
     def asks_for_nothing(self, value: object) -> bool:
         """Whether a value is what it is anyway, so that it may be said where nobody has the option."""
         return not value if self.default is None else value == self.default
+
+
+def refuse(name: str, value: object, wanted: str) -> NoReturn:
+    """Raises UsageError: an option cannot be this."""
+    raise UsageError(f"{option_text(name)} cannot be this", got=reprlib.repr(value), wanted=wanted)
+
+
+def python_number(value: Any) -> Any:
+    """A single number of numpy or JAX as one of Python; anything else as it is."""
+    is_one = getattr(value, "shape", None) == () and hasattr(value, "item")
+    return value.item() if is_one else value
 
 
 def parsed(

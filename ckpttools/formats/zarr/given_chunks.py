@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import UsageError
-from ckpttools.core.options import Option
+from ckpttools.core.options import Option, python_number
 from ckpttools.core.region import Shape
 
 _LENGTH = re.compile(r"[1-9][0-9]{0,17}|-")
 _WANTED = "patterns of names and shapes, such as '*/wo/kernel=512x1x-,*/scale=-': - is a whole axis"
+_BY_PATTERN = 'shapes by patterns of names, such as {"*/wo/kernel": (512, 1, None)}: None is a whole axis'
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,22 @@ class GivenChunks:
                 )
 
 
-def parse_chunks(text: Any) -> GivenChunks:
-    """The chunks that a text means.
+def parse_chunks(said: object) -> GivenChunks:
+    """The chunks that are meant.
+
+    Args:
+        said: text, such as "*/wo/kernel=512x1x-,*/scale=-"; or shapes by pattern, None for a whole axis:
+            {"*/wo/kernel": (512, 1, None), "*/scale": (None,)}.
 
     Raises:
         UsageError: it is not of that form.
     """
+    if isinstance(said, GivenChunks):
+        return said
+    if isinstance(said, Mapping):
+        return GivenChunks(tuple((_pattern(each), _lengths(shape)) for each, shape in said.items()))
     rules = []
-    for word in str(text).split(","):
+    for word in str(said).split(","):
         pattern, _, shape = word.rpartition("=")
         lengths = shape.strip().split("x") if shape.strip() else []
         if not pattern.strip() or not all(map(_LENGTH.fullmatch, lengths)):
@@ -78,6 +86,20 @@ def parse_chunks(text: Any) -> GivenChunks:
         said = tuple(None if length == "-" else int(length) for length in lengths)
         rules.append((pattern.strip(), said))
     return GivenChunks(tuple(rules))
+
+
+def _pattern(said: object) -> str:
+    if not isinstance(said, str) or not said.strip():
+        raise UsageError(f"{said!r} names no arrays", wanted=_BY_PATTERN)
+    return said.strip()
+
+
+def _lengths(shape: object) -> tuple[int | None, ...]:
+    is_list = isinstance(shape, Iterable) and not isinstance(shape, str | bytes | Mapping)
+    lengths = tuple(map(python_number, shape)) if isinstance(shape, Iterable) else ()
+    if not is_list or any(each is not None and (type(each) is not int or each < 1) for each in lengths):
+        raise UsageError(f"{shape!r} is no shape of chunks", wanted=_BY_PATTERN)
+    return lengths
 
 
 def _shape_text(shape: tuple[int | None, ...]) -> str:

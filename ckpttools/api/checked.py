@@ -1,0 +1,195 @@
+"""Arguments of calls are of the kinds that their annotations say: others are refused before anything is done.
+
+    @checked
+    def inspect(source: Source, *, sharding: bool = False, **reading: Unpack[Opening]) -> TreeReport: ...
+
+`inspect(path, sharding="no")` is a UsageError, and no call with `sharding`. What means the same is made the
+same: a dtype of numpy, JAX or torch a `DType`, a number of numpy or JAX one of Python, one where several are
+wanted a list of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, wraps
+from inspect import Parameter, signature, unwrap
+from itertools import zip_longest
+from os import PathLike
+from types import NoneType, UnionType
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ckpttools.core.dtypes import DType, dtype_like
+from ckpttools.core.options import python_number, refuse
+from ckpttools.stores.place import Place
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_WORDS: Mapping[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    NoneType: "None",
+    DType: "a dtype",
+    # What makes one is a path or text.
+    Place: "",
+}
+_NUMBERS: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
+
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
+# Options that count what works at once; 0 would be taken for nothing said.
+_COUNTS = ("jobs", "requests")
+
+
+class _UnfitError(Exception):
+    """A value is of another kind."""
+
+
+def checked(call: Callable[P, R]) -> Callable[P, R]:
+    """The same call, whose arguments are of the kinds that its annotations say.
+
+    It raises UsageError where one is not.
+    """
+
+    @wraps(call)
+    def made(*args: P.args, **options: P.kwargs) -> R:
+        kinds = kinds_of(call)
+        unchecked: Callable[..., R] = call
+        return unchecked(
+            *(_taken(name, value, kinds) for name, value in _positional(call, args)),
+            **{name: _taken(name, value, kinds) for name, value in options.items()},
+        )
+
+    return made
+
+
+@cache
+def kinds_of(call: Callable[..., Any]) -> Mapping[str, Any]:
+    """Name -> annotation of each argument of a call, also of those that it hands on as a `TypedDict`."""
+    kinds: dict[str, Any] = {}
+    names: dict[str, Any] = getattr(unwrap(call), "__globals__", {})
+    for each in signature(call).parameters.values():
+        kind = eval(each.annotation, names) if isinstance(each.annotation, str) else each.annotation
+        if each.kind is not Parameter.VAR_KEYWORD:
+            kinds[each.name] = kind
+        elif kind is not Any:
+            kinds |= get_type_hints(get_args(kind)[0])
+    return kinds
+
+
+def _positional(call: Callable[..., Any], args: Sequence[object]) -> Iterator[tuple[str, object]]:
+    parameters = [each for each in signature(call).parameters.values() if each.kind in _POSITIONAL]
+    last = parameters[-1].name if parameters else ""
+    # Beyond them there are more of a `*command`; or too many, which the call itself refuses.
+    yield from zip_longest((each.name for each in parameters[: len(args)]), args, fillvalue=last)
+
+
+def _taken(name: str, value: object, kinds: Mapping[str, Any]) -> Any:
+    kind = kinds.get(name, Any)
+    try:
+        found = _fitting(value, kind)
+        return _require(found, name not in _COUNTS or found is None or found > 0)
+    except _UnfitError:
+        words = " or ".join(_words(kind))
+        refuse(name, value, words.replace("number", "number from 1 on") if name in _COUNTS else words)
+
+
+def _fitting(value: Any, kind: Any) -> Any:
+    """The value as one of a kind; raises `_UnfitError`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _fitting_one(value, inner)
+    if origin is Literal:
+        return _require(value, isinstance(value, str) and value in inner)
+    if kind is DType:
+        found = value if isinstance(value, DType) else dtype_like(value)
+        return _require(found, found is not None)
+    if kind in _NUMBERS:
+        number = python_number(value)
+        is_bool = isinstance(number, bool)
+        return _require(
+            number, is_bool if kind is bool else isinstance(number, _NUMBERS[kind]) and not is_bool
+        )
+    if origin in (Sequence, Iterable):
+        return _several(value, inner[0])
+    if origin is tuple:
+        return _require(value, isinstance(value, tuple | list) and len(value) == len(inner))
+    if origin is Mapping:
+        return _mapped(value, *inner)
+    return _require(value, _is_instance(value, origin or kind))
+
+
+def _fitting_one(value: Any, kinds: Sequence[Any]) -> Any:
+    """The value as one of the first of several kinds that it can be one of."""
+    for kind in kinds:
+        try:
+            return _fitting(value, kind)
+        except _UnfitError:
+            continue
+    raise _UnfitError
+
+
+def _several(value: Any, kind: Any) -> Any:
+    if isinstance(value, str | PathLike | Mapping) or not isinstance(value, Iterable):
+        return (_fitting(value, kind),)
+    _require(value, not isinstance(value, bytes | bytearray))
+    given = value if isinstance(value, Sequence) else tuple(value)
+    fitting = tuple(_fitting(each, kind) for each in given)
+    return given if _are_same(given, fitting) else fitting
+
+
+def _mapped(value: Any, key: Any, kind: Any) -> Any:
+    _require(value, isinstance(value, Mapping))
+    fitting = {_fitting(name, key): _fitting(each, kind) for name, each in value.items()}
+    return value if _are_same(value.values(), fitting.values()) else fitting
+
+
+def _are_same(some: Iterable[object], others: Iterable[object]) -> bool:
+    return all(a is b for a, b in zip(some, others, strict=True))
+
+
+def _is_instance(value: object, kind: Any) -> bool:
+    if kind is Any or not isinstance(kind, type):
+        return True
+    if _is_protocol(kind):
+        return all(hasattr(value, name) for name in _members(kind))
+    return isinstance(value, kind)
+
+
+def _is_protocol(kind: Any) -> bool:
+    return bool(getattr(kind, "_is_protocol", False))
+
+
+@cache
+def _members(protocol: type) -> frozenset[str]:
+    """What an object must have to be one."""
+    bases = [each for each in protocol.__mro__ if _is_protocol(each) and each is not Protocol]
+    names = {name for each in bases for name in (*vars(each), *each.__annotations__)}
+    return frozenset(name for name in names if name == "__call__" or not name.startswith("_"))
+
+
+def _require(value: Any, fits: bool) -> Any:
+    if not fits:
+        raise _UnfitError
+    return value
+
+
+def _words(kind: Any) -> list[str]:
+    """What can be said, in words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return list(dict.fromkeys(word for each in inner for word in _words(each)))
+    if origin is Literal:
+        return [f'"{each}"' for each in inner]
+    if origin in (Sequence, Iterable):
+        return [f"a list of {' or '.join(_words(inner[0]))}"]
+    if origin is PathLike:
+        return ["a path"]
+    if origin is Mapping:
+        return ["a dictionary"]
+    if origin is Callable or (_is_protocol(kind) and "__call__" in _members(kind)):
+        return ["a function"]
+    word = _WORDS.get(kind, f"a {getattr(kind, '__name__', kind)}")
+    return [word] if word else []
