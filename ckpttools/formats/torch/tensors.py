@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 from ckpttools.array.lazy import ByteSource, LazyArray
-from ckpttools.array.nodes import Constant, Stored, relayout, window
+from ckpttools.array.nodes import Constant, Stored, concat, relayout, window
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Shape
 from ckpttools.formats.torch.pickled import Global, Persistent, Record, described
@@ -178,7 +178,12 @@ def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stri
     if _is_contiguous(shape, stride):
         return Stored(shape, dtype, storage.file, storage.start + offset * dtype.itemsize)
     axes = sorted((axis for axis, length in enumerate(shape) if length > 1), key=lambda axis: -stride[axis])
-    box = _box(offset, [(shape[axis], stride[axis]) for axis in axes], held)
+    steps = [(shape[axis], stride[axis]) for axis in axes]
+    box = _box(offset, steps, held)
+    if box is None:
+        # Every third element of a row of ten, diagonals, rows that end with the storage.
+        rest = Stored((held - offset,), dtype, storage.file, storage.start + offset * dtype.itemsize)
+        return _in_order(_picked(rest, steps), axes, shape)
     stored = Stored(box.full, dtype, storage.file, storage.start + box.begin * dtype.itemsize)
     return _in_order(window(stored, box.start, box.shape), axes, shape)
 
@@ -209,8 +214,11 @@ class _Box:
     shape: Shape
 
 
-def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box:
-    """The box of (length, stride) at falling strides; one more axis of length 1 where the last is not 1."""
+def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box | None:
+    """The box of (length, stride) at falling strides; one more axis of length 1 where the last is not 1.
+
+    None where elements at such strides are no box of any array in the storage.
+    """
     steps = [step for _, step in axes]
     if 0 in steps:
         raise NotReadableError("one of its axes repeats the same elements: an expanded tensor")
@@ -219,7 +227,7 @@ def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box:
     pitches = [outer // inner for outer, inner in pairwise(steps)]
     wide = all(length <= pitch for (length, _), pitch in zip(axes[1:], pitches, strict=True))
     if not wide or any(outer % inner for outer, inner in pairwise(steps)):
-        raise NotReadableError(f"its elements overlap, or are no box: (length, stride) {list(axes)}")
+        return None
     shape = tuple(length for length, _ in axes)
     full = (*shape[:1], *pitches)
     if offset + prod(full) <= held:
@@ -231,8 +239,45 @@ def _box(offset: int, axes: Sequence[tuple[int, int]], held: int) -> _Box:
         left -= inside[-1] * step
     begin = offset - sum(at * step for at, step in zip(inside, steps[1:], strict=True))
     if left > 0 or begin < 0:
-        raise NotReadableError(f"its rows are no box of its storage: (length, stride) {list(axes)}")
+        return None
     return _Box(full, begin, (0, *inside), shape)
+
+
+def _picked(base: LazyArray, axes: Sequence[tuple[int, int]]) -> LazyArray:
+    """Elements of the last axis of `base` at falling strides: an axis for each, and one of length 1.
+
+    Raises:
+        NotReadableError: they overlap, or take turns with those of the next.
+    """
+    *outer, room = base.shape
+    if not axes:
+        return _cut(base, 0, 1)
+    (length, step), *inner = axes
+    if 1 + sum((n - 1) * s for n, s in inner) > step:
+        raise NotReadableError(f"its elements overlap, or take turns: (length, stride) {list(axes)}")
+    # The last may be shorter than its stride.
+    whole = min(length, room // step)
+    parts = [_picked(_split(_cut(base, 0, whole * step), whole), inner)] if whole else []
+    if whole < length:
+        parts.append(_picked(_split(_cut(base, whole * step, room - whole * step), 1), inner))
+    return concat(parts, len(outer))
+
+
+def _cut(base: LazyArray, start: int, length: int) -> LazyArray:
+    """A part of the last axis."""
+    if isinstance(base, Stored) and base.ndim == 1:
+        return replace(base, shape=(length,), offset=base.offset + start * base.dtype.itemsize)
+    return window(base, (*(0,) * (base.ndim - 1), start), (*base.shape[:-1], length))
+
+
+def _split(base: LazyArray, count: int) -> LazyArray:
+    """The last axis as two, of which the first has this length."""
+    *outer, room = base.shape
+    shape = (*outer, count, room // count)
+    if isinstance(base, Stored):
+        return replace(base, shape=shape)
+    split = [*((length,) for length in outer), (count, room // count)]
+    return relayout(base, split, range(len(shape)), [1] * len(shape))
 
 
 def _in_order(source: LazyArray, axes: Sequence[int], shape: Shape) -> LazyArray:
