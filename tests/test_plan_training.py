@@ -272,6 +272,14 @@ def test_what_the_user_sets_decides_on_the_room(places):
     assert (interval.steps, interval.seconds) == (100, 800) and interval.lost == timed.tiers[0].lost(800)
 
 
+@pytest.mark.parametrize("mode", ["persistent", "emergency", "multi-tier"])
+def test_only_the_ordinary_manager_deletes(places, mode):
+    """MaxText 0.2.5 tells the managers of the other modes no number to keep."""
+    made = ckpttools.plan_training("hf/llama/config.json", hosts=1, mode=mode, keep=3)
+    assert ("max_num_checkpoints_to_keep" in made.settings) == (mode == "persistent")
+    assert any("ckpt prune RUN --keep-last 3" in each for each in made.remarks) == (mode != "persistent")
+
+
 def test_saves_that_take_longer_than_failures_leave_are_said(places):
     how = {"hosts": 1, "mtbf": "1min", "local_save": "2min", "mode": "emergency"}
     made = ckpttools.plan_training("hf/llama/config.json", **how)

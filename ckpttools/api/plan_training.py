@@ -19,7 +19,6 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.config.back import config_of_settings
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.planning.commands import (
-    KEEP,
     LOCAL_PERIOD,
     UNKNOWN,
     Mode,
@@ -44,10 +43,17 @@ _TOO_MUCH = 0.5
 
 
 class _SaveSettings(NamedTuple):
-    """MaxText's settings for saving as planned, and how many checkpoints are kept, if that is known."""
+    """MaxText's settings for saving as planned.
+
+    Attributes:
+        settings: them.
+        checkpoints: that are there at the end, if that is known.
+        kept: how many are kept; None for all.
+    """
 
     settings: Mapping[str, str]
     checkpoints: int | None
+    kept: int | None
 
 
 @checked
@@ -130,7 +136,7 @@ def plan_training(
         refusals=tuple(all_refusals(_configuration(source), saving.settings, settings)),
         commands=commands_for(chosen, slices, size.setting, saving.settings),
         tiers=tiers,
-        remarks=(*share.remarks, *unknown, *_remarks(tiers, total_steps, saving, keep)),
+        remarks=(*share.remarks, *unknown, *_remarks(tiers, total_steps, saving, chosen)),
     )
     if plot is not None:
         draw(made.tiers, parse(plot, is_written=True))
@@ -148,9 +154,8 @@ def _saving(
     steps = {each.tier: each.steps for each in intervals}
     settings = {**settings_for(mode, steps.get("local"), steps.get("persistent"), keep), **words}
     period, kept = run_of(mode, steps.get("persistent"), keep, words)
-    return _SaveSettings(
-        settings, kept_checkpoints(total_steps, period, kept) if total_steps and period else None
-    )
+    count = kept_checkpoints(total_steps, period, kept) if total_steps and period else None
+    return _SaveSettings(settings, count, kept)
 
 
 def _intervals(
@@ -178,18 +183,19 @@ def _configuration(source: Source) -> Place | None:
 
 
 def _remarks(
-    tiers: Sequence[Tier], total_steps: int | None, saving: _SaveSettings, keep: int | None
+    tiers: Sequence[Tier], total_steps: int | None, saving: _SaveSettings, mode: Mode
 ) -> Iterator[str]:
+    kept = saving.kept
     for tier in tiers:
         if tier.lost(tier.best_seconds) > _TOO_MUCH:
             yield (
                 f"{tier.name} saves of {tier.save_seconds:.0f} s and {tier.write_seconds:.0f} s to restore "
                 f"leave little of the {tier.failure_seconds:.0f} s between failures, whatever the interval"
             )
-    if keep is not None and KEEP not in saving.settings:
+    if kept is not None and mode != "persistent":
         yield (
-            "MaxText deletes no backups of multi-tier checkpoints: "
-            f"that {option('keep', keep)} are kept is yours to see to"
+            f"MaxText itself deletes no persistent checkpoint of {mode} checkpointing: that {kept} are kept "
+            f"is yours to see to, with `ckpt prune RUN --keep-last {kept}`"
         )
     if total_steps is not None and saving.checkpoints is None:
         yield (

@@ -32,7 +32,8 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
         near = UNKNOWN if local is None else str(local)
         made |= {"local_checkpoint_directory": RAMDISK, LOCAL_PERIOD: near}
     made |= {period_setting(mode): every}
-    if keep is not None and mode != "multi-tier":
+    # The managers of the other modes are told of no number: they keep all that is persistent.
+    if keep is not None and mode == "persistent":
         made |= {KEEP: str(keep)}
     return made
 
