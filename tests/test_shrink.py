@@ -15,13 +15,14 @@ from support.places import GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 
 import ckpttools
 from ckpttools.array.tree import Tree
-from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
 from ckpttools.families.registry import family_named
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.shrink import Shrink
 from ckpttools.maxtext.smaller_config import Smaller, smaller_config
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.view import view_of
 
 # Each with layers that it can have fewer of, and what else.
 MODELS = [
@@ -201,6 +202,16 @@ def test_an_array_that_no_row_is_about_is_refused():
     odd = Tree({**tree, ("model.layers.1.mlp.extra.weight",): tree["lm_head.weight"]}, tree.metadata)
     with pytest.raises(CoverageError, match="extra"):
         odd.pipe(Shrink(Smaller(range(1))))
+
+
+def test_none_of_two_arrays_with_one_name_is_lost():
+    tree = to_maxtext(ckpttools.open(GOLDEN / "llama3.1/hf"), ToMaxText(leaves_out=True)).state
+    path = ("params", "params", "decoder", "decoder_norm", "scale")
+    twin = Tree({**tree, (*path[:3], "decoder_norm.scale"): tree[path]}, tree.metadata)
+    with pytest.raises(FormatError, match="several arrays have one name"):
+        twin.pipe(Shrink(Smaller(range(2)), like=GOLDEN / "llama3.1/hf"))
+    with pytest.raises(FormatError, match="several arrays have one name"):
+        _ = view_of(twin).named
 
 
 def test_the_command_says_what_it_needs(models):

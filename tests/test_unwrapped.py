@@ -11,7 +11,7 @@ from support.hf_models import LLAMA_CONFIG
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.array.patterns import whole_branches
+from ckpttools.array.patterns import first_match, matching, whole_branches
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.compare.align import align
 from ckpttools.core.errors import CoverageError, FormatError, UsageError
@@ -100,6 +100,14 @@ def test_what_is_dropped_may_have_any_name():
 )
 def test_keys_stand_for_all_below_them(pattern, wanted):
     assert whole_branches([pattern], ["norm", "norm.bias", "optim.state.a", "optim.lr"]) == (wanted,)
+
+
+def test_brackets_of_a_copied_name_are_no_glob():
+    names = ["blocks[0].w", "blocks0.w"]
+    for pattern in ("blocks[0]", "blocks[0].w"):
+        assert matching(names, whole_branches([pattern], names))[0] == names[0]
+    assert matching(names, whole_branches(["blocks[0]"], names)) == names[:1]
+    assert first_match(("blocks[0]", "w"), ["blocks[0]"]) == "blocks[0]"
 
 
 def llama_state(heads, groups, pairs, embed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from shlex import join, quote
 
@@ -81,7 +81,7 @@ def next_steps(where: Where) -> NextSteps | None:
 
 def _is_whole(tree: Tree) -> bool:
     """Whether all names of a model are there, in dtypes in which one computes, or with scales beside them."""
-    is_computed = _main_dtype(view_of(tree).named) in _COMPUTED
+    is_computed = _main_dtype(view_of(tree).parameters.values()) in _COMPUTED
     # Codes and scales may have names of their own, of which families know nothing.
     named, of = as_numbers(tree).tree, _family_said(tree)
     whole = (of is not None and _has_names_of(named, [of])) or _has_names_of(named, families().values())
@@ -100,10 +100,10 @@ def _family_said(tree: Tree) -> Family | None:
         return None
 
 
-def _main_dtype(arrays: Mapping[str, LazyArray]) -> str:
+def _main_dtype(arrays: Iterable[LazyArray]) -> str:
     """The dtype of most elements."""
     count: Counter[str] = Counter()
-    for array in arrays.values():
+    for array in arrays:
         count[array.dtype.name] += array.size
     return count.most_common(1)[0][0] if count else ""
 
@@ -153,7 +153,7 @@ def _resumed(tree: Tree) -> Iterator[str]:
 
 def _surprises(tree: Tree) -> Iterator[str]:
     view = view_of(tree)
-    dtype = _main_dtype(view.named)
+    dtype = _main_dtype(view.parameters.values())
     if dtype != "float32" and view.optimizer is None:
         yield f"stored in {dtype}; MaxText loads it in weight_dtype, by default float32"
     rows = view.parameters[EMBEDDING].shape[0] if EMBEDDING in view.parameters else None

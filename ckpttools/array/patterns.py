@@ -23,7 +23,7 @@ def first_match(path: Path, patterns: Iterable[str]) -> str | None:
     than `*`; `[0-9]` is one character of several. Keys are joined by "/" or by ".".
     """
     names = [*prefixes(keystr(path), "/"), *prefixes(dotted(path), ".")]
-    return next((p for p in patterns if any(fnmatchcase(name, p) for name in names)), None)
+    return next((p for p in patterns if any(matches(name, p) for name in names)), None)
 
 
 def prefixes(name: str, separator: str) -> list[str]:
@@ -40,6 +40,11 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     wild = tuple(sorted(filter(_is_wild, literal)))
     matches = _any_of(wild).match if wild else lambda name: None
     return [name for name in names if name in literal or matches(name)]
+
+
+def _literal(name: str) -> str:
+    """A pattern of this name alone."""
+    return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
 def _is_wild(pattern: str) -> bool:
@@ -64,4 +69,10 @@ def whole_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, 
     def is_of(pattern: str, some: set[str]) -> bool:
         return pattern in some or (_is_wild(pattern) and bool(matching(some, [pattern])))
 
-    return tuple(f"{each}.*" if is_of(each, above) and not is_of(each, known) else each for each in patterns)
+    # Brackets of a name that was copied are no glob.
+    return tuple(
+        f"{_literal(each) if each in above else each}.*"
+        if is_of(each, above) and not is_of(each, known)
+        else each
+        for each in patterns
+    )

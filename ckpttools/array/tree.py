@@ -271,8 +271,8 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def by_name(arrays: Mapping[Path, LazyArray]) -> dict[str, LazyArray]:
-    """Arrays by their paths joined by ".".
+def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:
+    """Arrays, or what there is of each, by their paths joined by ".".
 
     Raises:
         FormatError: two of them would have the same name, so that one would be lost.

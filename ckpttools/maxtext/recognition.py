@@ -135,7 +135,8 @@ def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
     """How well each family fits, in each of its spellings; arguments as those of `guess_families`."""
     view = view_of(tree)
     keys = [each for family in families for each in family_keys(family, view)]
-    arrays = view.named
+    # Of two arrays with one name either will do: nothing is made of them.
+    arrays = {dotted(path): array for path, array in view.parameters.items()}
     names = alike(arrays, keys)
     config = tree.metadata.config or {}
     return [

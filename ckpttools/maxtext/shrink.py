@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Leaf, Path, Tree, dotted
+from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.errors import CheckpointError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, in_natural_order
@@ -58,6 +58,7 @@ class Shrink:
             ConfigError: there is no configuration, or its sizes do not fit the family with fewer layers.
             UsageError: there are no such layers, they are no model in this order, or it is quantised.
             CoverageError: arrays that no row of the family is about, or that cannot be cut; lists all.
+            FormatError: two arrays have one name, keys joined by dots.
         """
         _refuse_quantised(tree)
         view, place = view_of(tree), tree.metadata.place
@@ -148,7 +149,7 @@ class _Cut:
     @classmethod
     def of(cls, source: Tree, family: Family, config: Mapping[str, Any], small: SmallerConfig) -> _Cut:
         is_left = view_of(source).is_maxtext
-        names = frozenset(map(dotted, source.arrays))
+        names = by_name(source.arrays).keys()
         spelling = PLAIN if is_left else family.spelling_of(names)
         before, after = (family.table(each, CONFIG, spelling=spelling) for each in (config, small.config))
         layers = {number: new for new, number in enumerate(small.layers)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Leaf, Path, Tree, dotted
+from ckpttools.array.tree import Leaf, Path, Tree, by_name
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
@@ -97,8 +97,8 @@ Text = tuple[Mapping[str, Path], Mapping[str, LazyArray]]
 
 def _of_maxtext(towers: Tree, decoder: Tree) -> Text:
     homes, others = view_of(towers).homes, view_of(decoder).homes
-    own = {dotted(inner): path for inner, path in homes.items() if inner[0] in _TEXT}
-    return own, {dotted(inner): decoder.arrays[p] for inner, p in others.items() if inner[0] in _TEXT}
+    own = by_name({inner: path for inner, path in homes.items() if inner[0] in _TEXT})
+    return own, by_name({inner: decoder.arrays[path] for inner, path in others.items() if inner[0] in _TEXT})
 
 
 def _of_hugging_face(towers: Tree, decoder: Tree) -> Text:
@@ -107,7 +107,7 @@ def _of_hugging_face(towers: Tree, decoder: Tree) -> Text:
     rest = (*family.homeless, *(key for part in family.parts.values() for key in part.keys))
 
     def text_of(tree: Tree) -> dict[str, Path]:
-        names = {dotted(path): path for path in tree.arrays}
+        names = by_name({path: path for path in tree.arrays})
         spelling = family.spelling_of(frozenset(names))
         away = [*map(str, patterns), *rest]
         return {spelling.plain(n): path for n, path in names.items() if not _matches(n, away)}

@@ -16,7 +16,7 @@ from operator import is_
 from types import MappingProxyType
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Leaf, Metadata, Path, Tree, dotted, keystr
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree, by_name, keystr
 from ckpttools.core.errors import CheckpointError
 from ckpttools.maxtext.flavours import Flavour, flavour_of
 from ckpttools.maxtext.layer_groups import LayerGroup, layer_groups
@@ -136,8 +136,12 @@ class MaxTextView:
 
     @cached_property
     def named(self) -> Mapping[str, LazyArray]:
-        """The parameters by dotted names, as rows of families have them."""
-        return {dotted(path): array for path, array in self.parameters.items()}
+        """The parameters by dotted names, as rows of families have them.
+
+        Raises:
+            FormatError: two of them have one name.
+        """
+        return by_name(self.parameters)
 
     @cached_property
     def on_first_axis(self) -> frozenset[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckpttools.array.tree import Path, Tree, dotted
+from ckpttools.array.tree import Path, Tree, by_name, dotted
 from ckpttools.quantized.config import says_quantized
 from ckpttools.quantized.weights import Quantized, may_be_scaled, quantized
 
@@ -53,6 +53,11 @@ def _last(path: Path) -> str:
 
 
 def by_names(tree: Tree) -> tuple[dict[str, Path], dict[str, Quantized]]:
-    """The paths of all arrays by their dotted names, and the quantised weights among them."""
+    """The paths of all arrays by their dotted names, and the quantised weights among them.
+
+    Raises:
+        FormatError: there are such weights, and arrays have one name.
+    """
     paths = {dotted(path): path for path in tree.arrays}
-    return paths, quantized({name: tree.arrays[path] for name, path in paths.items()}, tree.metadata.config)
+    found = quantized({name: tree.arrays[path] for name, path in paths.items()}, tree.metadata.config)
+    return (by_name({path: path for path in tree.arrays}) if found else paths), found
