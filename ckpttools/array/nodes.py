@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ckpttools.array import read_blocks
 from ckpttools.array.blockwise import BlockCodes as BlockCodes
@@ -233,14 +233,19 @@ INNER = ("source", "parts", "codes", "scales")
 
 def inner(array: LazyArray) -> tuple[LazyArray, ...]:
     """The arrays that an array is made of; none for one that is stored."""
-    match array:
-        case Derived():
-            return (array.source,)
-        case Dequantized():
-            return (array.codes, *array.scales)
-        case OfParts():
-            return array.parts
-    return ()
+    return _inner_of(type(array))(array)
+
+
+@cache
+def _inner_of(kind: type[LazyArray]) -> Callable[[Any], tuple[LazyArray, ...]]:
+    """The same for arrays of a class; asked once for each, as whole plans are looked through."""
+    if issubclass(kind, Derived):
+        return lambda array: (array.source,)
+    if issubclass(kind, Dequantized):
+        return lambda array: (array.codes, *array.scales)
+    if issubclass(kind, OfParts):
+        return lambda array: array.parts
+    return lambda array: ()
 
 
 def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyArray]) -> dict[Key, LazyArray]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import TypedDict
@@ -146,7 +147,7 @@ class Plan:
         """What is resident beside the interpreter and the workers' buffers."""
         return self.reserved + _base_bytes(self.tree, self.layout, len(self.tasks)) - base_bytes()
 
-    @property
+    @cached_property
     def sources(self) -> tuple[ByteSource, ...]:
         """Every file that will be read or shared, by path."""
         read = sources(_written(self.tree, self.layout).values())
@@ -159,9 +160,9 @@ class Plan:
         Args:
             identify: the one name of a file, and its version.
         """
-        digest = hashlib.sha256()
+        digest, text = hashlib.sha256(), json.JSONEncoder(separators=(",", ":")).encode
         for line in self._described(once(identify)):
-            digest.update(json.dumps(line, separators=(",", ":")).encode())
+            digest.update(text(line).encode())
         return digest.hexdigest()
 
     def _described(self, identify: Identify) -> Iterator[object]:
