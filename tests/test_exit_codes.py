@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ from support.hf_models import write_llama
 from support.places import ORBAX
 
 from ckpttools.cli.main import main
+from ckpttools.core.plugins import announced
 
 RUN = ORBAX / "maxtext_run"
 # SRC is what a cause makes bad, OUT a name that is free; the others are whole checkpoints.
@@ -146,20 +148,25 @@ def leaves(command: click.Command, path: str = "") -> dict[str, click.Command]:
     return found
 
 
+@cache
+def commands() -> dict[str, click.Command]:
+    """All commands of ckpt."""
+    return leaves(main)
+
+
 def having(option: str) -> list[str]:
     """The commands of the table whose command has an option."""
-    known = leaves(main)
-    names = {name: {part for each in one.params for part in each.opts} for name, one in known.items()}
+    names = {name: {part for each in one.params for part in each.opts} for name, one in commands().items()}
     return [name for name, words in ALL.items() if option in names[called(words)]]
 
 
 def called(words: str) -> str:
     """The name of the command that is called."""
-    return next(name for name in leaves(main) if f"{words} ".startswith(f"{name} "))
+    return next(name for name in commands() if f"{words} ".startswith(f"{name} "))
 
 
 def test_every_command_is_in_the_table():
-    assert {called(words) for words in ALL.values()} | OTHERS == set(leaves(main))
+    assert {called(words) for words in ALL.values()} | OTHERS == set(commands())
 
 
 def test_nothing_is_wrong(place):
@@ -221,6 +228,14 @@ class TestPaths:
         assert place.codes(["--manifest"], files / "manifest.json") == {"--manifest": 5}
         readers = [each for each in CHECKPOINTS if GOOD.get(each) == "HF" or each in ("hash", "to-orbax")]
         assert place.codes(readers, sealed) == all_of(readers, 5)
+
+    def test_where_modules_may_be_that_nobody_may_enter(self, place, monkeypatch, request):
+        locked = place.directory / "no modules"
+        locked.mkdir()
+        locked.chmod(0)
+        request.getfixturevalue("nobody")
+        monkeypatch.setattr(sys, "path", [str(locked), str(locked / "below")])
+        assert announced("ckpttools.stores") == []
 
 
 class TestOptions:

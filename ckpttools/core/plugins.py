@@ -31,15 +31,23 @@ def announced(group: str) -> list[EntryPoint]:
 
 
 def _announcements() -> Iterator[bytes | None]:
-    """The entry points of all packages in directories; None for what importlib.metadata must look into."""
+    """The entry points of all packages in directories; None for what importlib.metadata must look into.
+
+    What may not be entered is passed over, as Python does where it imports.
+    """
     for place in map(Path, sys.path):
-        if place.is_file():
-            yield None
-        elif place.is_dir():
-            for entry in os.scandir(place):
-                if entry.name.endswith(_METADATA):
-                    with suppress(OSError):
-                        yield Path(entry, "entry_points.txt").read_bytes()
+        with suppress(OSError):
+            if place.is_file():
+                yield None
+            elif place.is_dir():
+                yield from _announced_in(place)
+
+
+def _announced_in(place: Path) -> Iterator[bytes]:
+    for entry in os.scandir(place):
+        if entry.name.endswith(_METADATA):
+            with suppress(OSError):
+                yield Path(entry, "entry_points.txt").read_bytes()
 
 
 def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
