@@ -34,6 +34,8 @@ MODELS = [
     (GOLDEN / "mixtral-8x7b", Smaller((1, 3), experts=2)),
     (GOLDEN / "gpt-oss", Smaller(range(2), experts=2)),
     (GOLDEN / "deepseek2", Smaller(range(4), experts=2)),
+    # Fewer of the first layers, which have no experts.
+    (GOLDEN / "deepseek3", Smaller((1, 4), experts=2)),
     (GOLDEN / "qwen3-next", Smaller(range(4), experts=2)),
     (GOLDEN_0_2_5 / "deepseek3.2", Smaller(range(2), vocab=50)),
     (GOLDEN_0_2_5 / "qwen3-vl", Smaller(range(2), vocab=50)),
@@ -184,7 +186,12 @@ REFUSED = [
     (GOLDEN / "gemma3/hf", Smaller((1, 2)), UsageError, "repeat every 6"),
     (GOLDEN / "gemma2/hf", Smaller((0, 2)), UsageError, "repeat every 2"),
     (GOLDEN / "gpt-oss/hf", Smaller(range(3)), ConfigError, "no multiple of 2"),
-    (GOLDEN / "deepseek2/hf", Smaller((1, 2)), UsageError, "of a kind that the smaller model does not have"),
+    (
+        GOLDEN_0_2_5 / "gemma4-e2b/hf",
+        Smaller(range(5)),
+        UsageError,
+        "of a kind that the smaller model does not",
+    ),
     (GOLDEN_0_2_5 / "deepseek4/hf", Smaller(experts=2), UsageError, "numbers of experts"),
     (GOLDEN_0_2_5 / "qwen3.5-fp8/hf", Smaller(vocab=2), UsageError, "quantised weights cannot be cut"),
     (TRAINED, Smaller(range(1)), ConfigError, "there is no config.json"),

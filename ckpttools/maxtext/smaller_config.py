@@ -27,8 +27,9 @@ _NUMBERS = ("mlp_only_layers", "moe_layers")
 _OTHERS = ("architectures", "token_id", "token_ids")
 _CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = {"n_group": 1, "topk_group": 1}
-# Layers before this one see all of the text, where no list says of each (Qwen2).
-_FIRST = "max_window_layers"
+# Layers before this one are of another kind: they see all of the text, where no list says of each (Qwen2),
+# have no experts (DeepSeek), or choose these by a table (DeepSeek V4).
+_FIRST = ("max_window_layers", "first_k_dense_replace", "num_hash_layers")
 # Tokens that generation begins and ends with.
 _ENDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
@@ -157,7 +158,7 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
             part[name] = [value[each] for each in kept]
         elif name in PREDICTION and value:
             part[name] = 0
-        elif name == _FIRST and isinstance(value, int):
+        elif name in _FIRST and isinstance(value, int):
             part[name] = sum(each < value for each in kept)
         if part[name] != value:
             yield f"{above}{'.' * bool(above)}{name} is {json.dumps(part[name])}"
