@@ -487,6 +487,13 @@ def test_the_page_from_training_to_the_hub(tmp_path, monkeypatch):
                 assert Path(f"hub/{name}", file).read_bytes() == Path("trainers/hub", file).read_bytes(), name
 
 
+def test_the_page_on_flax(tmp_path, monkeypatch):
+    (rules,) = code_blocks(ROOT / "docs" / "from-flax.md", "toml")
+    (tmp_path / "flax.toml").write_text(rules)
+    places = {"llama": ROOT / "fixtures/flax/llama", "trainers": ROOT / "fixtures/torch/trainers"}
+    carry_out("from-flax.md", tmp_path, monkeypatch, **places)
+
+
 def carry_out(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **places: Path) -> None:
     """Runs the commands of a page, then its Python, where copies of these directories are."""
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name, dotted, keystr
+from ckpttools.compare.unnamed_side import with_joints_of
 from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.text import array_count
@@ -130,7 +131,9 @@ def paired(
         require_no_padding(padding_rows)
         sides: tuple[tuple[Side, Tree], ...] = ("A", made), ("B", source)
         open_axes = [Remark(text, side) for side, tree in sides for text in remarks_about_axis(tree)]
-        return Pairing(selection.arrays(made), selection.arrays(source), tuple(open_axes))
+        mine = selection.arrays(made)
+        # What was made of nested keys remembers them; files of the hub have names with dots.
+        return Pairing(mine, with_joints_of(selection.arrays(source), mine), tuple(open_axes))
     if not selection.layers:
         hint = f"leave out {option('per_layer', False)}"
         raise UsageError("a conversion is compared layer by layer", hint=hint)
