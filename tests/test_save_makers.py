@@ -91,7 +91,7 @@ def test_what_was_found_for_one_array_is_not_believed_of_another():
 
 
 def test_too_many_pieces_are_refused():
-    array = take(held((64, 64, 1), (1, 1, 1)), 2, 0)
+    array = take(held((33, 32, 1), (1, 1, 1)), 2, 0)
     with pytest.raises(UsageError, match="no process has enough") as caught:
         Makers().pieces(("layers", "w"), array, Region.whole(array.shape))
     assert "3 processes" in str(caught.value) and "layers/w" in str(caught.value)

@@ -100,15 +100,26 @@ class _Owners:
         holder = array.holder if isinstance(array, Held) else None
         if not isinstance(array, Held) or not isinstance(holder, ShardHolder):
             return array
-        return replace(array, holder=_Asking(holder, self._asked) if holder.owners else holder)
+        if not holder.owners:
+            return array
+        return replace(array, holder=_Asking(holder, self._asked, *_limits(holder.owners)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Asking:
-    """The same elements; it is noted which processes have what is asked for."""
+    """The same elements; it is noted which processes have what is asked for.
+
+    Attributes:
+        holder: of the elements.
+        asked: where it is noted.
+        processes, start, stop: who has elements, and where their boxes begin and end.
+    """
 
     holder: ShardHolder
     asked: set[int]
+    processes: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
 
     @property
     def version(self) -> str:
@@ -119,9 +130,8 @@ class _Asking:
         return self.holder.scratch_bytes
 
     def pieces(self, region: Region) -> int:
-        processes, start, stop = _limits(self.holder.owners)
-        meet = ((start < region.stop) & (stop > region.start)).all(axis=1)
-        self.asked.update(processes[meet].tolist())
+        meet = ((self.start < region.stop) & (self.stop > region.start)).all(axis=1)
+        self.asked.update(self.processes[meet].tolist())
         return 1
 
     def read_into(self, region: Region, out: np.ndarray) -> None:
