@@ -20,6 +20,7 @@ import ckpttools
 from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import age
+from ckpttools.runs.listing import listed, looked_at, run_at
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.registry import parse
 
@@ -28,6 +29,19 @@ from ckpttools.stores.registry import parse
 def run(tmp_path: Path) -> Path:
     """Two finished steps with metrics."""
     return Path(shutil.copytree(ORBAX / "cm_best_metrics", tmp_path / "run"))
+
+
+def test_a_run_that_changes_meanwhile_is_looked_at_again(run):
+    """As where a job that goes on deletes a step between a look at the run and one at its steps."""
+    found = run_at(parse(run))
+    assert len(found.steps) == 2
+    shutil.rmtree(run / "1")
+    assert [each.step for each in looked_at(found, listed).steps] == [2]
+    with pytest.raises(StorageError):
+        listed(found)
+    # What is so in a run at rest stays an error.
+    with pytest.raises(StorageError):
+        looked_at(run_at(parse(run)), lambda seen: (seen.path / "1").read_bytes())
 
 
 def test_steps_with_their_metrics_and_the_one_that_resumes(run):

@@ -26,7 +26,7 @@ from ckpttools.runs.journal import (
     interrupted,
     removing,
 )
-from ckpttools.runs.listing import run_at
+from ckpttools.runs.listing import looked_at, run_at
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
 from ckpttools.runs.removal import Removal, tidy, tidy_all
@@ -266,9 +266,8 @@ def prune(
                 hint=f"leave {option('strip_older', True)} out; `ckpt strip-optimizer` writes parameters to "
                 "another place",
             )
-        return PreparedPrune(
-            _strippable(decided(found, keep, strip_older)), found.path, "prune", copy, requests
-        )
+        decision = looked_at(found, lambda seen: _strippable(decided(seen, keep, strip_older)))
+        return PreparedPrune(decision, found.path, "prune", copy, requests)
 
 
 def _strippable(decision: PruneDecision) -> PruneDecision:

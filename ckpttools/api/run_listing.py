@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.api.checked import checked
-from ckpttools.runs.listing import RunListing, listed, run_at
+from ckpttools.runs.listing import RunListing, listed, looked_at, run_at
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where, parse
 
@@ -21,4 +21,4 @@ def ls(run: Where, *, requests: int | None = None) -> RunListing:
         CheckpointError: nothing is there, or it cannot be read.
     """
     with requesting(requests):
-        return listed(run_at(parse(run)))
+        return looked_at(run_at(parse(run)), listed)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
+from typing import TypeVar
 
 from ckpttools.array.gaps import incomplete
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
@@ -23,6 +24,9 @@ from ckpttools.runs.usage import usage_of
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
+_T = TypeVar("_T")
+# So often at most a run is looked at anew that changes meanwhile.
+_LOOKS = 10
 # Kinds of trees that are laid out as MaxText does.
 _MAXTEXT = ("stacked", "unstacked")
 
@@ -157,6 +161,27 @@ def run_at(path: Place) -> OrbaxRun:
     )
 
 
+def looked_at(run: OrbaxRun, look: Callable[[OrbaxRun], _T]) -> _T:
+    """What is found out of a run; anew where a job has begun, finished or deleted steps meanwhile.
+
+    Raises:
+        StorageError: the store cannot answer, or the run is never at rest.
+    """
+    for _ in range(_LOOKS):
+        try:
+            return look(run)
+        except StorageError:
+            again = run_at(run.path)
+            if _names(again) == _names(run):
+                raise
+            run = again
+    return look(run)
+
+
+def _names(run: OrbaxRun) -> set[str]:
+    return {step.path.name for step in run.steps.values()}
+
+
 def listed(run: OrbaxRun) -> RunListing:
     """What there is of a run. Reads indexes and metadata, no array.
 
@@ -166,7 +191,7 @@ def listed(run: OrbaxRun) -> RunListing:
     seen = seen_in(run.path)
     latest = None if seen.latest is None else Step(seen.steps[seen.latest])
     steps = at_once(run.path.store, listed_step, run.steps.values())
-    names = {step.path.name for step in run.steps.values()}
+    names = _names(run)
     item = None if latest is None else _resumed_item(latest)
     hindered = "" if latest is None else _hindered(latest, item, steps)
     return RunListing(
