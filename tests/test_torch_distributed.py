@@ -109,7 +109,7 @@ class TestMetadataAndFiles:
             for number, content in enumerate(contents * processes if len(contents) == 1 else contents):
                 (tmp_path / str(number)).write_bytes(content)
                 file, within = parse(tmp_path / str(number)).open(), spans.get(f"of_{number}", {(0, 8)})
-                files[str(number)] = ProcessFile([lazy(np.stack(rows))], file, within)
+                files[str(number)] = ProcessFile([lazy(np.stack(rows))], file, lambda within=within: within)
             try:
                 refuse_copies(files, parse("/x"), "")
             except FormatError:

@@ -24,6 +24,8 @@ _RULES = (
     *(Rule(*each) for each in RENAMED),
     *(Rule(name, hub, optional=True) for name, hub in OPTIONAL),
 )
+# Dictionaries that a trainer has beside a model's: looking for names in more takes time.
+_MOST_BESIDE = 32
 OF_OTHER_MODELS = (
     "these are names of torchtitan or Meta's own code, which are read of models with model_type llama: "
     "rename others by rules with `ckpt remap`, and mind that rotary pairs may lie otherwise"
@@ -123,7 +125,10 @@ def on_hub(tree: Tree, config: Mapping[str, Any] | None) -> OnHub:
         tree: with whatever lies beside the model, which keeps its names.
         config: the model's, if it is known.
     """
-    plain = unwrapped(tree, patterns_of_others(tree))
+    beside = patterns_of_others(tree)
+    if len(beside) > _MOST_BESIDE:
+        return OnHub(tree)
+    plain = unwrapped(tree, beside)
     made, remarks = plain.tree, plain.notes.remarks
     if has_llama_names(map(dotted, made.arrays)):
         try:

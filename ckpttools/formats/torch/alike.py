@@ -6,7 +6,7 @@ numbers of it, and no two have the same in different parts: else files are mixed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 
@@ -75,12 +75,12 @@ class ProcessFile:
     Attributes:
         parts: some arrays of which each other process has another part.
         file: it lies in.
-        spans: offset and length in bytes of all that is in it.
+        spans: gives offset and length in bytes of all that is in it, which is asked of few files.
     """
 
     parts: Sequence[LazyArray]
     file: ByteSource
-    spans: Set[tuple[int, int]]
+    spans: Callable[[], Set[tuple[int, int]]]
 
 
 def refuse_copies(files: Mapping[str, ProcessFile], place: Place, hint: str) -> None:
@@ -130,15 +130,16 @@ def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[
         files[name].file.read_into(offset + (nbytes - len(found)) // 2, found)
         return bytes(found)
 
+    all_spans = {name: files[name].spans() for name in names}
     groups: dict[str, list[str]] = {}
     for name in names:
-        spans = files[name].spans
+        spans = all_spans[name]
         # One of each length: weights of one shape may be alike, those of others are other weights.
         looked_at = sorted({span[1]: span for span in spans}.values(), key=lambda span: -span[1])[
             :_MOST_SPANS
         ]
         for first in groups:
-            within = files[first].spans
+            within = all_spans[first]
             if (spans <= within or within <= spans) and all(
                 span not in within or middle(first, span) == middle(name, span) for span in looked_at
             ):

@@ -149,11 +149,15 @@ def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, P
                 found[file].append(_piece(box, dtype, entry, files).array)
         if all(len(each) == _TENSORS for each in found.values()):
             break
-    spans: dict[str, set[tuple[int, int]]] = {name: set() for name in found}
-    for each in listed.entries.values():
-        if each.file in spans:
-            spans[each.file].add((each.offset, each.nbytes))
-    return {name: ProcessFile(parts, files[name], spans[name]) for name, parts in found.items() if parts}
+    return {
+        name: ProcessFile(parts, files[name], partial(_spans, listed, name))
+        for name, parts in found.items()
+        if parts
+    }
+
+
+def _spans(listed: _DcpEntries, file: str) -> set[tuple[int, int]]:
+    return {(each.offset, each.nbytes) for each in listed.entries.values() if each.file == file}
 
 
 def _of_many_shapes(listed: _DcpEntries) -> list[str]:

@@ -152,6 +152,10 @@ class _Rank:
         key = _STAGE_3 if _STAGE_3 in self.state else _STAGE_2
         return tuple(flat(each, self.file) for each in listed(self.state.get(key), key))
 
+    def spans(self) -> set[tuple[int, int]]:
+        """Where its vectors lie."""
+        return {(each.offset, each.stored_nbytes) for each in self.vectors}
+
     @property
     def groups(self) -> Groups:
         return groups_of(self.state, len(self.vectors))
@@ -203,9 +207,8 @@ def _refuse_copies(step: Place, ranks: Sequence[_Rank]) -> None:
     files: dict[str, ProcessFile] = {}
     for rank in ranks:
         largest = max(rank.vectors, key=lambda each: each.size)
-        spans = {(each.offset, each.stored_nbytes) for each in rank.vectors}
         if largest.size:
-            files[rank.file.place.name] = ProcessFile([largest], largest.source, spans)
+            files[rank.file.place.name] = ProcessFile([largest], largest.source, rank.spans)
     refuse_copies(files, step, _HINT)
 
 
