@@ -44,8 +44,10 @@ def weights(draw: st.DrawFn) -> Made:
         case "mxfp4":
             return made.mxfp4(rng, few, rows, draw(st.integers(1, 3)))
         case "int4":
-            group, shifted = draw(st.sampled_from((4, 5, 8, 32, 48))), draw(st.booleans())
-            return made.int4(rng, rows, few * 2, group, shifted=shifted, cut=draw(st.integers(0, 7)))
+            cut, shifted, numbers = draw(st.integers(0, 7)), draw(st.booleans()), few * 16
+            whole = [each for each in range(1, numbers) if (numbers - cut) % each == 0]
+            group = draw(st.sampled_from(whole if cut else (4, 5, 8, 32, 48)))
+            return made.int4(rng, rows, few * 2, group, shifted=shifted, cut=cut)
         case _:
             return made.nvfp4(rng, rows, few, divides=draw(st.booleans()))
 
@@ -141,7 +143,7 @@ def damaged(weight: Made) -> Made:
 @pytest.mark.parametrize(
     "made_by",
     [
-        lambda rng: made.int4(rng, 120, 513, 8, shifted=True, cut=3),
+        lambda rng: made.int4(rng, 120, 513, 7, shifted=True, cut=2),
         lambda rng: damaged(made.fp8_blocks(rng, (300, 1031), (7, 2))),
         lambda rng: made.fp8_blocks(rng, (9, 10_000, 3), (128, 1)),
         lambda rng: made.mxfp4(rng, 2, 136, 60),

@@ -130,13 +130,15 @@ def test_what_is_no_block(block):
         logical(tree)
 
 
-@pytest.mark.parametrize("shape", [[4, 40], [4, 56], [4, 65], [4, -64], [64, 4], [4], [4.0, 60.0]])
+@pytest.mark.parametrize(
+    "shape", [[4, 40], [4, 56], [4, 60], [4, 63], [4, 65], [4, -64], [64, 4], [4], [4.0, 60.0]]
+)
 def test_a_shape_that_is_not_that_of_the_codes(shape):
     arrays, said = int4_model()
     arrays["m.experts.0.up_proj.weight_shape"] = np.array(shape)
     with pytest.raises(FormatError) as error:
         Dequantize()(made.tree_of(arrays, {"quantization_config": said}))
-    assert "up_proj.weight_shape: " in str(error.value)
+    assert "up_proj.weight" in str(error.value)
     assert "get the checkpoint again" in str(error.value.hint)
 
 

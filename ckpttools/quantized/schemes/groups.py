@@ -21,7 +21,9 @@ def weight_groups(module: Module) -> list[Mapping[str, Any]]:
     return [each for each in weights if isinstance(each, Mapping)]
 
 
-def rows_and_groups(module: Module, widths: Sequence[int], count: int, *, bits: int) -> tuple[int, int]:
+def rows_and_groups(
+    module: Module, widths: Sequence[int], count: int, *, bits: int, per_code: int
+) -> tuple[int, int]:
     """How many numbers a row has, and how many of them share a scale.
 
     Args:
@@ -29,6 +31,7 @@ def rows_and_groups(module: Module, widths: Sequence[int], count: int, *, bits: 
         widths: what a row may have, the likeliest first.
         count: scales of a row.
         bits: of a number.
+        per_code: numbers in a code; rows that are no multiple of it end within one.
 
     Raises:
         UnreadableError: the configuration says nothing of groups that fits, or two things.
@@ -36,10 +39,14 @@ def rows_and_groups(module: Module, widths: Sequence[int], count: int, *, bits: 
     groups = weight_groups(module)
     said = [each for each in groups if each.get("num_bits") == bits and each.get("type", "int") == "int"]
     for width in widths:
-        sizes = _sizes(said, width)
-        fitting = [size for size in sizes if ceil_div(width, size) == count]
+        fitting = [size for size in _sizes(said, width) if ceil_div(width, size) == count]
+        if width % per_code:
+            # Groups of such rows are whole, which tells a damaged length from a true one.
+            fitting = [size for size in fitting if width % size == 0]
         if len(fitting) == 1:
             return width, fitting[0]
+        if fitting:
+            break
     known = ", ".join(map(str, sorted(_sizes(said, widths[0])))) or "nothing"
     raise UnreadableError(
         f"{module.name}: rows of {widths[0]} have {count} scales, and the configuration says groups of "

@@ -42,8 +42,10 @@ class PackQuantized:
         if len(module.shape) != 2 or not (is_one or len(scales.shape) == 2) or not scales.dtype.is_float:
             raise UnreadableError(f"{module.name}: {module.shape} with scales {scales.dtype}{scales.shape}")
         widths = _widths(module, said)
-        one = widths[0], widths[0]
-        width, size = one if is_one else rows_and_groups(module, widths, scales.shape[1], bits=4)
+        width = size = widths[0]
+        if not is_one:
+            count = scales.shape[1]
+            width, size = rows_and_groups(module, widths, count, bits=4, per_code=_PER_WORD)
         shape = (module.shape[0], width)
         return Weight(
             name=module.name.removesuffix("_packed"),
