@@ -275,3 +275,12 @@ def test_what_is_not_known_is_refused(tmp_path):
     (tmp_path / "t/latest").write_text("../x")
     with pytest.raises(FormatError):
         open_tree(root)
+
+
+def test_a_file_of_shapes_that_is_there_twice(tmp_path):
+    """With stage 3 each has other parts of the weights that are not trained."""
+    part = tmp_path / "c"
+    shutil.copytree(TRAINED / "stage3", part)
+    first, second = sorted(part.glob("*/*_model_states.pt"))[:2]
+    shutil.copy(first, second)
+    assert f"{first.name} = {second.name}" in run("hash", part, code=3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -115,8 +115,9 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     ranks = [_Rank.of(file) for file in optim]
     stage = _stage(ranks[0].state, step)
     _check_world(step, sorted(rank for rank, _ in names), ranks)
-    _refuse_copies(step, ranks)
+    _refuse_copies(step, {rank.file.place.name: rank.vectors for rank in ranks})
     model = ModelStates(_models(step, stage, len(optim), options), is_cut=stage == _MOST_STAGE)
+    _refuse_copies(step, model.frozen_parts())
     model.check_step()
     done = step_array({rank.file.place.name: rank.step for rank in ranks})
     arrays: dict[TreePath, Leaf] = {(name,): array for name, array in _weights(stage, ranks, model).items()}
@@ -151,10 +152,6 @@ class _Rank:
     def vectors(self) -> tuple[Stored, ...]:
         key = _STAGE_3 if _STAGE_3 in self.state else _STAGE_2
         return tuple(flat(each, self.file) for each in listed(self.state.get(key), key))
-
-    def spans(self) -> set[tuple[int, int]]:
-        """Where its vectors lie."""
-        return {(each.offset, each.stored_nbytes) for each in self.vectors}
 
     @property
     def groups(self) -> Groups:
@@ -202,14 +199,18 @@ def _check_world(step: Place, ranks: Sequence[int], saved: Sequence[_Rank]) -> N
         )
 
 
-def _refuse_copies(step: Place, ranks: Sequence[_Rank]) -> None:
-    """Each process has other elements of the weights than all others."""
+def _refuse_copies(step: Place, vectors: Mapping[str, Sequence[Stored]]) -> None:
+    """Each process has other elements of the weights than all others: name of its file -> what it has."""
     files: dict[str, ProcessFile] = {}
-    for rank in ranks:
-        largest = max(rank.vectors, key=lambda each: each.size)
-        if largest.size:
-            files[rank.file.place.name] = ProcessFile([largest], largest.source, rank.spans)
+    for name, held in vectors.items():
+        largest = max(held, key=lambda each: each.size, default=None)
+        if largest is not None and largest.size:
+            files[name] = ProcessFile([largest], largest.source, partial(_spans, held))
     refuse_copies(files, step, _HINT)
+
+
+def _spans(vectors: Sequence[Stored]) -> set[tuple[int, int]]:
+    return {(each.offset, each.stored_nbytes) for each in vectors}
 
 
 def _models(step: Place, stage: int, world: int, options: ReadOptions) -> list[SavedFile]:

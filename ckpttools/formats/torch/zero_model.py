@@ -44,6 +44,14 @@ class ModelStates:
         self._refuse_experts()
         return {**self._buffers(), **self._frozen()}
 
+    def frozen_parts(self) -> dict[str, list[Stored]]:
+        """What each file has of frozen weights, where these are cut; by its name."""
+        return {
+            file.place.name: [flat(each, file) for each in held.values() if isinstance(each, Record)]
+            for file in (self.files if self.is_cut else ())
+            if isinstance(held := dictionary(file).get("frozen_param_fragments"), dict)
+        }
+
     def shared(self, found: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """What has the values of a parameter under another name."""
         said = self._said.get("shared_params")
