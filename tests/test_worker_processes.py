@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import ckpttools
+from ckpttools.run.threads import WorkerThread, join_all
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 # What a user runs, but for the least that is worth a process, and what happens before the third task.
@@ -177,3 +179,35 @@ def test_a_part_of_a_plan_is_done_by_processes(models: Models, receipt: object, 
         assert done.returncode == 0 and len(forked(done)) == 2
     assert run("run", plan, "--publish").returncode == 0
     check_mean(models, tmp_path / "out")
+
+
+def test_a_worker_of_a_pool_does_it_with_threads(models: Models, receipt: object, tmp_path: Path):
+    """`multiprocessing` lets none of its daemons have processes."""
+    happens = "pass\nimport multiprocessing\nmultiprocessing.current_process()._config['daemon'] = True"
+    done = run("average", *models[:2], tmp_path / "out", "--jobs", 2, happens=happens)
+    assert (done.returncode, forked(done)) == (0, [])
+    check_mean(models, tmp_path / "out")
+
+
+def test_a_thread_is_waited_for_until_it_has_ended():
+    """Interrupted several times; CPython before 3.13 takes it for ended the first time."""
+    ended: list[bool] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def work() -> None:
+        time.sleep(0.2)
+        ended.append(True)
+
+    thread = WorkerThread(work)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        thread.start()
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            join_all([thread])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert ended

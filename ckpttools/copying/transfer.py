@@ -15,7 +15,7 @@ from ckpttools.copying.pieces import PIECE_BYTES, FileRange, PieceDigester, dige
 from ckpttools.copying.room import CopyRoom
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
-from ckpttools.run.threads import start_some
+from ckpttools.run.threads import WorkerThread, join_all, start_some
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.publishing import DataFiles, Published, Record, Sink, Work
@@ -125,8 +125,8 @@ class _TransferState:
     def _work(self, pieces: Sequence[FileRange]) -> None:
         todo = iter(pieces)
         trials = self._trials()
-        workers: list[threading.Thread] = []
-        syncer: list[threading.Thread] = []
+        workers: list[WorkerThread] = []
+        syncer: list[WorkerThread] = []
         try:
             start_some(lambda: self._thread(self._syncer), 1, syncer)
             jobs = min(self.room.jobs, len(pieces))
@@ -136,10 +136,11 @@ class _TransferState:
                 worker.join()
         finally:
             self.stop.set()
-            for thread in (*workers, *syncer):
-                thread.join()
-            if not self.sync_failed:
-                self._guarded(self._sync)
+            try:
+                join_all((*workers, *syncer))
+            finally:
+                if not self.sync_failed:
+                    self._guarded(self._sync)
         self._raise()
 
     def _guarded(self, target: Callable[[], None]) -> None:
@@ -154,15 +155,15 @@ class _TransferState:
         if self.error is not None:
             raise self.error
 
-    def _thread(self, target: Callable[[], None]) -> threading.Thread:
-        return threading.Thread(target=lambda: self._guarded(target))
+    def _thread(self, target: Callable[[], None]) -> WorkerThread:
+        return WorkerThread(lambda: self._guarded(target))
 
     def _worker(
         self,
         todo: Iterator[FileRange],
         trials: LinkTrials | None,
         act: Callable[[FileRange, np.ndarray, LinkTrials | None], None],
-    ) -> threading.Thread:
+    ) -> WorkerThread:
         scratch = Scratch(self.room.buffer_bytes)
 
         def work() -> None:
@@ -260,7 +261,7 @@ class _TransferState:
 
     def _verified(self, pieces: Sequence[FileRange]) -> int:
         """Bytes that were read where they were written, and are the same."""
-        todo, workers = iter(pieces), list[threading.Thread]()
+        todo, workers = iter(pieces), list[WorkerThread]()
         self.stop.clear()
         try:
             jobs = min(self.room.jobs, len(pieces))
@@ -271,8 +272,7 @@ class _TransferState:
         finally:
             # After an interruption the others read no further.
             self.stop.set()
-            for worker in workers:
-                worker.join()
+            join_all(workers)
         self._raise()
         return sum(piece.stop - piece.start for piece in pieces)
 

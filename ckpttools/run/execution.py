@@ -17,7 +17,7 @@ from ckpttools.plan.plan import Plan
 from ckpttools.run.doing import DoesTasks, InThread, see_nothing
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
-from ckpttools.run.threads import is_ending, start_some
+from ckpttools.run.threads import WorkerThread, is_ending, join_all, start_some
 from ckpttools.stores.base import File
 from ckpttools.stores.publishing import Record, Sink
 from ckpttools.stores.unchanged import check_unchanged
@@ -86,8 +86,8 @@ class Execution:
         finished = {entry.task for entry in done}
         groups = enumerate(self._plan.groups)
         todo = iter([(number, tasks) for number, tasks in groups if not finished.issuperset(tasks)])
-        workers: list[threading.Thread] = []
-        syncer: list[threading.Thread] = []
+        workers: list[WorkerThread] = []
+        syncer: list[WorkerThread] = []
         try:
             try:
                 start_some(lambda: self._thread(self._syncer), 1, syncer)
@@ -102,10 +102,11 @@ class Execution:
                 worker.join()
         finally:
             self._stop.set()
-            for thread in (*workers, *syncer):
-                thread.join()
-            # Also after an error or an interruption: what is done need not be done again.
-            self._sync_last()
+            try:
+                join_all((*workers, *syncer))
+            finally:
+                # Also after an error or an interruption: what is done need not be done again.
+                self._sync_last()
         self._raise()
         return self._extents
 
@@ -115,14 +116,14 @@ class Execution:
         paths = (keystr(path) for path in self._plan.tree.arrays)
         return {path: dict(self._counts[path]) for path in paths if path in self._counts}
 
-    def _thread(self, target: Callable[[], None]) -> threading.Thread:
+    def _thread(self, target: Callable[[], None]) -> WorkerThread:
         def guarded() -> None:
             try:
                 target()
             except BaseException as error:
                 self._fail(error)
 
-        return threading.Thread(target=guarded)
+        return WorkerThread(guarded)
 
     def _sync_last(self) -> None:
         # After a sync that failed the system may call bytes durable that it has dropped (fsync(2)).
@@ -141,7 +142,7 @@ class Execution:
         if self._error is not None:
             raise self._error
 
-    def _start(self, todo: Iterator[_Group], process: DoesTasks | None) -> threading.Thread:
+    def _start(self, todo: Iterator[_Group], process: DoesTasks | None) -> WorkerThread:
         doer = process or InThread(self._plan, self._watch)
         return self._thread(lambda: self._worker(todo, doer))
 

@@ -22,7 +22,7 @@ from ckpttools.array.lazy import ByteSource
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted
-from ckpttools.run.threads import start_some
+from ckpttools.run.threads import WorkerThread, join_all, start_some
 from ckpttools.stores.unchanged import check_unchanged
 
 Result_co = TypeVar("Result_co", covariant=True)
@@ -152,7 +152,7 @@ class _Scan(Generic[Result]):
         self._ended = False
 
     def seen(self, observe: Callable[[int], None]) -> Iterator[Seen[Result]]:
-        workers: list[threading.Thread] = []
+        workers: list[WorkerThread] = []
         try:
             start_some(self._thread, self._fit.jobs, workers)
             while (batch := self._first()) is not None:
@@ -167,12 +167,11 @@ class _Scan(Generic[Result]):
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
-            for worker in workers:
-                worker.join()
+            join_all(workers)
 
-    def _thread(self) -> threading.Thread:
+    def _thread(self) -> WorkerThread:
         blocks = Scratch(self._fit.buffer_bytes), Scratch(self._fit.scratch_bytes)
-        return threading.Thread(target=self._worker, args=blocks)
+        return WorkerThread(lambda: self._worker(*blocks))
 
     def _first(self) -> _Batch[Result] | None:
         """Waits for the batch in front; None when there is none left."""

@@ -6,7 +6,7 @@ import errno
 import mmap
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.wording import option
@@ -16,7 +16,46 @@ _BEGINNING_BYTES = 8 << 20
 _USUAL_STACK = 8 << 20
 
 
-def start_some(make: Callable[[], threading.Thread], most: int, started: list[threading.Thread]) -> None:
+class WorkerThread(threading.Thread):
+    """A thread that is waited for until it has ended.
+
+    Where an exception interrupts `Thread.join`, as that of Ctrl-C does, CPython 3.10 to 3.12 take the thread
+    for ended, and who waits once more does not wait: what it used was closed, locks as well.
+    """
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        super().__init__(target=target)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self._over.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """As that of a thread, and may be interrupted and called again."""
+        self._over.wait(timeout)
+        super().join(timeout)
+
+
+def join_all(started: Iterable[WorkerThread]) -> None:
+    """Waits until all have ended, and then raises what interrupted that last, such as `KeyboardInterrupt`."""
+    interruption: BaseException | None = None
+    for thread in started:
+        while True:
+            try:
+                thread.join()
+                break
+            except BaseException as error:
+                if isinstance(error, Exception):
+                    raise
+                interruption = error
+    if interruption is not None:
+        raise interruption
+
+
+def start_some(make: Callable[[], WorkerThread], most: int, started: list[WorkerThread]) -> None:
     """Starts threads until there are so many, or the system gives no memory for another one.
 
     Args:

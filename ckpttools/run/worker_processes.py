@@ -73,7 +73,7 @@ def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterato
     """
     found = WorkerProcesses()
     try:
-        if isinstance(work, ForksWriters) and _is_worth_it(plan, tasks) and threads() == 1:
+        if isinstance(work, ForksWriters) and _is_worth_it(plan, tasks) and _may_fork():
             # What the collector of cycles touches in another process is copied for it.
             gc.freeze()
             try:
@@ -85,7 +85,19 @@ def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterato
         found.close()
 
 
+def _may_fork() -> bool:
+    """Whether no lock of another thread would be copied, and `multiprocessing` permits it: the workers of its
+    pools may have no processes.
+    """
+    from multiprocessing import current_process
+
+    return threads() == 1 and not current_process().daemon
+
+
 def _fork(found: WorkerProcesses, plan: Plan, sink: Callable[[], Sink]) -> None:
+    # A signal before they have handlers of their own would have those of this process, and one that is
+    # raised between two lines would leave a process that nobody ends.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         for _ in range(plan.jobs):
             found.doers.append(InProcess(plan, sink, found.doers))
@@ -93,6 +105,8 @@ def _fork(found: WorkerProcesses, plan: Plan, sink: Callable[[], Sink]) -> None:
         # The system gives no more: threads take less.
         found.close()
         found.doers = []
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
@@ -134,15 +148,12 @@ class InProcess:
         inherited = [self._pipe, *(each._pipe for each in others)]
         arguments = plan, sink, far, inherited, os.getpid()
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        # A signal in between would have the handlers of this process in that one.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             self._process.start()
         except OSError:
             self._pipe.close()
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             far.close()
 
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
@@ -167,10 +178,10 @@ class InProcess:
 
     def _ended(self) -> OtherProcessError:
         self._process.join()
-        code = self._process.exitcode or 0
+        code = self._process.exitcode
         return OtherProcessError(
             "a worker process was ended from outside",
-            got=signal.Signals(-code).name if code < 0 else f"exit code {code}",
+            got=_described(code),
             hint="the system does that where memory runs out, and its log says so (dmesg); "
             f"what is done is kept: {again()}",
         )
@@ -185,6 +196,13 @@ class InProcess:
             self._pipe.close()
             self._process.join()
         return nbytes
+
+
+def _described(code: int | None) -> str:
+    """How a process ended; None where somebody else, or the system, has taken its exit code."""
+    if code is None:
+        return "no exit code is known"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def _serve(
