@@ -137,12 +137,14 @@ class _Cut:
     Attributes:
         rows: where arrays go.
         source: the tree that is cut.
+        parts: patterns of what stays as it is: towers and others for which MaxText has no place.
         tree: what is left of it.
         dropped: names of what no smaller model has.
     """
 
     rows: SmallerRows
     source: Tree
+    parts: tuple[str, ...] = ()
     tree: Tree = field(default_factory=lambda: Tree({}))
     dropped: tuple[str, ...] = ()
 
@@ -153,7 +155,8 @@ class _Cut:
         spelling = PLAIN if is_left else family.spelling_of(names)
         before, after = (family.table(each, CONFIG, spelling=spelling) for each in (config, small.config))
         layers = {number: new for new, number in enumerate(small.layers)}
-        made = cls(SmallerRows(before, after, layers, is_left), source)
+        parts = tuple(key for part in family.parts.values() for key in part.keys)
+        made = cls(SmallerRows(before, after, layers, is_left), source, parts)
         made._carry_out()
         return made
 
@@ -195,7 +198,7 @@ class _Cut:
         return path[:start], dotted(path[start:end]), path[end:]
 
     def _without_parts(self, rest: Mapping[Path, Leaf]) -> Mapping[Path, Leaf]:
-        """What no row is about, without parts that MaxText has no place for, such as prediction layers.
+        """What no row is about, without layers that predict further tokens.
 
         Raises:
             CoverageError: it is a parameter.
@@ -206,6 +209,9 @@ class _Cut:
             for path, each in rest.items()
             if isinstance(each, LazyArray) and known.of(path) == "parameter" and path not in STEPS
         }
+        if not self.rows.is_left:
+            stay = {name for name in arrays if any(fnmatchcase(name, each) for each in self.parts)}
+            arrays = {name: each for name, each in arrays.items() if name not in stay}
         gone = set() if self.rows.is_left else {*table.left_out_of(arrays)}
         gone |= {name for name in arrays if any(fnmatchcase(name, each) for each in table.dropped)}
         if odd := [name for name in arrays if name not in gone]:

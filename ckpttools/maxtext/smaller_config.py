@@ -30,6 +30,10 @@ _GROUPS = {"n_group": 1, "topk_group": 1}
 # Layers before this one are of another kind: they see all of the text, where no list says of each (Qwen2),
 # have no experts (DeepSeek), or choose these by a table (DeepSeek V4).
 _FIRST = ("max_window_layers", "first_k_dense_replace", "num_hash_layers")
+# So many of the last layers take keys and values of one before them (Gemma 4).
+_LAST = "num_kv_shared_layers"
+# Number of a layer, perhaps with zeros before it -> what is otherwise there.
+_BY_NUMBER = "per_layer_config"
 # Tokens that generation begins and ends with.
 _ENDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
@@ -160,6 +164,11 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
             part[name] = 0
         elif name in _FIRST and isinstance(value, int):
             part[name] = sum(each < value for each in kept)
+        elif name == _BY_NUMBER and isinstance(value, dict):
+            of_kept = {key: each for key, each in value.items() if key.isdecimal() and int(key) in kept}
+            part[name] = {str(kept.index(int(k))).zfill(len(k)): each for k, each in of_kept.items()}
+        elif name == _LAST and isinstance(value, int):
+            part[name] = sum(each >= count - value for each in kept)
         if part[name] != value:
             yield f"{above}{'.' * bool(above)}{name} is {json.dumps(part[name])}"
 
