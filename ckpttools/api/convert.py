@@ -17,7 +17,6 @@ from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.llama_names import NamedByHub, told_of_names
-from ckpttools.maxtext.model import check_choice
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.stores.registry import Where, parse
@@ -158,7 +157,6 @@ def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:
 def _named(names: str | None, format: str | None, *, is_mapped: bool) -> list[Transform]:
     """What gives the names of the hub, or says how to have them where these are what loads the result."""
     if names is not None:
-        check_choice("kind of names", names, ("hub",))
         return [NamedByHub()]
     return [told_of_names] if format == "safetensors" and not is_mapped else []
 

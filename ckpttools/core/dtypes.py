@@ -250,8 +250,9 @@ def dtype_like(value: object) -> DType | None:
         return DTYPES.get(str(value).removeprefix("torch."))
     import numpy as np
 
-    # `float` would be float64, which few who say it mean.
-    if not isinstance(value, type | np.dtype) or value in (bool, int, float, complex):
+    # `float` would be float64, which few who say it mean; numpy calls its own float64 equal to that.
+    is_of_python = isinstance(value, type) and value in (bool, int, float, complex)
+    if is_of_python or not isinstance(value, type | np.dtype):
         return None
     try:
         return DTYPES.get(np.dtype(value).name)

@@ -41,8 +41,7 @@ class Option:
         """
         if value is None:
             return None
-        if self.type is bool or self.type is int:
-            value = python_number(value)
+        value = python_number(value)
         if isinstance(self.type, tuple):
             return self._checked(value, value in self.type, f"one of {', '.join(self.type)}")
         if self.type is bool:

@@ -266,7 +266,6 @@ class _Rows:
         return _RowBatch(codes, self.packed, start % self.packed, factors, zeros)
 
     def _factors(self, top: int, left: int, height: int, width: int) -> np.ndarray:
-
         rows, length = self._of_rows(top, height), self.piece.blocks[0][-1]
         return rows if rows.shape[1] == 1 else _spread(rows, length, self.within[-1] + left, width, 1)
 

@@ -199,8 +199,8 @@ def _unlike(path: Place, twins: Sequence[Twins], options: ReadOptions) -> tuple[
     for each, _ in found:
         taken.setdefault(each.ranks[0], {})[each.what] = None
     remarks = (
-        f"process {rank} was preferred: its numbers of {plural(len(names), 'tensor')} are taken, of which "
-        f"others have others ({some(names)})"
+        f"process {rank} was preferred: its numbers of {plural(len(names), 'tensor')} are taken where "
+        f"other processes have different ones ({some(names)})"
         for rank, names in taken.items()
         if rank in options.prefer_rank
     )
