@@ -17,7 +17,7 @@ from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.adapters.fitting import fitted
 from ckpttools.adapters.from_maxtext import adapter_of_maxtext
 from ckpttools.adapters.merge import merged
-from ckpttools.adapters.rows import rows_of_factors, weights_of, why_not
+from ckpttools.adapters.rows import rows_of_factors, weight_names, why_no_factors
 from ckpttools.adapters.to_maxtext import ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import to_peft
 from ckpttools.array.tree import Metadata, Tree
@@ -146,7 +146,7 @@ def test_an_adapter_is_the_same_in_maxtext(family, bases):
     own = families()[family]
     axis = 1 if scans(own) else None
     rows = rows_of_factors(base, axis, own)
-    fitting = {name for row in rows.rows if not why_not(row) for name in weights_of(row, rows.sizes)}
+    fitting = {name for row in rows.rows if not why_no_factors(row) for name in weight_names(row, rows.sizes)}
     adapter = adapter_of(base, np.random.default_rng(3), fitting)
     tree = to_maxtext_adapter(base, adapter, ToMaxTextAdapter(scan=scans(own))).tree
     wanted = {each.name: each.delta(base.weights[each.name].shape).read() for each in adapter.factors}
@@ -206,8 +206,8 @@ def test_factors_come_back_to_the_bit_where_values_stay(family, bases):
     base, _ = bases(family)
     own = families()[family]
     rows = rows_of_factors(base, 1 if scans(own) else None, own)
-    chosen = [row for row in rows.rows if not why_not(row) and row.op is None]
-    names = {name for row in chosen for name in weights_of(row, rows.sizes)}
+    chosen = [row for row in rows.rows if not why_no_factors(row) and row.op is None]
+    names = {name for row in chosen for name in weight_names(row, rows.sizes)}
     random = np.random.default_rng(4)
     every = [linear(name, base.weights[name].shape, random) for name in names if name in base.weights]
     tree = to_maxtext_adapter(base, Adapter("adapter", tuple(every)), ToMaxTextAdapter(scan=scans(own))).tree

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.orbax_items import BLOSC, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
 
 from ckpttools.codecs.coding import Coding
-from ckpttools.codecs.registry import steps_of
+from ckpttools.codecs.registry import codec_steps
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.streams import ByteRange, ExactReader
 from ckpttools.core.dtypes import DTYPES
@@ -207,7 +207,7 @@ def test_what_is_sound_can_be_read_and_the_rest_cannot():
         for name, parts in ZSTD_CHUNKS.items()
     }
     for name, (codec, data) in [*chunks.items(), *((name, ("gzip", it)) for name, it in GZIP_CHUNKS.items())]:
-        steps = steps_of([{"name": codec}])
+        steps = codec_steps([{"name": codec}])
         coding = Coding((len(RAW),), DTYPES["uint8"], (0,), codecs=steps)
         stored = ByteRange(Bytes("", data), 0, len(data))
         assert (coding.is_whole(stored), reads(coding, stored)) == (name in READABLE,) * 2, (codec, name)
@@ -234,6 +234,6 @@ def test_codecs_that_nobody_knows_are_left_in_peace():
 
 
 def whole(data: bytes, codecs: list[str], decoded: int) -> bool:
-    steps = steps_of({"name": name} for name in codecs)
+    steps = codec_steps({"name": name} for name in codecs)
     coding = Coding((decoded,), DTYPES["uint8"], (0,), codecs=steps)
     return coding.is_whole(ByteRange(Bytes("", data), 0, len(data)))

@@ -26,7 +26,7 @@ from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.known import known
 from ckpttools.maxtext.config.models import models
-from ckpttools.maxtext.config.telling import fitting_model, settings_of
+from ckpttools.maxtext.config.telling import fitting_model, model_settings
 from ckpttools.maxtext.loading.command import parsed
 from ckpttools.maxtext.loading.yaml_values import load_yaml
 
@@ -751,7 +751,7 @@ def test_the_table_says_of_a_named_model_what_its_family_says():
     family = families()["qwen3"]
     lengths = family.table(QWEN3_8B, "config.json").sizes
     facts = ModelFacts(QWEN3_8B, {axis: size.length for axis, size in lengths.items()})
-    assert fitting_model(settings_of(family, facts, "config.json")) == "qwen3-8b"
+    assert fitting_model(model_settings(family, facts, "config.json")) == "qwen3-8b"
 
 
 def test_the_page_is_executed(tmp_path, monkeypatch):

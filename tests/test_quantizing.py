@@ -18,7 +18,7 @@ from ckpttools.core.tally import add
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
-from ckpttools.quantized.encoders.numbers import numbers, rounded
+from ckpttools.quantized.encoders.numbers import numbers, rounded_to_few_bits
 from ckpttools.quantized.errors import errors_of, total, without_errors
 from ckpttools.testing.strategies import regions, stored, tilings
 
@@ -96,11 +96,14 @@ def test_rounding_is_to_nearest_even_of_all_patterns(dtype):
     around = [np.nextafter(between, np.float32(side)) for side in (-np.inf, np.inf)]
     found = np.concatenate([patterns.view(np.float32), near, between, *around])
     found = found[np.abs(found) <= near.max()]
-    assert (rounded(found, dtype) == found.astype(DTYPES[dtype].numpy).view(np.uint8)).all()
+    assert (rounded_to_few_bits(found, dtype) == found.astype(DTYPES[dtype].numpy).view(np.uint8)).all()
 
 
 def test_what_is_beyond_the_range_is_the_largest():
-    assert numbers(rounded(np.array([1e30, -500], np.float32), E4M3), E4M3).tolist() == [448, -448]
+    assert numbers(rounded_to_few_bits(np.array([1e30, -500], np.float32), E4M3), E4M3).tolist() == [
+        448,
+        -448,
+    ]
 
 
 @settings(max_examples=40)

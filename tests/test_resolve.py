@@ -25,7 +25,7 @@ from ckpttools.core.errors import ConfigError, FormatError, StorageError, Unknow
 from ckpttools.maxtext.loading.command import parsed
 from ckpttools.maxtext.loading.configuration import settings_of
 from ckpttools.maxtext.loading.resolving import NOTHING
-from ckpttools.maxtext.loading.runs import seen_in
+from ckpttools.maxtext.loading.runs import listed_by_manager
 from ckpttools.maxtext.loading.settings import DEFAULTS, SIZES
 from ckpttools.maxtext.loading.sizes import KNOWN_NAMES, MODELS
 from ckpttools.maxtext.loading.weights import looked_at
@@ -749,7 +749,7 @@ class TestSteps:
         run = parse(f"memory://runs/{next(NUMBERS)}")
         for name, is_whole in names.items():
             (run / name / ("_METADATA" if is_whole else "other")).put(b"{}")
-        seen = seen_in(run)
+        seen = listed_by_manager(run)
         assert set(seen.steps) == {int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)}
         assert seen.latest == max(seen.steps, default=None)
         assert not set(map(str, seen.steps)) & set(seen.passed_over)

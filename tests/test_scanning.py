@@ -19,7 +19,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError
 from ckpttools.core.region import Region, Shape, contiguous_runs
-from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, fitted, grain, rows
+from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, fitted_pieces, grain, rows
 from ckpttools.run.scanning import scan
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.refusing import Refusing
@@ -177,7 +177,7 @@ class TestErrors:
         with pytest.raises(MemoryBudgetError) as caught:
             scan([item], copied, memory=MIB, jobs=8)
         wanted = int(str(caught.value.wanted).split()[2].removesuffix("MiB,")) * MIB
-        assert fitted([item], memory=wanted, jobs=8, scratch=0).projected_peak <= wanted
+        assert fitted_pieces([item], memory=wanted, jobs=8, scratch=0).projected_peak <= wanted
 
 
 def test_stopping_early_stops_the_workers():
@@ -203,7 +203,7 @@ def test_workers_do_not_run_far_ahead_of_whoever_listens():
 def test_what_fits_is_projected_within_the_memory(memory: int, jobs: int, scratch: int):
     item = (Stored((1 << 30,), BF16, Refusing("none"), 0), Stored((1 << 30,), F32, Refusing("none"), 0))
     try:
-        fit = fitted([item], memory=memory, jobs=jobs, scratch=scratch)
+        fit = fitted_pieces([item], memory=memory, jobs=jobs, scratch=scratch)
     except MemoryBudgetError:
         assert memory < 110 * MIB + scratch
         return
@@ -260,7 +260,7 @@ import json, sys
 import numpy as np
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.array.nodes import Stored, relayout
-from ckpttools.plan.pieces import fitted
+from ckpttools.plan.pieces import fitted_pieces
 from ckpttools.run.memory import peak_bytes
 from ckpttools.run.scanning import scan
 from ckpttools.stores.local.file import LocalFile
@@ -271,7 +271,8 @@ plain = Stored((file.size // 2 // side, side), dtype, file, 0)
 array = relayout(plain, [(n,) for n in plain.shape], (1, 0), (1, 1)) if transposed == "yes" else plain
 items, limits = [(array,), (plain, plain)], dict(memory=int(memory), jobs=int(jobs), scratch=0)
 total = sum(seen.result for seen in scan(items, lambda *a: sum(int(v.max()) for v in a[2]), **limits))
-print(json.dumps({"peak": peak_bytes(), "projected": fitted(items, **limits).projected_peak, "total": total}))
+projected = fitted_pieces(items, **limits).projected_peak
+print(json.dumps({"peak": peak_bytes(), "projected": projected, "total": total}))
 """
 
 

@@ -14,7 +14,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.array.splitting import with_axes_split
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Region
-from ckpttools.plan.pieces import fitted
+from ckpttools.plan.pieces import fitted_pieces
 from ckpttools.quantized.logical import logical
 from ckpttools.run import scanning
 from ckpttools.sharding.buffers import buffers
@@ -79,10 +79,10 @@ def test_what_is_read_in_small_pieces_by_several_workers_is_what_numpy_cuts(data
     most = data.draw(st.sampled_from((16, 200, 1 << 20)))
 
     def small(*arguments, **options):
-        return replace(fitted(*arguments, **options), piece_bytes=most)
+        return replace(fitted_pieces(*arguments, **options), piece_bytes=most)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scanning, "fitted", small)
+        patch.setattr(scanning, "fitted_pieces", small)
         found = dict(read_parts(held, ReadResources(1 << 30, data.draw(st.sampled_from((1, 3))))))
     assert sorted(found) == list(range(len(held)))
     for number, parts in found.items():

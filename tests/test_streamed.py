@@ -24,7 +24,7 @@ from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.plan import streamed
 from ckpttools.plan.plan import build
 from ckpttools.plan.reading import prices
-from ckpttools.plan.streamed import boxes, cut_in_order, task_sizes
+from ckpttools.plan.streamed import cut_in_order, grid_boxes, task_sizes
 from ckpttools.stores.costs import Streams
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays
 
@@ -45,7 +45,7 @@ HOMES = (
 )
 def test_boxes_tile_the_grid_in_its_order(shape, most, stride):
     position = 0
-    for box in boxes(shape, most, stride):
+    for box in grid_boxes(shape, most, stride):
         cells = sorted(_position(shape, index) for index in _indices(box))
         assert cells == list(range(position, position + box.size)), "the cells that come next"
         assert 1 <= len(cells) <= most

@@ -24,7 +24,7 @@ from ckpttools.adapters.rows import (
     ModelFactorRows,
     required_family,
     rows_of_factors,
-    why_not,
+    why_no_factors,
 )
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, distinct, inner
@@ -147,7 +147,7 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
     pairs, place = pairs_of(tree), tree.metadata.place
     known = _rows(base, pairs)
     by_kernel = {name: row for row in known.rows for name in _kernels(row, known.sizes)}
-    if lacking := [name for name in pairs if name not in by_kernel or why_not(by_kernel[name])]:
+    if lacking := [name for name in pairs if name not in by_kernel or why_no_factors(by_kernel[name])]:
         raise not_of_base(place, base.tree.metadata.place, lacking, by_kernel)
     touched = dict.fromkeys(by_kernel[name] for name in pairs)
     said = said_of(tree)

@@ -45,7 +45,7 @@ def is_peft(place: Place) -> bool:
     return any((folder / name).is_file() for name in WEIGHTS) or not (folder / STEP_0).is_dir()
 
 
-def weights_of(place: Place) -> Place:
+def weights_file(place: Place) -> Place:
     """The file of an adapter's weights.
 
     Raises:
@@ -72,7 +72,7 @@ def open_peft(place: Place, read: ReadOptions | None = None) -> Adapter:
         ConfigError: the configuration contradicts the factors.
         CheckpointError: it cannot be read.
     """
-    file = weights_of(place)
+    file = weights_file(place)
     config = (place if place.is_dir() else place.parent) / ADAPTER
     return adapter_of(open_tree(file, read), PeftConfig(read_json(config), str(config)))
 

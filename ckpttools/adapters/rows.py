@@ -66,7 +66,7 @@ class ModelFactorRows:
     scan_axis: int | None
 
     def of(self, row: Row, number: int, style: Style = "flat") -> FactorRow:
-        """The rows of a weight's factors, for one of which `why_not` gives no reason."""
+        """The rows of a weight's factors, for one of which `why_no_factors` gives no reason."""
         rank = f"rank_{number}"
         outs, ins = (set(group) for group in row.right.groups)
         right_a = Side(_with_end(row.right.key, _WEIGHT, PARTS[0]), ((rank,), row.right.groups[1]))
@@ -95,7 +95,7 @@ class ModelFactorRows:
         return tuple(axis for axis in left.array_axes if axis not in both)
 
 
-def why_not(row: Row) -> str | None:
+def why_no_factors(row: Row) -> str | None:
     """Why MaxText has no factors of this weight; None where it has."""
     left, right = str(row.left.key), str(row.right.key)
     if not left.endswith(_KERNEL):
@@ -158,7 +158,7 @@ def _with_end(key: Key, old: str, new: str) -> Key:
     return Key((*parts, last.removesuffix(old) + new))
 
 
-def weights_of(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
+def weight_names(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
     """The Hugging Face names of a row's weights."""
     if all(sizes.get(axis, 0) for axis in row.right.key.axes) and row.right.key.needs <= sizes.keys():
         yield from row.right.keys(sizes)

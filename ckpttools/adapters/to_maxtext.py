@@ -10,7 +10,14 @@ from typing import Literal
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.adapters.fitting import fitted
-from ckpttools.adapters.rows import PARTS, FactorRow, required_family, rows_of_factors, weights_of, why_not
+from ckpttools.adapters.rows import (
+    PARTS,
+    FactorRow,
+    required_family,
+    rows_of_factors,
+    weight_names,
+    why_no_factors,
+)
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, elementwise, padded
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
@@ -70,7 +77,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     if options.scan:
         family.refuse_scanned("convert it as the model that it is for", has_towers=False)
     known = rows_of_factors(base, options.scan_axis if options.scan else None, family)
-    by_weight = {name: row for row in known.rows for name in weights_of(row, known.sizes)}
+    by_weight = {name: row for row in known.rows for name in weight_names(row, known.sizes)}
     _refuse_what_maxtext_lacks(fit, by_weight)
     rank = max(factor.rank for factor in fit.factors)
     scale, ratios = _scales(fit.factors)
@@ -95,7 +102,7 @@ def _refuse_what_maxtext_lacks(adapter: Adapter, by_weight: Mapping[str, Row]) -
             problems.append(f"{factor.name}: it sets lengths of rows (DoRA)")
         elif row is None:
             problems.append(f"{factor.name}: MaxText has no such weight")
-        elif reason := why_not(row):
+        elif reason := why_no_factors(row):
             problems.append(f"{factor.name}: {reason}")
     if problems or not adapter.factors:
         raise FormatError(

@@ -10,7 +10,7 @@ from ckpttools.adapters.extract import Extracting, extracted
 from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.from_maxtext import adapter_of_maxtext, pairs_of
 from ckpttools.adapters.merge import merged
-from ckpttools.adapters.peft import STEP_0, is_peft, open_peft, weights_of
+from ckpttools.adapters.peft import STEP_0, is_peft, open_peft, weights_file
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import PeftFiles, to_peft
 from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
@@ -276,7 +276,7 @@ def opened_adapter(where: Where, base: Base, alpha: float | None = None) -> Adap
         raise FormatError(
             "two adapters lie here: one of PEFT and one of MaxText",
             place=place,
-            hint=f"name one of them: {weights_of(place)} or {place / STEP_0}",
+            hint=f"name one of them: {weights_file(place)} or {place / STEP_0}",
         )
     return open_peft(place)
 

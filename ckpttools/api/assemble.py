@@ -25,7 +25,7 @@ from ckpttools.formats.orbax.saves import TOGETHER_SECONDS, MissingCells, Save, 
 from ckpttools.formats.orbax.shares import HostShare, shares_of
 from ckpttools.formats.orbax.twins import (
     TwinComparison,
-    compared,
+    compared_twins,
     has_many,
     keys_alone,
     losers,
@@ -272,7 +272,7 @@ def _checked(save: Save, preferred: Sequence[Place], observe: Callable[[int], No
         if host.resolve() not in there:
             hosts = ", ".join(str(share.host) for share in save.shares)
             raise UsageError(f"{host} has nothing of step {save.step}", wanted=f"one of {hosts}")
-    found = compared(save, observe)
+    found = compared_twins(save, observe)
     names = {share.name for share in save.shares if share.host.resolve() in {p.resolve() for p in preferred}}
     open_ones = [each for each in found.disagreements if not names & {n for g in each.groups for n in g}]
     if open_ones:

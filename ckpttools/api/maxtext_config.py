@@ -24,8 +24,8 @@ from ckpttools.maxtext.config.telling import (
     MODEL_NAME,
     deviations,
     fitting_model,
+    model_settings,
     notes,
-    settings_of,
     settings_to_give,
 )
 from ckpttools.maxtext.layout import SCAN_LAYERS
@@ -74,7 +74,7 @@ def maxtext_config(
     version = version_called(maxtext)
     with requesting(requests):
         model = _seen(source, text_of(like), text_of(family), read_options(reading))
-        values = settings_of(model.family, model.facts, model.place)
+        values = model_settings(model.family, model.facts, model.place)
         stored = {each.name: each for each in _stored(model, scan)}
         found = fitting_model(values)
         named = None if found in version.absent_models else found

@@ -25,7 +25,7 @@ from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_background import Saving, refuse_under_way, start
 from ckpttools.sharding.save_grid import keeping_shardings
 from ckpttools.sharding.save_layout import OwnedWriter
-from ckpttools.sharding.save_leaves import holders, is_shared, tree_of, with_own_holders
+from ckpttools.sharding.save_leaves import holders, is_shared, pytree_as_tree, with_own_holders
 from ckpttools.sharding.save_shards import ShardHolder
 from ckpttools.sharding.save_together import Together, check_dealt
 from ckpttools.stores.registry import Where, parse
@@ -272,7 +272,7 @@ class PreparedSave(Prepared):
 def _as_tree(tree: Any, custom: Mapping[str, Any] | None) -> Tree:
     """A tree as it is, a pytree as one that holds its arrays."""
     if not isinstance(tree, Tree):
-        return with_own_holders(tree_of(tree, custom))
+        return with_own_holders(pytree_as_tree(tree, custom))
     if custom is not None:
         raise UsageError(
             f"{option('custom')} is about arrays in memory",

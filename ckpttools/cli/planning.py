@@ -26,7 +26,7 @@ def is_only_planned() -> bool:
     return _TAKEN.get() is not None
 
 
-def taken(prepared: Prepared, *, dry_run: bool, resume: bool) -> bool:
+def is_taken_over(prepared: Prepared, *, dry_run: bool, resume: bool) -> bool:
     """Whether somebody else takes over from here, who has only asked for the plan."""
     found = _TAKEN.get()
     if found is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.output import print_json, say, show
-from ckpttools.cli.planning import is_only_planned, taken
+from ckpttools.cli.planning import is_only_planned, is_taken_over
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def write(
         carry_out_together(plan, coordinator, process, progress=progress, as_json=as_json)
         return
     prepared = plan()
-    if taken(prepared, dry_run=dry_run, resume=bool(options.get("resume"))):
+    if is_taken_over(prepared, dry_run=dry_run, resume=bool(options.get("resume"))):
         return
     if dry_run:
         _print_plan(prepared, source, as_json)

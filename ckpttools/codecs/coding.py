@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpttools.codecs.base import Codec, CodecSpec, Unknown
 from ckpttools.codecs.bytes import LITTLE_ENDIAN, BytesCodec
-from ckpttools.codecs.registry import CodecStep, steps_of
+from ckpttools.codecs.registry import CodecStep, codec_steps
 from ckpttools.codecs.sharding import ShardIndex, ShardingCodec
 from ckpttools.codecs.streams import ByteRange, Fetched, Stream
 from ckpttools.codecs.tensorstore import COPIES, WholeChunkDecoder, whole_chunk_decoder
@@ -129,7 +129,7 @@ def coding_of(
         dtype: of the elements.
         document: the `zarr.json`, for whom it may be left to.
     """
-    order, rest = ordered(steps_of(codecs), len(chunk))
+    order, rest = ordered(codec_steps(codecs), len(chunk))
     if order is not None and len(rest) == 1 and isinstance(rest[0], ShardingCodec):
         shard = rest[0].shard(tuple(chunk[axis] for axis in order), order)
         if shard is not None:
@@ -139,7 +139,7 @@ def coding_of(
 
 
 def _of_piece(codecs: Sequence[CodecSpec], shape: Shape, dtype: DType, document: Mapping[str, Any]) -> Coding:
-    order, rest = ordered(steps_of(codecs), len(shape))
+    order, rest = ordered(codec_steps(codecs), len(shape))
     made = of_bytes(rest[1:])
     if order is not None and made is not None and rest and isinstance(rest[0], BytesCodec):
         return Coding(shape, dtype, order, rest[0], made)

@@ -22,10 +22,10 @@ class Crc32c(WholeCodec):
         return 2 * nbytes
 
     def decode(self, data: bytes, most: int) -> bytes:
-        return checked(data, "a chunk")
+        return without_checksum(data, "a chunk")
 
 
-def checked(data: bytes, what: str) -> bytes:
+def without_checksum(data: bytes, what: str) -> bytes:
     """Data without its checksum.
 
     Raises:

@@ -39,7 +39,7 @@ def _find(attribute: str, name: str) -> type[Codec] | None:
     return found or next((each for each in _plug_ins() if getattr(each, attribute) == name), None)
 
 
-def steps_of(codecs: Iterable[CodecSpec]) -> tuple[CodecStep, ...]:
+def codec_steps(codecs: Iterable[CodecSpec]) -> tuple[CodecStep, ...]:
     """What the codecs of a `zarr.json` are."""
     return tuple(map(_step, codecs))
 
@@ -54,16 +54,16 @@ def _step(spec: CodecSpec) -> CodecStep:
         case "sharding_indexed":
             codecs, index = settings.get("codecs", ()), settings.get("index_codecs", ())
             piece, location = settings.get("chunk_shape", ()), settings.get("index_location", "end")
-            return ShardingCodec(piece, codecs, steps_of(codecs), steps_of(index), location == "start")
+            return ShardingCodec(piece, codecs, codec_steps(codecs), codec_steps(index), location == "start")
         case _:
             return _parsed(_find("zarr3", name), name, settings)
 
 
-def flat(steps: Iterable[CodecStep]) -> Iterator[CodecStep]:
+def flat_steps(steps: Iterable[CodecStep]) -> Iterator[CodecStep]:
     """Steps and those of the pieces of shards."""
     for step in steps:
         yield step
-        yield from flat(step.steps) if isinstance(step, ShardingCodec) else ()
+        yield from flat_steps(step.steps) if isinstance(step, ShardingCodec) else ()
 
 
 def compressor_of(compressor: Mapping[str, Any]) -> Codec:

@@ -12,7 +12,7 @@ from ckpttools.codecs import crc32c
 from ckpttools.codecs.base import CodecSpec
 from ckpttools.codecs.bytes import LITTLE_ENDIAN
 from ckpttools.codecs.streams import ByteRange
-from ckpttools.codecs.transpose import listed
+from ckpttools.codecs.transpose import number_list
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, grid_shape
 
@@ -46,7 +46,7 @@ class ShardingCodec:
     def names(self, chunk: object) -> tuple[str, ...]:
         """The codecs of pieces in words, and that there are several in a shard: Orbax makes shards of one."""
         inner = (name for step in self.steps for name in step.names(self.piece))
-        return (*inner, "sharded" if self.piece == chunk else f"in shards of {listed(chunk)}")
+        return (*inner, "sharded" if self.piece == chunk else f"in shards of {number_list(chunk)}")
 
     def shard(self, chunk: Shape, order: Shape) -> ShardIndex | None:
         """How chunks are shards; None for a kind that is not read here.
@@ -124,7 +124,7 @@ class ShardIndex:
                 "a shard is shorter than its index", got=stored.nbytes, wanted=f"{nbytes} bytes"
             )
         start = 0 if self.at_start else stored.nbytes - nbytes
-        return crc32c.checked(stored.part(start, nbytes), "a shard's index")
+        return crc32c.without_checksum(stored.part(start, nbytes), "a shard's index")
 
     def _place(self, stored: ByteRange, index: bytes, number: int) -> ByteRange | None:
         entry = index[_ENTRY_BYTES * number : _ENTRY_BYTES * (number + 1)]

@@ -25,7 +25,7 @@ class Transpose:
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Transpose:
         said = settings.get("order")
-        return cls(said, f"transpose{listed(said)}")
+        return cls(said, f"transpose{number_list(said)}")
 
     @classmethod
     def fortran(cls, rank: int) -> Transpose:
@@ -46,6 +46,6 @@ def transpose_spec(order: Sequence[int]) -> CodecSpec:
     return {"configuration": {"order": list(order)}, "name": "transpose"}
 
 
-def listed(numbers: object) -> str:
+def number_list(numbers: object) -> str:
     """Numbers as words of codecs have them: without spaces."""
     return str(numbers).replace(" ", "")

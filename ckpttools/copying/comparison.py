@@ -31,7 +31,7 @@ class CopyComparison:
     bytes_compared: int = 0
 
 
-def compared(part: FileGroup, place: Place, *, verify: bool) -> CopyComparison | None:
+def compared_part(part: FileGroup, place: Place, *, verify: bool) -> CopyComparison | None:
     """Compares a part with what is at its place.
 
     Args:

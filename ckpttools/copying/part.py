@@ -89,7 +89,7 @@ class FileGroup:
 
     def fingerprint(self) -> str:
         """The same for two copies of the same files: it names their sizes and versions, and of local files
-        some of their bytes, too; errors as of `ckpttools.stores.samples.sampled`."""
+        some of their bytes, too; errors as of `ckpttools.stores.samples.sample_digests`."""
         files = [[name, found.size, found.version] for name, found in self.files.items()]
         is_local = self.source.store.scheme == "file"
         opened = [(self.source / name).open(found) for name, found in self.files.items() if is_local]

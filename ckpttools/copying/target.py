@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ckpttools.copying.comparison import CopyComparison, compared
+from ckpttools.copying.comparison import CopyComparison, compared_part
 from ckpttools.copying.files import files_below
 from ckpttools.copying.kinds import kind_of, others_in
 from ckpttools.copying.part import FileGroup
@@ -78,7 +78,7 @@ class CopyTarget:
         def look(part: FileGroup) -> CopyComparison | None:
             place = self.of(part)
             # What was begun is gone on with, or refused by who looks into its journal.
-            return None if begun_at(place) else compared(part, place, verify=verify)
+            return None if begun_at(place) else compared_part(part, place, verify=verify)
 
         found: dict[str, CopyComparison] = {}
         compared_parts = at_once(self.place.store, look, selection.parts)

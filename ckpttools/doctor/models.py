@@ -77,13 +77,13 @@ class StoredModel:
 def models_in(inventory: Inventory) -> Iterator[StoredModel]:
     """The models at a path of which all headers and the configuration can be read."""
     for weights in inventory.weights:
-        arrays = described(weights) if weights.is_whole else None
+        arrays = tensors_of_all(weights) if weights.is_whole else None
         config = json_or_error(weights.folder / CONFIG) if arrays else None
         if arrays is not None and config is not None and not isinstance(config, CheckpointError):
             yield StoredModel(weights.folder, config, arrays, weights.files, weights.indexes)
 
 
-def described(weights: SafetensorsFiles) -> dict[str, Described] | None:
+def tensors_of_all(weights: SafetensorsFiles) -> dict[str, Described] | None:
     """All tensors; None if a file cannot be read, which other checks report."""
     headers = [header_of(weights.folder / name) for name in weights.files]
     read = [header for header in headers if not isinstance(header, CheckpointError)]

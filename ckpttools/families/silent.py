@@ -24,7 +24,7 @@ _THETA = "rope_theta"
 _ROPES = ("rope_parameters", "rope_scaling")
 
 
-def taken(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def silent_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Field -> what transformers takes where a model of this type says nothing; none of unknown types.
 
     Fields are the text model's, and those of towers below `vision_config` and `audio_config`.
@@ -43,7 +43,7 @@ def silent_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     part = _text_part(config)
     around = _THINKER if isinstance(config.get(_THINKER), Mapping) else ""
     made: dict[str, Any] = {}
-    for name, value in taken(config).items():
+    for name, value in silent_values(config).items():
         place = around if "." in name or name in _OF_THE_WHOLE else part
         full = f"{place}.{name}" if place else name
         parent = full.rpartition(".")[0]
@@ -63,7 +63,7 @@ def meant_otherwise(text: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[s
     Returns:
         Fields of which both say nothing, and by which the two types mean different things.
     """
-    own, theirs = taken(text), taken(whole)
+    own, theirs = silent_values(text), silent_values(whole)
     fields = {name: value for name, value in theirs.items() if "." not in name and name not in _OF_THE_WHOLE}
     said = {
         name: value

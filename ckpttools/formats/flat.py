@@ -20,7 +20,7 @@ _ARRAY = "array"
 _WITHOUT = "remove it from the metadata to open the arrays under their names alone"
 
 
-def joined(path: Path, separator: str) -> str:
+def flat_name(path: Path, separator: str) -> str:
     """The name of the array at `path`."""
     return separator.join(map(str, path))
 
@@ -31,7 +31,7 @@ def names(tree: Tree, separator: str) -> dict[Path, str]:
     Raises:
         FormatError: two of them would have the same; names all such pairs.
     """
-    named = {path: joined(path, separator) for path in tree.arrays}
+    named = {path: flat_name(path, separator) for path in tree.arrays}
     firsts: dict[str, Path] = {}
     twice = [
         f"{_keys(firsts[name])} and {_keys(path)}: {name!r}"
@@ -133,7 +133,7 @@ def restored(flat: Tree, text: str) -> Tree:
     place = f"{flat.metadata.place}: {ENTRY} in the metadata"
     saved = _parsed(text, place)
     _check_same(saved, flat, place)
-    leaves = {each.path: each.leaf or flat[(joined(each.path, saved.separator),)] for each in saved.leaves}
+    leaves = {each.path: each.leaf or flat[(flat_name(each.path, saved.separator),)] for each in saved.leaves}
     return Tree(leaves, flat.metadata).with_metadata(
         custom=saved.custom,
         step=saved.step,
@@ -212,7 +212,7 @@ def _described_leaf(keys: list[object], kind: str, value: str = "") -> _Describe
 def _check_same(saved: _Saved, flat: Tree, place: str) -> None:
     paths = Counter(each.path for each in saved.leaves)
     twice = [_keys(path) for path, count in paths.items() if count > 1]
-    said = {joined(each.path, saved.separator) for each in saved.leaves if each.leaf is None}
+    said = {flat_name(each.path, saved.separator) for each in saved.leaves if each.leaf is None}
     there = {str(name) for (name,) in flat}
     if not twice and said == there:
         return

@@ -67,7 +67,7 @@ class BoundSource:
         return {key: array for key, array in self.unbound.arrays.items() if key not in unwanted}
 
 
-def source_of(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundSource:
+def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundSource:
     """Finds out which model a tree is of; errors as of `ckpttools.maxtext.to_hf.to_huggingface`."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)

@@ -58,7 +58,7 @@ class HuggingFaceSource:
         return {key: array for key, array in left.items() if not _is_in(key, self.drop)}
 
 
-def source_of(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
+def hugging_face_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
     """Which model a tree is of, and its arrays, with its output head or without, as the user wants it."""
     tree, widened = kept.tree, tuple[str, ...]()
     arrays = by_name(tree.arrays)

@@ -46,7 +46,7 @@ def odd_dtypes(
     return {plain(key): arrays[key].dtype.name for key in floats if main not in (None, arrays[key].dtype)}
 
 
-def restored(array: LazyArray, main: DType | None, noted: str | None) -> LazyArray:
+def in_first_dtype(array: LazyArray, main: DType | None, noted: str | None) -> LazyArray:
     """An array whose values were changed, in the dtype that it had before that.
 
     Args:

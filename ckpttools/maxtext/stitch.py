@@ -11,7 +11,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
-from ckpttools.families.silent import taken
+from ckpttools.families.silent import silent_values
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for
@@ -76,7 +76,7 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     configs = [each.metadata.config for each in (towers, decoder)]
     if configs[0] is None or configs[1] is None:
         return ()
-    kept, other = (ModelFacts(each, silent=taken(each)) for each in configs if each is not None)
+    kept, other = (ModelFacts(each, silent=silent_values(each)) for each in configs if each is not None)
     odd = {
         name: f"{name.partition('.')[2]} is {json.dumps(ours)}, and {json.dumps(theirs)} in the decoder's"
         for name in (*_CUTS, *_COMPUTED)

@@ -15,7 +15,7 @@ from ckpttools.core.region import Shape
 from ckpttools.core.text import in_natural_order
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_of
-from ckpttools.families.silent import taken
+from ckpttools.families.silent import silent_values
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.shapes import right_shapes
 from ckpttools.mapping.sizes import nested
@@ -98,7 +98,7 @@ def _scale(config: Mapping[str, Any], place: str) -> float:
 
 
 def _refuse_other_arrays(config: Mapping[str, Any], family: Family, place: str) -> None:
-    facts = ModelFacts(config, silent=taken(config))
+    facts = ModelFacts(config, silent=silent_values(config))
     limits = (each for each in family.settings.limits if each.wanted.left.name in _OF_ARRAYS)
     odd = [each for each in limits if not each.conditions and not each.holds(facts)]
     if odd:

@@ -21,7 +21,7 @@ from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.bound_model import VOCAB, BoundModel
-from ckpttools.maxtext.bound_source import BoundSource, source_of
+from ckpttools.maxtext.bound_source import BoundSource, maxtext_source
 from ckpttools.maxtext.config_to_write import config_to_write, remarks_about, with_model
 from ckpttools.maxtext.from_native import SCALE_INV, hugging_face_grids, notes_of, with_scheme
 from ckpttools.maxtext.model import CONFIG
@@ -30,7 +30,7 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import learned_elsewhere
 from ckpttools.maxtext.native import refusing
 from ckpttools.maxtext.notes_on_values import notes_on_values
-from ckpttools.maxtext.odd_dtypes import main_dtype, restored
+from ckpttools.maxtext.odd_dtypes import in_first_dtype, main_dtype
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
@@ -88,7 +88,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         CoverageError: the arrays are not those of that model.
         FormatError: weights are quantised, or nothing shows on which axis layers are stacked.
     """
-    source = source_of(tree, options, files)
+    source = maxtext_source(tree, options, files)
     bound, files = source.bound, source.files
     converted = _converted(source)
     left_out = bound.table.left_out_of(files.weights)
@@ -252,6 +252,8 @@ def _restored(
 ) -> dict[str, LazyArray]:
     """The arrays that are made; those whose values are changed in the dtype that they had in the model."""
     return {
-        key: restored(array, main, files.dtypes.get(spelling.plain(key))) if key in mapped.changed else array
+        key: in_first_dtype(array, main, files.dtypes.get(spelling.plain(key)))
+        if key in mapped.changed
+        else array
         for key, array in mapped.arrays.items()
     }

@@ -17,7 +17,7 @@ from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.flavours import linen_state
-from ckpttools.maxtext.hf_source import HuggingFaceSource, bound, source_of
+from ckpttools.maxtext.hf_source import HuggingFaceSource, bound, hugging_face_source
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, hub_name, with_hub_names
 from ckpttools.maxtext.native import (
@@ -105,7 +105,7 @@ def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
 
 def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     kept, said = _unquantized(tree, options)
-    source = source_of(kept, options)
+    source = hugging_face_source(kept, options)
     mapped, grids = _mapped(source, options)
     homeless = source.homeless()
     if not (options.carry or options.text_only or options.leaves_out):

@@ -16,7 +16,7 @@ from ckpttools.core.errors import ConfigError
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.wording import option
 from ckpttools.maxtext.layout import VOCABULARY
-from ckpttools.plan.pieces import Tiles, fitted
+from ckpttools.plan.pieces import Tiles, fitted_pieces
 
 WAYS = ("keep", "drop")
 """What a user may want of such rows, whatever they hold."""
@@ -88,7 +88,7 @@ class Surplus:
             FormatError, StorageError: they cannot be read.
         """
         item = (self.rows,)
-        fit = fitted([item], memory=memory, jobs=1, scratch=_ELEMENTS, reserved=reserved)
+        fit = fitted_pieces([item], memory=memory, jobs=1, scratch=_ELEMENTS, reserved=reserved)
         most = fit.piece_bytes // self.rows.dtype.itemsize
         for piece in Tiles(min(_BYTES_AT_ONCE, fit.piece_bytes))(item, most):
             row = self._learned_in(piece)

@@ -47,10 +47,10 @@ from ckpttools.plan.value_lines import (
     NotInLinesError,
     dtype_name,
     json_of,
+    list_line,
     made_of,
     of_json,
     said_of,
-    text,
 )
 from ckpttools.stores.base import File
 
@@ -86,7 +86,7 @@ class NodeLines:
             found = self._numbers[id(array)] = len(self.lines)
             # A number means this object as long as there is no other one with its address.
             self._kept.append(array)
-            self.lines.append(text(said))
+            self.lines.append(list_line(said))
         return found
 
     def _said(self, array: LazyArray) -> list[object]:
@@ -169,7 +169,7 @@ class NodeLines:
             said = said_of(value, ENCODED, self._plain)
             found = self._numbers[id(value)] = len(self.lines)
             self._kept.append(value)
-            self.lines.append(text(said))
+            self.lines.append(list_line(said))
         return {LINE: found}
 
 

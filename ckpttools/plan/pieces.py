@@ -59,7 +59,7 @@ class ScanMemory:
     projected_peak: int
 
 
-def fitted(
+def fitted_pieces(
     items: Sequence[Item], *, memory: int, jobs: int | None, scratch: int, reserved: int = 0
 ) -> ScanMemory:
     """Workers and pieces that stay within the memory; smaller pieces are tried before fewer workers.

@@ -17,7 +17,7 @@ from ckpttools.plan.value_lines import NotInLinesError, texts
 from ckpttools.stores.base import File
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
-from ckpttools.stores.samples import MOST_BLOCKS, sampled
+from ckpttools.stores.samples import MOST_BLOCKS, sample_digests
 
 # Blocks that tell local files from others, in all.
 _MOST_SAMPLES = 20_000
@@ -108,5 +108,5 @@ def _planned(source: ByteSource, samples: int) -> PlannedSource:
     if isinstance(source, Bytes) or not isinstance(source, File):
         return PlannedSource(source.path, source.path, source.size, source.version, is_inline=True)
     place = parse(source.path)
-    sample = sampled(source, samples) if place.store.scheme == "file" else ""
+    sample = sample_digests(source, samples) if place.store.scheme == "file" else ""
     return PlannedSource(str(place.absolute()), str(place.resolve()), source.size, source.version, sample)

@@ -31,7 +31,7 @@ from ckpttools.stores.base import File
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
-from ckpttools.stores.samples import sampled
+from ckpttools.stores.samples import sample_digests
 
 KINDS = "ckpttools-plan-"
 KIND = f"{KINDS}3"
@@ -132,7 +132,7 @@ class PlannedSource:
         return file
 
     def _is_sampled(self, file: File) -> bool:
-        return not self.sample or sampled(file, self.sample.count(":") + 1) == self.sample
+        return not self.sample or sample_digests(file, self.sample.count(":") + 1) == self.sample
 
     def _others(self, file: File) -> str:
         """Where sizes and times are the same: that bytes are not."""

@@ -25,7 +25,7 @@ _SMALLEST_TASK = 16 << 20
 _AS_GOOD = 1.05
 
 
-def boxes(shape: Sequence[int], most: int, stride: int | None = None) -> Iterator[Region]:
+def grid_boxes(shape: Sequence[int], most: int, stride: int | None = None) -> Iterator[Region]:
     """Tiles a grid by boxes, in C order: each holds the cells that come next.
 
     Args:
@@ -124,12 +124,14 @@ def _regions(path: Path, shape: Shape, placement: Placement, most: int) -> Itera
         )
     home = placement.home
     stride = home.per_file if isinstance(home, DataFile) else None
-    for cells in boxes([placement.grid[axis] for axis in placement.order], _cells(placement, most), stride):
+    for cells in grid_boxes(
+        [placement.grid[axis] for axis in placement.order], _cells(placement, most), stride
+    ):
         region = _covered(shape, placement, cells)
         if region.size * placement.itemsize <= most:
             yield region
         else:
-            inside = boxes(region.shape, most // placement.itemsize)
+            inside = grid_boxes(region.shape, most // placement.itemsize)
             yield from (part.shifted(region.start) for part in inside)
 
 

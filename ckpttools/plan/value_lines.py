@@ -95,11 +95,11 @@ def dtype_name(dtype: DType) -> str:
     return dtype.name
 
 
-def text(said: Iterable[object]) -> str:
+def list_line(said: Iterable[object]) -> str:
     """A list as a line of JSON."""
     return json.dumps(said, separators=(",", ":"))
 
 
 def texts(lines: Iterable[Iterable[object]]) -> Iterator[str]:
     """Each list as a line of JSON."""
-    return map(text, lines)
+    return map(list_line, lines)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_name, words_of
+from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_name, words_of_key
 
 _BIAS, _QUANTISER = "bias", "quant"
 # What the names of weights have for being packed, which those of their biases do not have.
@@ -80,7 +80,7 @@ class _Modules:
     def is_bias(self, name: str) -> bool:
         """Whether an array is added to the result of a module."""
         module, key, _ = split_name(name)
-        *words, last = words_of(key) or ("",)
+        *words, last = words_of_key(key) or ("",)
         return key == _BIAS or (last == _BIAS and frozenset(words) in self.about(module).biased)
 
     def owners(self, name: str) -> Iterable[_ModuleWeight]:
@@ -95,7 +95,7 @@ class _Modules:
         while module:
             module, _, key = module.rpartition(".")
             if module and module in self.weights:
-                speaks = _QUANTISER in key or self._shares_all(module, frozenset(words_of(key)))
+                speaks = _QUANTISER in key or self._shares_all(module, frozenset(words_of_key(key)))
                 return (
                     self._owners(module, key, "", is_alone=True)
                     if speaks or self.about(module).has_all
@@ -109,7 +109,7 @@ class _Modules:
 
     def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_ModuleWeight]:
         """As `_owners`, worked out once for keys that have the same words in common with the weights."""
-        words = frozenset(words_of(key)) & self.about(module).words
+        words = frozenset(words_of_key(key)) & self.about(module).words
         like = module, words, index, is_alone, scales_word(key)
         if like not in self.known:
             has_all = self.about(module).has_all or like[-1]
@@ -125,7 +125,7 @@ class _Modules:
         """`self_attn.k_scale` is of the weight of `self_attn.k_proj`."""
         words = set(owner_words(key)) if module in self.below and scales_word(key) else set()
         for below, weights in self.below[module].items() if words else ():
-            if words <= set(words_of(below)):
+            if words <= set(words_of_key(below)):
                 yield from weights
 
 
@@ -169,7 +169,7 @@ def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
     modules: defaultdict[str, list[_ModuleWeight]] = defaultdict(list)
     for name in weights:
         module, key, index = split_name(name)
-        modules[module].append(_ModuleWeight(name, index, frozenset(words_of(key))))
+        modules[module].append(_ModuleWeight(name, index, frozenset(words_of_key(key))))
     below: defaultdict[str, dict[str, list[_ModuleWeight]]] = defaultdict(dict)
     for module, theirs in modules.items():
         above, _, key = module.rpartition(".")

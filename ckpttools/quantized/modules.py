@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import take, window
 from ckpttools.core.text import in_natural_order
-from ckpttools.quantized.scales import Described, is_plain, split_name, words_of
+from ckpttools.quantized.scales import Described, is_plain, split_name, words_of_key
 
 WEIGHT = "weight"
 # Last keys of modules that are matrices, but small or sensitive.
@@ -59,7 +59,7 @@ def is_linear(name: str, array: Described) -> bool:
     return (
         keys[-1] not in _LEFT
         and _ROUTER not in keys
-        and _LEFT_WORDS.isdisjoint(words_of(keys[-1]))
+        and _LEFT_WORDS.isdisjoint(words_of_key(keys[-1]))
         and not any(each.startswith(_TOWERS) for each in keys)
     )
 

@@ -103,7 +103,7 @@ def bare_name(name: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def words_of(key: str) -> tuple[str, ...]:
+def words_of_key(key: str) -> tuple[str, ...]:
     """`weight_scale_inv` -> weight, scale, inv."""
     spelled = key.lower().replace("g_idx", "gidx")
     return tuple("".join(each if each.isalnum() else " " for each in spelled).split())
@@ -111,12 +111,12 @@ def words_of(key: str) -> tuple[str, ...]:
 
 def scales_word(name: str) -> bool:
     """Whether a word for a scale is in the last key of a name."""
-    return _scale_at(words_of(split_name(name)[1])) is not None
+    return _scale_at(words_of_key(split_name(name)[1])) is not None
 
 
 def owner_words(key: str) -> tuple[str, ...]:
     """What a key with a word for a scale says of whose it is: `k_scale` -> k."""
-    words = words_of(key)
+    words = words_of_key(key)
     at = _scale_at(words)
     return words if at is None else _owner(words, at)
 
@@ -179,7 +179,7 @@ def split_name(name: str) -> tuple[str, str, str]:
 
 
 def _array(place: int, array: _InModule) -> _ModuleArray:
-    words = words_of(array.key)
+    words = words_of_key(array.key)
     at = _scale_at(words)
     owner = words if at is None else _owner(words, at)
     return _ModuleArray(place, *array, words=owner, is_scale=at is not None)

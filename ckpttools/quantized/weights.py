@@ -33,7 +33,7 @@ from ckpttools.quantized.scales import (
     scales_of,
     scales_word,
     split_name,
-    words_of,
+    words_of_key,
 )
 
 # For the words of messages alone: norms have a `scale`, too.
@@ -175,7 +175,7 @@ def _is_named_for(name: str, scale: str) -> bool:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    return words_of(split_name(name)[1])
+    return words_of_key(split_name(name)[1])
 
 
 def _with_further_scales(
@@ -188,7 +188,7 @@ def _with_further_scales(
     further = [
         name
         for name in weight.others
-        if name in may_scale and not of_activations(words_of(_normal(name).removeprefix(module)))
+        if name in may_scale and not of_activations(words_of_key(_normal(name).removeprefix(module)))
         # A float8 array that has another beside it is no weight of it.
         if not (weight.dtype.is_float and arrays[name].dtype == weight.dtype)
     ]
@@ -222,7 +222,7 @@ def may_be_codes(name: str, array: Described) -> bool:
     stored = array.dtype.kind in ("int", "uint") or (is_float and not is_plain(array.dtype))
     # Whole numbers are added as they are.
     is_added = key == "bias" and not is_float
-    return stored and bool(array.shape) and not is_added and _NO_CODES.isdisjoint(words_of(key))
+    return stored and bool(array.shape) and not is_added and _NO_CODES.isdisjoint(words_of_key(key))
 
 
 def _strange(
@@ -253,7 +253,7 @@ def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
         module, key, _ = split_name(name)
         keys = module.split(".")
         far = len(keys) - _DEEPEST
-        if name in weights or not _WEIGHT_WORDS.isdisjoint(words_of(key)):
+        if name in weights or not _WEIGHT_WORDS.isdisjoint(words_of_key(key)):
             modules -= {".".join(keys[:stop]) for stop in range(1, far + 1)}
     return {name for name in weights if split_name(name)[0] in modules}
 
@@ -280,7 +280,7 @@ def _needs_scale(name: str, array: Described) -> bool:
     """Whether an array that nothing scales is a quantised weight all the same."""
     if len(array.shape) < 2 or not is_narrow(array.dtype) or scales_word(name):
         return False
-    words = words_of(bare_name(name).rpartition(".")[2])
+    words = words_of_key(bare_name(name).rpartition(".")[2])
     if array.dtype.is_float or not words:
         return array.dtype.is_float
     is_blocks = words[-1] == "blocks" and array.dtype.name == "uint8"

@@ -21,7 +21,7 @@ from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import ByteSource
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.region import Region
-from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted
+from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted_pieces
 from ckpttools.run.threads import WorkerThread, join_all, start_some
 from ckpttools.stores.unchanged import check_unchanged
 
@@ -104,7 +104,7 @@ def scan(
         CheckpointError: a piece cannot be read, or has bytes that are not booleans in an array of such. It
             comes in its place, after the results before it. Last of all: a file was changed meanwhile.
     """
-    fit = fitted(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)
+    fit = fitted_pieces(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)
     return _Scan(items, visit, fit, cut or Tiles(), name, into).seen(observe)
 
 

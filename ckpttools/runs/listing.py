@@ -16,7 +16,7 @@ from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described, directories
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, seen_in
+from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, listed_by_manager
 from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import deletion_at
 from ckpttools.runs.metrics import METRICS, metrics_of
@@ -188,7 +188,7 @@ def listed(run: OrbaxRun) -> RunListing:
     Raises:
         StorageError: the store cannot answer.
     """
-    seen = seen_in(run.path)
+    seen = listed_by_manager(run.path)
     latest = None if seen.latest is None else Step(seen.steps[seen.latest])
     steps = at_once(run.path.store, listed_step, run.steps.values())
     names = _names(run)

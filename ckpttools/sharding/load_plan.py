@@ -12,7 +12,7 @@ from ckpttools.core.budget import base_bytes, does_not_fit
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
-from ckpttools.plan.pieces import PIECE_BYTES, fitted
+from ckpttools.plan.pieces import PIECE_BYTES, fitted_pieces
 from ckpttools.sharding.assigned import Assigned
 from ckpttools.sharding.cutting import projected
 from ckpttools.sharding.exchange import devices_each, homes_of, is_movable, own_shards, stretch_target
@@ -147,11 +147,11 @@ def plan_load(wanted: Request, sharing: Sharing, *, memory: int, notes: Notes) -
     """
     room = _room(memory)
     routes = tuple(_route(leaf, sharing, room) for leaf in wanted.arrays if leaf.number is None)
-    held = [each.held for each in joined(routes)]
+    held = [each.held for each in joined_reads(routes)]
     cost, staged = projected(held, PIECE_BYTES), _staging(routes, room, memory)
     shared = any(route.way != "direct" for route in routes)
     alone = projected([route.needed for route in routes], PIECE_BYTES) if shared else cost
-    fitted([(each.array,) for each in held], memory=memory, jobs=1, scratch=0, reserved=staged)
+    fitted_pieces([(each.array,) for each in held], memory=memory, jobs=1, scratch=0, reserved=staged)
     return LoadPlan(
         arrays=len(wanted.arrays),
         processes=jax.process_count(),
@@ -246,7 +246,7 @@ def groups(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
     yield group
 
 
-def joined(routes: Sequence[Route]) -> list[Joint]:
+def joined_reads(routes: Sequence[Route]) -> list[Joint]:
     """What is read together. What processes exchange stays in its order, each by itself."""
     own = [number for number, route in enumerate(routes) if route.way == "direct"]
     made = joints([routes[number].held for number in own])

@@ -14,7 +14,7 @@ import jax
 from ckpttools.core.errors import CoverageError, LostValuesWarning, listing
 from ckpttools.sharding.assigned import Assigned
 from ckpttools.sharding.exchange import broadcast, exchanged
-from ckpttools.sharding.load_plan import LoadPlan, Route, groups, joined
+from ckpttools.sharding.load_plan import LoadPlan, Route, groups, joined_reads
 from ckpttools.sharding.load_progress import JobProgress, Teller
 from ckpttools.sharding.placing import Batches
 from ckpttools.sharding.processes import Processes, is_spread
@@ -172,7 +172,7 @@ def _with_all(
 
 def _parts(routes: Sequence[Route], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
     """The parts of each route, by its number."""
-    made = joined(routes)
+    made = joined_reads(routes)
     for number, parts in in_order(read_parts([each.held for each in made], reading)):
         yield from made[number].split(parts)
 

@@ -23,7 +23,7 @@ from ckpttools.core.errors import UsageError, did_you_mean, near_names
 from ckpttools.maxtext.axis_names import AxisNames
 from ckpttools.maxtext.logical_rules import LOGICAL_AXIS_RULES, MESH_AXES
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.specs import Spec, checked, parse_spec, require_axes, spec_of
+from ckpttools.sharding.specs import Spec, checked_spec, parse_spec, require_axes, spec_of
 
 _WANTED = "pairs of a logical axis and mesh axes, or patterns of paths and partition specs"
 
@@ -186,7 +186,7 @@ def rules_from(pairs: Iterable[Any], name: str = "rules") -> Rules:
         if (spec := _spec_in(value, key)) is not None:
             arrays.append((key, spec))
         else:
-            axes.append((key, checked((_axes_in(value, f"{name}: {key}"),), key)[0]))
+            axes.append((key, checked_spec((_axes_in(value, f"{name}: {key}"),), key)[0]))
     return Rules(tuple(arrays), tuple(axes), frozenset(MESH_AXES), name=name)
 
 

@@ -19,7 +19,7 @@ from ckpttools.sharding.save_versions import version_of_elements
 from ckpttools.stores.place import Place
 
 
-def tree_of(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
+def pytree_as_tree(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
     """A pytree as a tree, without looking at any element.
 
     Args:

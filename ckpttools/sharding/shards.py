@@ -68,10 +68,10 @@ def _scaled(index: Shape, part: Shape) -> Shape:
 @lru_cache(maxsize=1024)
 def _boxes(part: Shape, held: tuple[Shape, ...]) -> tuple[Region, ...]:
     # The same for all layers.
-    return tuple(Region(_scaled(box.start, part), _scaled(box.stop, part)) for box in joined(held))
+    return tuple(Region(_scaled(box.start, part), _scaled(box.stop, part)) for box in joined_boxes(held))
 
 
-def joined(cells: Iterable[Shape]) -> list[Region]:
+def joined_boxes(cells: Iterable[Shape]) -> list[Region]:
     """Boxes that tile a set of cells: neighbours are joined along the last axis, then the one before it."""
     boxes = [Region(cell, tuple(i + 1 for i in cell)) for cell in sorted(cells)]
     for axis in reversed(range(boxes[0].rank if boxes else 0)):

@@ -34,7 +34,7 @@ def parse_spec(text: str) -> Spec:
     if not isinstance(node, ast.Call) or not is_call or ast.unparse(node.func) not in ("P", "PartitionSpec"):
         raise UsageError(f"{text!r} is no partition spec", wanted=_WANTED)
     spec = tuple(_mesh_axes(argument, text) for argument in node.args)
-    return checked(spec, text)
+    return checked_spec(spec, text)
 
 
 def _mesh_axes(node: ast.expr, text: str) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def spec_of(entries: Iterable[object], place: object) -> Spec:
     Raises:
         UsageError: an entry is something else, or a mesh axis is named twice.
     """
-    return checked(tuple(_entry(each, place) for each in entries), place)
+    return checked_spec(tuple(_entry(each, place) for each in entries), place)
 
 
 def _entry(entry: object, place: object) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
     return found
 
 
-def checked(spec: Spec, place: object) -> Spec:
+def checked_spec(spec: Spec, place: object) -> Spec:
     """The spec.
 
     Raises:

@@ -20,7 +20,7 @@ BLOCK_BYTES, MOST_BLOCKS = 4096, 8
 _MOST_SAMPLED = 64
 
 
-def sampled(file: File, blocks: int = MOST_BLOCKS) -> str:
+def sample_digests(file: File, blocks: int = MOST_BLOCKS) -> str:
     """Short digests of blocks that are spread evenly over a file, the first at its beginning.
 
     Raises:
@@ -33,5 +33,5 @@ def sampled(file: File, blocks: int = MOST_BLOCKS) -> str:
 
 
 def sampled_files(files: Sequence[File]) -> str:
-    """The same of some files, spread over all; errors as `sampled`."""
-    return " ".join(map(sampled, files[:: ceil_div(len(files), _MOST_SAMPLED) or 1]))
+    """The same of some files, spread over all; errors as `sample_digests`."""
+    return " ".join(map(sample_digests, files[:: ceil_div(len(files), _MOST_SAMPLED) or 1]))

@@ -22,11 +22,11 @@ REFUSED = "refused"
 def asked() -> Mapping[str, Any]:
     """Types, each with its fields and values as we have them; and cases, with the fields to leave out."""
     from ckpttools.families.registry import families, family_of
-    from ckpttools.families.silent import taken
+    from ckpttools.families.silent import silent_values
     from oracle.cases import configurations
 
     known = {each for family in families().values() for each in family.model_types}
-    types = {each: taken({"model_type": each}) for each in sorted(known)}
+    types = {each: silent_values({"model_type": each}) for each in sorted(known)}
     configs = {case: json.loads(file.read_bytes()) for case, file in configurations().items()}
     cases = {
         case: {"config": config, "fields": sorted(decisive(family_of(config, case), config))}

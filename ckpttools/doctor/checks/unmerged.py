@@ -66,7 +66,7 @@ def _left_behind(item: ListedItem) -> Iterator[Finding]:
             yield Finding(ERROR, str(item.path / name), what, why, do, command=do)
 
 
-def merge(path: Place, read: ReadOptions) -> str:
+def merge_indexes(path: Place, read: ReadOptions) -> str:
     """Writes the index of all processes of a save: a new node file, then the manifest.
 
     Raises:
@@ -115,5 +115,5 @@ CHECK = Check(
     "unmerged",
     f"ocdbt.process_* directories without a merged {MANIFEST}",
     _look,
-    Fix("merge", f"write the {MANIFEST} over the databases of all processes", merge),
+    Fix("merge", f"write the {MANIFEST} over the databases of all processes", merge_indexes),
 )

@@ -55,7 +55,7 @@ class TwinComparison:
     disagreements: tuple[Disagreement, ...]
 
 
-def compared(save: Save, observe: Callable[[int], None] = lambda nbytes: None) -> TwinComparison:
+def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: None) -> TwinComparison:
     """Compares all bytes of whatever several hosts have of a save.
 
     Args:

@@ -23,7 +23,7 @@ from ckpttools.formats.safetensors.sharded import (
     ShardFile,
     is_sharded,
     said_of_ranks,
-    stitched,
+    whole_tensors,
     without_entries,
 )
 from ckpttools.formats.sidecar_files import sidecar_config, sidecar_directory
@@ -159,7 +159,7 @@ def _of_others(directory: Place, found: WeightsLocation) -> Notes:
 
 def _stitched(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
     """The tree of a distributed checkpoint, whose tensors lie in several files each."""
-    leaves: dict[TreePath, Leaf] = {(name,): array for name, array in stitched(path, files).items()}
+    leaves: dict[TreePath, Leaf] = {(name,): array for name, array in whole_tensors(path, files).items()}
     custom = without_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))
     notes, config = Notes(remarks=(said_of_ranks(files),)), sidecar_config(folder)
     return Tree(leaves, Metadata(FORMAT.name, custom=custom, config=config, place=str(path), notes=notes))

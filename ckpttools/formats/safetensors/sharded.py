@@ -47,7 +47,7 @@ def without_entries(custom: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in custom.items() if key not in (ENTRY, _VERSION)}
 
 
-def stitched(path: Place, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
+def whole_tensors(path: Place, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
     """The whole tensors, by name.
 
     Args:

@@ -71,7 +71,7 @@ class Archive:
         return start, entry.file_size
 
 
-def kind_of(file: File) -> str | None:
+def archive_kind(file: File) -> str | None:
     """What a file begins as: "zip", "pickles" or "tar" of older torch, or None for nothing that it wrote."""
     head = file.read(0, min(_TAR_AT + len(_TAR_MAGIC), file.size))
     if head.startswith(MAGIC):
@@ -84,7 +84,7 @@ def kind_of(file: File) -> str | None:
 
 def refuse_old(file: File) -> None:
     """Raises FormatError for a file of torch before 1.6, which has no index."""
-    kind = kind_of(file)
+    kind = archive_kind(file)
     if kind not in ("pickles", "tar"):
         return
     is_tar = kind == "tar"

@@ -32,7 +32,7 @@ from ckpttools.formats.torch.entry import FilePart, SavedTensor, saved_value
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.state import state_of
-from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, lengths_of
+from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, torch_lengths
 from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
@@ -209,7 +209,7 @@ def _list(listed: _DcpEntries, name: str, said: Any) -> None:
     properties = said.attribute("properties") if isinstance(said, Record) else None
     kept = properties.state if isinstance(properties, Record) else None
     dtype = dtype_named(kept[0] if isinstance(kept, tuple) and kept else None)
-    shape = lengths_of(said.attribute("size")) if isinstance(said, Record) else None
+    shape = torch_lengths(said.attribute("size")) if isinstance(said, Record) else None
     chunks = said.attribute("chunks") if isinstance(said, Record) else None
     boxes = [_box(each) for each in chunks] if isinstance(chunks, list) else []
     known = [box for box in boxes if box is not None and shape is not None and box.rank == len(shape)]
@@ -222,7 +222,7 @@ def _list(listed: _DcpEntries, name: str, said: Any) -> None:
 def _box(said: Any) -> Region | None:
     if not isinstance(said, Record):
         return None
-    start, lengths = lengths_of(said.attribute("offsets")), lengths_of(said.attribute("sizes"))
+    start, lengths = torch_lengths(said.attribute("offsets")), torch_lengths(said.attribute("sizes"))
     if start is None or lengths is None or len(start) != len(lengths):
         return None
     return Region(start, tuple(a + n for a, n in zip(start, lengths, strict=True)))
@@ -232,7 +232,7 @@ def _locate(listed: _DcpEntries, index: Any, info: Any) -> None:
     if not (isinstance(index, Record) and isinstance(info, Record)):
         listed.faults.append("an entry that says neither what nor where")
         return
-    name, offset = index.attribute("fqn"), lengths_of(index.attribute("offset"))
+    name, offset = index.attribute("fqn"), torch_lengths(index.attribute("offset"))
     file, at, nbytes = (info.attribute(each) for each in ("relative_path", "offset", "length"))
     if type(name) is not str:
         listed.faults.append(f"an entry of what is called by a {type(name).__name__}")

@@ -15,7 +15,7 @@ from ckpttools.formats.torch.tensors import (
     StorageRange,
     dtype_named,
     lazy_tensor,
-    lengths_of,
+    torch_lengths,
 )
 
 # Classes move from `torch.distributed._tensor` to `torch.distributed.tensor`; the last word stays.
@@ -77,10 +77,10 @@ def local_part(value: Record, storages: Mapping[str, StorageRange]) -> LocalPart
     local, spec = (said.get(_LOCAL), said.get(_SPEC)) if isinstance(said, dict) else (None, None)
     mesh = spec.attribute("mesh") if isinstance(spec, Record) else None
     placements = spec.attribute("placements") if isinstance(spec, Record) else None
-    coordinate = lengths_of(mesh.attribute("_coordinate_on_dim")) if isinstance(mesh, Record) else None
+    coordinate = torch_lengths(mesh.attribute("_coordinate_on_dim")) if isinstance(mesh, Record) else None
     if not isinstance(made_of, tuple) or len(made_of) < 3 or not isinstance(local, Record):
         raise NotReadableError("a distributed tensor that is damaged")
-    shape, dtype = lengths_of(made_of[2]), dtype_named(made_of[1])
+    shape, dtype = torch_lengths(made_of[2]), dtype_named(made_of[1])
     if shape is None or dtype is None or coordinate is None or not isinstance(placements, tuple | list):
         raise NotReadableError("a distributed tensor that does not say where its parts belong")
     splits = _splits(placements, spec.attribute("shard_order") if isinstance(spec, Record) else None)
@@ -115,5 +115,5 @@ def _ordered(order: Any) -> dict[tuple[int, int], int]:
         (each.args[0], mesh_axis): place
         for each in entries
         if isinstance(each, Record) and len(each.args) == 2 and type(each.args[0]) is int
-        for place, mesh_axis in enumerate(lengths_of(each.args[1]) or ())
+        for place, mesh_axis in enumerate(torch_lengths(each.args[1]) or ())
     }

@@ -70,7 +70,7 @@ class _StateFile:
 def _why_no_archive(path: Place) -> str | None:
     """Why a file is none of torch.save, in a few words; files of old ones are, and cannot be read."""
     with path.open() as file:
-        known = archive.kind_of(file)
+        known = archive.archive_kind(file)
     return None if known else "it does not begin as files of torch.save do"
 
 

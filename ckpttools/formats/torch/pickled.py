@@ -56,7 +56,7 @@ class DamagedPickleError(Exception):
     """The bytes are no pickle, are cut, or do what no pickle of data does."""
 
 
-def described(value: Any) -> str:
+def in_few_words(value: Any) -> str:
     """What a value is, in a few words: what it holds may be endless."""
     if isinstance(value, Record):
         return str(value.made_by)

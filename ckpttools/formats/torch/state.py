@@ -12,7 +12,7 @@ from ckpttools.array.tree import Empty, Leaf, Path, Text
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.json_file import DEEPEST
-from ckpttools.formats.torch.pickled import Record, described
+from ckpttools.formats.torch.pickled import Record, in_few_words
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 
 # Values may hold one another: a pickle of a kilobyte can have more leaves than any checkpoint. Each takes a
@@ -132,7 +132,7 @@ def _put(state: State, path: Path, value: Any, tensor: Tensor) -> None:
     elif isinstance(value, dict | list | tuple):
         state.leaves[path] = Empty(type(value).__name__.capitalize())
     else:
-        state.others[path] = described(value)
+        state.others[path] = in_few_words(value)
 
 
 def _number(value: bool | int | float) -> LazyArray | None:

@@ -12,7 +12,7 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Constant, Stored, concat, relayout, window
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Shape
-from ckpttools.formats.torch.pickled import Global, Persistent, Record, described
+from ckpttools.formats.torch.pickled import Global, Persistent, Record, in_few_words
 
 # Names of `torch.<X>Storage` and of `torch.<dtype>`, as torch 2.13 has them (torch/storage.py,
 # torch/_utils.py). Quantised types (QInt8Storage and so on) hold codes of a scheme and are not in here.
@@ -137,18 +137,20 @@ def _storage(value: Any, said: Any) -> tuple[str, DType]:
     _, kind, name, *_ = value.key
     dtype = dtype_named(said if said is not None else kind)
     if not isinstance(name, str) or dtype is None:
-        raise NotReadableError(f"of a dtype that is not known: {described(kind if said is None else said)}")
+        raise NotReadableError(
+            f"of a dtype that is not known: {in_few_words(kind if said is None else said)}"
+        )
     return name, dtype
 
 
 def _whole(value: Any) -> Shape:
-    lengths = lengths_of(value)
+    lengths = torch_lengths(value)
     if lengths is None:
         raise NotReadableError("its shape or strides are damaged")
     return lengths
 
 
-def lengths_of(value: Any) -> Shape | None:
+def torch_lengths(value: Any) -> Shape | None:
     """A `torch.Size`, or a tuple of lengths; None for anything else."""
     if isinstance(value, Record) and value.name == "Size":
         value = value.args[0] if value.args else ()

@@ -22,11 +22,18 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
-from ckpttools.formats.torch.pickled import Record, described
+from ckpttools.formats.torch.pickled import Record, in_few_words
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
-from ckpttools.formats.torch.zero_model import ModelStates, dictionary, flat, listed
-from ckpttools.formats.torch.zero_moments import Groups, groups_of, moment, moments_of, step_array, step_of
+from ckpttools.formats.torch.zero_model import ModelStates, dictionary, filled_list, flat_vector
+from ckpttools.formats.torch.zero_moments import (
+    Groups,
+    groups_of,
+    moment,
+    moments_of,
+    step_array,
+    steps_taken,
+)
 from ckpttools.formats.torch.zero_shards import Vector, names_of_ranks, of_groups, of_ranks
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
@@ -151,7 +158,7 @@ class _Rank:
     @cached_property
     def vectors(self) -> tuple[Stored, ...]:
         key = _STAGE_3 if _STAGE_3 in self.state else _STAGE_2
-        return tuple(flat(each, self.file) for each in listed(self.state.get(key), key))
+        return tuple(flat_vector(each, self.file) for each in filled_list(self.state.get(key), key))
 
     @property
     def groups(self) -> Groups:
@@ -166,7 +173,7 @@ class _Rank:
 
     @property
     def step(self) -> Any:
-        return step_of(self.state, self.groups, self.file)
+        return steps_taken(self.state, self.groups, self.file)
 
     def moments(self, name: str) -> tuple[Stored, ...]:
         pairs = zip(self.groups, self.vectors, strict=True)
@@ -178,7 +185,7 @@ def _stage(state: Mapping[Any, Any], step: Place) -> int:
     stage = stage.args[0] if isinstance(stage, Record) and stage.args else stage
     if type(stage) is int and 0 < stage <= _MOST_STAGE:
         return stage
-    got = stage if type(stage) is int else described(stage)
+    got = stage if type(stage) is int else in_few_words(stage)
     raise FormatError("the stage of ZeRO is not known", place=step, got=got, wanted="1, 2 or 3")
 
 

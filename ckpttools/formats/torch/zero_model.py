@@ -14,7 +14,7 @@ from ckpttools.core.region import Shape
 from ckpttools.formats.pieced import in_shape
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import SavedFile
-from ckpttools.formats.torch.tensors import is_tensor, lengths_of
+from ckpttools.formats.torch.tensors import is_tensor, torch_lengths
 from ckpttools.formats.torch.zero_shards import Shapes, Vector
 
 
@@ -37,7 +37,7 @@ class ModelStates:
     @property
     def shapes(self) -> list[Shapes]:
         """Of the parameters of each group, in the order of its vector."""
-        return [_shapes(group) for group in listed(self._said.get("param_shapes"), "param_shapes")]
+        return [_shapes(group) for group in filled_list(self._said.get("param_shapes"), "param_shapes")]
 
     def buffers_and_frozen(self) -> dict[str, LazyArray]:
         """Buffers, and weights that are not trained, in their own dtypes."""
@@ -47,7 +47,7 @@ class ModelStates:
     def frozen_parts(self) -> dict[str, list[Stored]]:
         """What each file has of frozen weights, where these are cut; by its name."""
         return {
-            file.place.name: [flat(each, file) for each in held.values() if isinstance(each, Record)]
+            file.place.name: [flat_vector(each, file) for each in held.values() if isinstance(each, Record)]
             for file in (self.files if self.is_cut else ())
             if isinstance(held := dictionary(file).get("frozen_param_fragments"), dict)
         }
@@ -92,7 +92,7 @@ class ModelStates:
         """Weights that are not trained, in their own dtype: whole, or with stage 3 cut in equal parts."""
         found: dict[str, LazyArray] = {}
         for name, size in (self._said.get("frozen_param_shapes") or {}).items():
-            shape = lengths_of(size)
+            shape = torch_lengths(size)
             fragments = [dictionary(file, "frozen_param_fragments").get(name) for file in self.files]
             records = [each for each in fragments if isinstance(each, Record)]
             if shape is None or len(records) < len(self.files):
@@ -100,7 +100,9 @@ class ModelStates:
             if not self.is_cut:
                 found[name] = self.files[0].tensor(records[0])
                 continue
-            vector = Vector(tuple(flat(each, file) for each, file in zip(records, self.files, strict=True)))
+            vector = Vector(
+                tuple(flat_vector(each, file) for each, file in zip(records, self.files, strict=True))
+            )
             found[name] = in_shape([*vector.stretch(0, _count(shape, vector, name))], shape)
         return found
 
@@ -138,14 +140,14 @@ def dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
     return value
 
 
-def listed(value: Any, name: str) -> Sequence[Any]:
+def filled_list(value: Any, name: str) -> Sequence[Any]:
     """A list that has something in it; raises ValueError otherwise."""
     if isinstance(value, list | tuple) and value:
         return value
     raise ValueError(f"there is no {name}")
 
 
-def flat(value: Any, file: SavedFile) -> Stored:
+def flat_vector(value: Any, file: SavedFile) -> Stored:
     """The vector that a record in a file stands for; raises ValueError where it is none."""
     array = file.tensor(value) if isinstance(value, Record) and is_tensor(value) else None
     if isinstance(array, Stored) and array.ndim == 1:
@@ -157,7 +159,7 @@ def flat(value: Any, file: SavedFile) -> Stored:
 
 def _shapes(group: Any) -> Shapes:
     named = group.items() if isinstance(group, dict) else ()
-    shapes = {name: lengths_of(size) for name, size in named if type(name) is str}
+    shapes = {name: torch_lengths(size) for name, size in named if type(name) is str}
     sound: dict[str, Shape] = {name: size for name, size in shapes.items() if size is not None}
     if not isinstance(group, dict) or len(sound) < len(group):
         raise ValueError("the shapes of parameters are damaged")

@@ -12,7 +12,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import SavedFile
 from ckpttools.formats.torch.tensors import is_tensor
-from ckpttools.formats.torch.zero_model import check_one_step, flat
+from ckpttools.formats.torch.zero_model import check_one_step, flat_vector
 
 _STEP = "step"
 _MOST_STEPS = 1 << 62
@@ -61,13 +61,13 @@ def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile)
     """
     if not vector.size:
         return vector
-    found = flat(group.get(name), file)
+    found = flat_vector(group.get(name), file)
     if found.size < vector.size:
         raise ValueError(f"{file.place.name}: {name} has {found.size:,} elements, weights {vector.size:,}")
     return replace(found, shape=vector.shape)
 
 
-def step_of(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> int | None:
+def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> int | None:
     """The number of steps that an optimizer has taken; None where it says nothing.
 
     That of the first group that has one: optimizers keep one of each, and count all alike.

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.codecs.base import Codec
 from ckpttools.codecs.coding import Coding
-from ckpttools.codecs.registry import CodecStep, flat
+from ckpttools.codecs.registry import CodecStep, flat_steps
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.dtypes import DType
@@ -91,12 +91,12 @@ class ZarrArray:
     @property
     def is_compressed(self) -> bool:
         """Whether a codec makes the data smaller."""
-        return any(isinstance(step, Codec) and step.compresses for step in flat(self.steps))
+        return any(isinstance(step, Codec) and step.compresses for step in flat_steps(self.steps))
 
     @property
     def is_transposed(self) -> bool:
         """Whether axes are in another order in memory."""
-        return any(isinstance(step, Transpose) for step in flat(self.steps))
+        return any(isinstance(step, Transpose) for step in flat_steps(self.steps))
 
     @cached_property
     def pieces(self) -> Shape:

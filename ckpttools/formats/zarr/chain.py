@@ -13,7 +13,7 @@ from functools import cached_property
 from ckpttools.codecs.base import CodecSpec, configuration_of
 from ckpttools.codecs.bytes import LITTLE, LITTLE_ENDIAN, BytesCodec
 from ckpttools.codecs.coding import of_bytes, ordered
-from ckpttools.codecs.registry import CodecStep, steps_of
+from ckpttools.codecs.registry import CodecStep, codec_steps
 from ckpttools.codecs.sharding import ShardingCodec
 from ckpttools.codecs.transpose import transpose_spec
 from ckpttools.core.region import Shape
@@ -39,7 +39,7 @@ class Chain:
     @cached_property
     def is_plain(self) -> bool:
         """Whether the bytes are the elements, so that a part of them is a part of the chunk."""
-        return self.shard is None and steps_of(self.codecs) == (LITTLE_ENDIAN,)
+        return self.shard is None and codec_steps(self.codecs) == (LITTLE_ENDIAN,)
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -68,7 +68,7 @@ class Chain:
 
 def parse_chain(codecs: Sequence[CodecSpec], chunk: Shape) -> Chain | None:
     """The chain that a `zarr.json` lists; None where it cannot be separated from the axes."""
-    order, steps = ordered(steps_of(codecs), len(chunk))
+    order, steps = ordered(codec_steps(codecs), len(chunk))
     rest = codecs[len(codecs) - len(steps) :]
     if order is None:
         return None

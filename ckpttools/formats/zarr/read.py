@@ -90,7 +90,7 @@ def may_leave_out(root: Mapping[str, Any]) -> bool:
 
 
 def _joined(name: Path) -> str:
-    return flat.joined(name, "/")
+    return flat.flat_name(name, "/")
 
 
 def _arrays_below(directory: Place, node: Mapping[str, Any], name: Path = ()) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from typing import Any
 from ckpttools.codecs.base import CodecSpec, WritableCodec, configuration_of
 from ckpttools.codecs.bytes import LITTLE
 from ckpttools.codecs.coding import coding_of
-from ckpttools.codecs.registry import steps_of
+from ckpttools.codecs.registry import codec_steps
 from ckpttools.core.dtypes import DType, from_zarr3
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
@@ -63,7 +63,7 @@ def parse_array(document: Mapping[str, Any], place: str) -> ZarrArray:
     codecs = tuple(listed)
     coding, shard = coding_of(codecs, chunk, dtype, document)
     fill = fill_element(document.get("fill_value"), dtype, place)
-    steps, chain = steps_of(codecs), parse_chain(codecs, chunk)
+    steps, chain = codec_steps(codecs), parse_chain(codecs, chunk)
     return ZarrArray(shape, dtype, chunk, _keys(document, place), coding, shard, fill, steps, chain)
 
 

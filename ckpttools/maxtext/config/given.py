@@ -14,7 +14,7 @@ from ckpttools.maxtext.config.models import defaults, models, tower_defaults
 from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.config.telling import MODEL_NAME
 from ckpttools.maxtext.loading.command import ParsedCommand, parsed
-from ckpttools.maxtext.loading.configuration import COMMAND_LINE, Layer, files_of, flat, model_of
+from ckpttools.maxtext.loading.configuration import COMMAND_LINE, Layer, files_of, flat_settings, model_of
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.maxtext.loading.sizes import architecture
 from ckpttools.stores.registry import parse
@@ -85,21 +85,23 @@ def _given(command: ParsedCommand) -> Given:
     files = files_of(path, []) if path else []
     own = Layer(COMMAND_LINE, command.overrides)
     model = model_of([*files, own], path)
-    name = {**_flat(files), **dict(flat(own.values))}.get(MODEL_NAME)
+    name = {**_flat(files), **dict(flat_settings(own.values))}.get(MODEL_NAME)
     is_whole = path is not None or bool(model.values)
     layers = [_defaults()] if is_whole else []
     layers += [*files, _known(name), model, own]
     found: dict[str, ModelSetting] = {}
     for layer in layers:
-        found |= {key: ModelSetting(key, value, layer.source) for key, value in flat(layer.values)}
+        found |= {key: ModelSetting(key, value, layer.source) for key, value in flat_settings(layer.values)}
     said = (
-        ModelSetting(key, value, layer.source) for layer in (*files, own) for key, value in flat(layer.values)
+        ModelSetting(key, value, layer.source)
+        for layer in (*files, own)
+        for key, value in flat_settings(layer.values)
     )
     return Given(found, is_whole, tuple(said))
 
 
 def _flat(layers: Sequence[Layer]) -> dict[str, Any]:
-    return {key: value for layer in layers for key, value in flat(layer.values)}
+    return {key: value for layer in layers for key, value in flat_settings(layer.values)}
 
 
 def _defaults() -> Layer:

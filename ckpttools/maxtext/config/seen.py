@@ -9,7 +9,7 @@ from typing import Any
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
-from ckpttools.families.silent import taken
+from ckpttools.families.silent import silent_values
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
@@ -63,7 +63,7 @@ def seen_in_config(config: Mapping[str, Any], place: str, family: str | None) ->
 
 def _facts(config: Mapping[str, Any]) -> ModelFacts:
     """What a configuration says, and what transformers takes where it is silent."""
-    return ModelFacts(config, silent=taken(config))
+    return ModelFacts(config, silent=silent_values(config))
 
 
 def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:

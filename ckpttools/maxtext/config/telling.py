@@ -54,7 +54,7 @@ def rules_of(family: Family) -> SettingRules:
     return family.settings
 
 
-def settings_of(family: Family, facts: ModelFacts, place: str) -> Values:
+def model_settings(family: Family, facts: ModelFacts, place: str) -> Values:
     """All settings that describe a model, by name.
 
     Raises:

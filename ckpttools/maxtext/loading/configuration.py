@@ -58,7 +58,7 @@ def settings_of(command: ParsedCommand, environment: Mapping[str, str]) -> Setti
     contradictions += _said_in_environment(env, model, said)
     found: dict[str, RunSetting] = {}
     for layer in (*files, _weaker(model, said), said, env):
-        found |= {name: RunSetting(name, value, layer.source) for name, value in flat(layer.values)}
+        found |= {name: RunSetting(name, value, layer.source) for name, value in flat_settings(layer.values)}
     known = {name: each for name, each in found.items() if name in DEFAULTS or f"{LORA}.{name}" in DEFAULTS}
     odd = [name for name, each in known.items() if isinstance(each.value, str) and "${" in each.value]
     notes += [f"{name} has ${{…}} in it, which is not worked out here: its default is taken" for name in odd]
@@ -67,7 +67,7 @@ def settings_of(command: ParsedCommand, environment: Mapping[str, str]) -> Setti
     return Settings(plain, path is not None, tuple(contradictions), tuple(notes), unknown)
 
 
-def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Settings by name, those of the one group that matters with its name before theirs."""
     for name, value in values.items():
         if name == LORA and isinstance(value, Mapping):

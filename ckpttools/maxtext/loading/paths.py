@@ -17,7 +17,7 @@ from ckpttools.formats.orbax.steps import (
     is_item,
 )
 from ckpttools.maxtext.loading.report import Problem
-from ckpttools.maxtext.loading.runs import ITEM, seen_in
+from ckpttools.maxtext.loading.runs import ITEM, listed_by_manager
 from ckpttools.maxtext.versions import Version
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -65,7 +65,7 @@ def led_to(setting: str, text: str, version: Version) -> Led:
     """
     place = parse(text)
     key = _key(text, version)
-    if problem := unread(setting, text):
+    if problem := why_not_read(setting, text):
         is_relative = place.store.scheme == "file" and not text.startswith(("/", "~"))
         # What is wrong with the path that it asks for is said at once.
         further = led_to(setting, str(place.absolute()), version).problems if is_relative else ()
@@ -75,7 +75,7 @@ def led_to(setting: str, text: str, version: Version) -> Led:
     return Led(found, key) if isinstance(found, Place) else Led(None, key, (found,))
 
 
-def unread(setting: str, text: str) -> Problem | None:
+def why_not_read(setting: str, text: str) -> Problem | None:
     """Why MaxText does not read a path, whatever is there; None if it does."""
     place = parse(text)
     if problem := other_store(place):
@@ -202,7 +202,7 @@ def _other_item(place: Place | None, setting: str, api: str) -> str | None:
             return f"set {setting}={directory}"
         case Step() as step if step.items:
             return _item_of(step, setting, api)
-        case OrbaxRun() as run if (seen := seen_in(run.path)).latest is not None:
+        case OrbaxRun() as run if (seen := listed_by_manager(run.path)).latest is not None:
             step = Step(seen.steps[seen.latest])
             return _item_of(step, setting, api) if step.items else None
     return None

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.skipping import remedy
 from ckpttools.formats.orbax.steps import Step, directories, is_item
-from ckpttools.maxtext.loading.paths import Led, other_store, rewritten, unread
+from ckpttools.maxtext.loading.paths import Led, other_store, rewritten, why_not_read
 from ckpttools.maxtext.loading.report import Problem, Tried
-from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, OrbaxSteps, seen_in
+from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, OrbaxSteps, listed_by_manager
 from ckpttools.maxtext.loading.settings import Settings
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -62,7 +62,7 @@ def own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
         base = settings.text("base_output_directory")
         if base and (problem := other_store(parse(base))):
             return OwnRun(Tried("resume", base, "not looked at"), Led(None, problems=(problem,)))
-        seen.append(seen_in(_checkpoints(name, settings, notes)))
+        seen.append(listed_by_manager(_checkpoints(name, settings, notes)))
     is_hidden = _is_local(settings) and local is None
     return replace(_chosen(seen, settings), notes=tuple(notes), is_hidden=is_hidden)
 
@@ -92,7 +92,7 @@ def _on_this_host(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
         return None
     notes.append(f"{place} was looked at on this host alone: a step must be on the others, too")
     # On GPUs each process has a directory below, named by its number.
-    found = [seen_in(each) for each in (place, *directories(place))]
+    found = [listed_by_manager(each) for each in (place, *directories(place))]
     whole = [
         replace(each, steps={n: step for n, step in each.steps.items() if Step(step).is_one})
         for each in found
@@ -113,7 +113,7 @@ def _chosen(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     step = best.steps[best.latest]
     problems = [*_finished(best.latest, settings)]
     base = settings.text("base_output_directory")
-    if base and (problem := unread("base_output_directory", base)):
+    if base and (problem := why_not_read("base_output_directory", base)):
         problems.append(problem)
     names = EMERGENCY_ITEMS if _is_local(settings) else (ITEM,)
     item = next((step / name for name in names if is_item(step / name)), None)

@@ -47,7 +47,7 @@ class OrbaxSteps:
         return "; ".join([listed, *skipped])
 
 
-def seen_in(directory: Place) -> OrbaxSteps:
+def listed_by_manager(directory: Place) -> OrbaxSteps:
     """What Orbax's manager lists in a directory.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array.rounding import as_float32
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.quantized.encoders.numbers import block_maxima, numbers, rounded
+from ckpttools.quantized.encoders.numbers import block_maxima, numbers, rounded_to_few_bits
 from ckpttools.quantized.errors import lost
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Fp8Blocks:
         codes = np.empty(values.shape, np.uint8)
         for rows, columns, scale in self._strips(values.shape, scales.view("<f4")):
             quotients: np.ndarray = np.divide(as_float32(values[rows, columns]), scale)
-            codes[rows, columns] = rounded(quotients, _CODE)
+            codes[rows, columns] = rounded_to_few_bits(quotients, _CODE)
         return codes
 
     def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:

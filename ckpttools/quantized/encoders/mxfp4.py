@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array.rounding import as_float32
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.quantized.encoders.numbers import block_maxima, numbers, rounded
+from ckpttools.quantized.encoders.numbers import block_maxima, numbers, rounded_to_few_bits
 from ckpttools.quantized.errors import lost
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Mxfp4Encoder:
             # Powers of two, and so exactly.
             factors = np.ldexp(np.float32(1), _BIAS - scales[rows].astype(np.int32))
             scaled = np.multiply(wide.reshape(wide.shape[0], -1, GROUP), factors[..., None])
-            codes = rounded(scaled.reshape(wide.shape), _CODE)
+            codes = rounded_to_few_bits(scaled.reshape(wide.shape), _CODE)
             packed[rows] = codes[:, ::2] | codes[:, 1::2] << 4
         return packed
 

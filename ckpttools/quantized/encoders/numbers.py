@@ -49,7 +49,7 @@ def _maxima(values: np.ndarray, axis: int, size: int) -> np.ndarray:
     return found if whole == length else np.concatenate([found, tail.max(axis, keepdims=True)], axis)
 
 
-def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+def rounded_to_few_bits(values: np.ndarray, dtype: str) -> np.ndarray:
     """Floats of a few bits, rounded once to nearest, ties to even; what is beyond their range is the largest.
 
     Args:
@@ -73,7 +73,7 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def numbers(codes: np.ndarray, dtype: str) -> np.ndarray:
-    """What codes stand for, in float32; the arguments as of `rounded`."""
+    """What codes stand for, in float32; the arguments as of `rounded_to_few_bits`."""
     made: np.ndarray = _numbers(dtype).take(codes)
     return made
 

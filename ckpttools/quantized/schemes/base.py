@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape, grid_shape
-from ckpttools.quantized.scales import Described, last_key, split_name, words_of
+from ckpttools.quantized.scales import Described, last_key, split_name, words_of_key
 
 # What scales activations, and cached keys and values: a weight is read without it.
 _OF_ACTIVATIONS, _OF_CACHES = frozenset(("input", "output", "activation", "act")), ("k", "v", "q", "kv")
@@ -101,7 +101,7 @@ class Module:
 
 def scales_no_weight(name: str) -> bool:
     """Whether an array scales activations, or cached keys and values, by its name."""
-    words = words_of(split_name(name)[1])
+    words = words_of_key(split_name(name)[1])
     is_of_other = not _OF_ACTIVATIONS.isdisjoint(words) or words[:1] in [(each,) for each in _OF_CACHES]
     return len(words) > 1 and is_of_other and "scale" in words
 
@@ -160,11 +160,6 @@ class Weight:
     is_swapped: bool = False
     stored_shape: str | None = None
     zero_points: str | None = None
-
-    @property
-    def logical_shape(self) -> Shape:
-        """The shape of the logical array."""
-        return (*self.shape[:-2], *self.shape[:-3:-1]) if self.is_swapped else self.shape
 
     @property
     def stored(self) -> tuple[str, ...]:

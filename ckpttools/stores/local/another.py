@@ -33,13 +33,13 @@ def held_by_another(directory: Path, begun: Purpose | None, purpose: Purpose) ->
         go_on = f"to go on with it, {_again(begun)}"
     return UsageError(
         f"{directory} holds the beginning of {what}",
-        got=described(begun),
-        wanted=described(purpose),
+        got=conversion_words(begun),
+        wanted=conversion_words(purpose),
         hint=f"{go_on}; to give it up, {discard}",
     )
 
 
-def described(purpose: Purpose) -> str:
+def conversion_words(purpose: Purpose) -> str:
     """What a conversion is, in words."""
     of = f"the conversion of {purpose.source}, " if purpose.source else ""
     by = f"by `{purpose.command}` in {purpose.directory}, " if purpose.command else ""

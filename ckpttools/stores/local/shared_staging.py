@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.local.another import described
+from ckpttools.stores.local.another import conversion_words
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.files import errors_of
 from ckpttools.stores.local.journal import Journal
@@ -94,7 +94,7 @@ class SharedLocalStaging(LocalStaging):
             if found is None or found.plan is None:
                 return Standing(False)
             if found.plan != plan:
-                return Standing(False, other=described(found.purpose) if found.purpose else "")
+                return Standing(False, other=conversion_words(found.purpose) if found.purpose else "")
             is_published = found.publishing and self.is_published(plan)
             return Standing(True, is_published, "", found.records, members(self.directory, plan))
 

@@ -15,7 +15,7 @@ from ckpttools.stores.objects.data_files import ObjectDataFiles
 from ckpttools.stores.objects.journal import Inventory, JournalEntries, ObjectJournal
 from ckpttools.stores.objects.lock import Lock
 from ckpttools.stores.objects.pending import PendingFiles
-from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken
+from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken_error
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import SUFFIX, Purpose, Record
 
@@ -148,7 +148,7 @@ class ObjectWork:
         key = f"{self.staging.rest}/{name}"
         is_linked = name in self.journal.linked  # has no mark of the plan
         if name not in new or not (is_linked or mark(self._bucket, key) == self.purpose.plan):
-            raise taken(self._bucket, key)
+            raise taken_error(self._bucket, key)
 
     def _move(self, name: str) -> None:
         self.lock.check()

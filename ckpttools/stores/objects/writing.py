@@ -80,7 +80,7 @@ def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> None:
         # Such as one that tells when it was made.
         put(bucket, key, content, instead_of=found[1], plan=plan)
     except TakenError:
-        raise taken(bucket, key) from None
+        raise taken_error(bucket, key) from None
 
 
 def replace(bucket: Bucket, key: str, content: bytes) -> None:
@@ -220,7 +220,7 @@ class Upload:
     def _check_free(self) -> None:
         """Raises DestinationExistsError if something is there that this plan has not put there."""
         if self._plan and self._bucket.head(self._key) and mark(self._bucket, self._key) != self._plan:
-            raise taken(self._bucket, self._key)
+            raise taken_error(self._bucket, self._key)
 
     def complete(self) -> None:
         """Ends it before the `with` statement does; errors as `write`."""
@@ -275,7 +275,7 @@ class Upload:
             self._writer.__exit__(kind, error, trace)
 
 
-def taken(bucket: Bucket, key: str) -> DestinationExistsError:
+def taken_error(bucket: Bucket, key: str) -> DestinationExistsError:
     """The error of an object that somebody else has written."""
     return DestinationExistsError(
         f"{bucket.uri(key)} was written by somebody else meanwhile",

@@ -85,7 +85,7 @@ class Client:
             try:
                 response = self._asked(method, url, headers, timeout, body)
             except FAILURES as error:
-                attempts.failed(described(error, patience), most=_attempts_worth(error))
+                attempts.failed(failure_words(error, patience), most=_attempts_worth(error))
                 continue
             if response.status not in _AGAIN:
                 attempts.succeeded()
@@ -157,7 +157,7 @@ class Client:
             if response.status not in _REDIRECTS or not target:
                 return response, url
             discard(response)
-            target = joined(url, target, attempts.place)
+            target = redirected(url, target, attempts.place)
             if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
                 got = f"a redirect to {urlsplit(target).scheme}://{urlsplit(target).hostname or ''}"
                 raise StorageError(f"cannot read {attempts.place}", got=got, wanted="one that stays safe")
@@ -175,7 +175,7 @@ class Client:
                     body = response.read(most + 1)
                 self.meter.add(nbytes=len(body))
             except FAILURES as error:
-                attempts.failed(described(error, self.patience))
+                attempts.failed(failure_words(error, self.patience))
                 continue
             if len(body) > most:
                 raise StorageError(
@@ -215,7 +215,7 @@ def _check_address(url: str, place: str) -> None:
         ) from error
 
 
-def joined(url: str, target: str, place: str) -> str:
+def redirected(url: str, target: str, place: str) -> str:
     """The address to which a server sends on; raises StorageError if that is none."""
     try:
         address = urljoin(url, target)
@@ -309,10 +309,10 @@ def status_text(response: BaseHTTPResponse) -> str:
     return " ".join(filter(None, (f"status {response.status}", response.reason)))
 
 
-def described(error: Exception, patience: Patience) -> str:
+def failure_words(error: Exception, patience: Patience) -> str:
     """Why there is no answer, or no more of it; without addresses, which may have been signed."""
     if isinstance(error, failures.ProxyError) and error.original_error is not None:
-        return f"at the proxy: {described(error.original_error, patience)}"
+        return f"at the proxy: {failure_words(error.original_error, patience)}"
     if isinstance(error, failures.NameResolutionError):
         return "no host of this name"
     # urllib3 derives a refused connection from one that took too long.

@@ -19,7 +19,7 @@ from ckpttools.stores.costs import FAR, Costs, Traffic
 from ckpttools.stores.kept import ByteCache, is_document
 from ckpttools.stores.pace import MOST, USUAL, asked_for
 from ckpttools.stores.web.attempts import Attempts
-from ckpttools.stores.web.client import Client, closing, described, discard, status_text
+from ckpttools.stores.web.client import Client, closing, discard, failure_words, status_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -242,7 +242,7 @@ class WebFile(File):
                     while done < length and (count := response.readinto(target[done:][:_AT_ONCE])):
                         done += count
             except (failures.HTTPError, OSError) as error:
-                got = described(error, client.patience)
+                got = failure_words(error, client.patience)
             client.meter.add(nbytes=done - before)
             if done < length:
                 attempts.cut(done - before, got)

@@ -23,7 +23,7 @@ from ckpttools.stores.contents import Content, Contents
 from ckpttools.stores.costs import Streams
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.sharing import RepositoryOptions
-from ckpttools.stores.web.client import joined
+from ckpttools.stores.web.client import redirected
 from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import CachedFile, cached_file, cached_snapshot, note_revision
 from ckpttools.stores.web.hub_data_files import MEMORY
@@ -391,7 +391,7 @@ def _next_page(url: str, response: BaseHTTPResponse) -> str | None:
     for link in response.headers.get("Link", "").split(","):
         address, _, relation = link.partition(";")
         if 'rel="next"' in relation:
-            return joined(url, address.strip().strip("<>"), url)
+            return redirected(url, address.strip().strip("<>"), url)
     return None
 
 

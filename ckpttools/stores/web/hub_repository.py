@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
-from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, described
+from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, failure_words
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, not_taken, refused
 
 _LARGEST_ANSWER = 64 << 20
@@ -348,7 +348,7 @@ class Repository:
                 text = _text(response)
                 break
             except FAILURES as error:
-                attempts.failed(described(error, self.client.patience))
+                attempts.failed(failure_words(error, self.client.patience))
         if not 200 <= response.status < 300:
             answer = Answer(response.status, response.reason or "", response.headers, text)
             raise not_taken(self._asked._replace(place=place), answer, doing)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError
 from ckpttools.core.wording import again
-from ckpttools.stores.web.client import FAILURES, described
+from ckpttools.stores.web.client import FAILURES, failure_words
 
 if TYPE_CHECKING:
     from ckpttools.stores.web.hub_repository import Blob, CommitTarget, Repository
@@ -115,7 +115,7 @@ class HubStream:
         place = f"{self._repository.place}/{self._path}"
         return StorageError(
             f"cannot upload {place}",
-            got=described(self._error, self._repository.client.patience),
+            got=failure_words(self._error, self._repository.client.patience),
             hint=f"check the network, then {again()}: what was uploaded is not sent again",
         )
 
