@@ -192,6 +192,11 @@ def test_comparisons_take_what_trainers_left_for_what_it_is(places):
     assert align(trees[0].with_metadata(config=other_size), trees[1]).a
 
 
+def test_what_flax_names_is_refused_with_the_way():
+    with pytest.raises(CoverageError, match="names of Flax, whose matrices have inputs first"):
+        to_maxtext(open_tree(TRAINERS.parents[1] / "flax/llama"), ToMaxText())
+
+
 def test_safetensors_in_names_of_the_hub(tmp_path):
     """Refused where the hub has none; told where they are kept."""
     drop, told = ("optimizer", "train_state"), "--names hub gives those of the hub"

@@ -40,6 +40,8 @@ from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized
 from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
+_OF_FLAX = "these are names of Flax, whose matrices have inputs first: rules of `ckpt remap` mend both"
+
 
 @dataclass(frozen=True)
 class MaxTextState:
@@ -77,6 +79,8 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     except CoverageError as error:
         if has_llama_names(map(dotted, hub.tree.arrays)):
             raise error.at(hint=OF_OTHER_MODELS) from error
+        if any(dotted(path).endswith(".kernel") for path in hub.tree.arrays):
+            raise error.at(hint=_OF_FLAX) from error
         others = patterns_of_others(hub.tree, options.drop)
         if not others:
             raise
