@@ -22,7 +22,7 @@ from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
+from ckpttools.formats.torch.alike import ProcessFile, ends_of, refuse_copies
 from ckpttools.formats.torch.saved import saved_file
 from ckpttools.stores.registry import parse
 
@@ -328,3 +328,11 @@ def test_parts_that_are_cut_unevenly_are_no_cells_of_a_row_each():
             DTYPES["float32"],
             [*pieces, Piece(Region((7, 0), (9, 3)), window(whole, (7, 0), (2, 3)))],
         )
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_both_ends_of_copies_are_looked_at_to_the_last_element(place):
+    one = np.zeros(1 << 20, np.float32)
+    other = one.copy()
+    other[place] = 1
+    assert ends_of(lazy(one)) != ends_of(lazy(other))

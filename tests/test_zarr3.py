@@ -28,6 +28,7 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import chunking
 from ckpttools.formats.zarr import read as zarr3_read
+from ckpttools.formats.zarr.array import checked_grid
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.stores import parse
 from ckpttools.testing.conformance import FormatTests
@@ -363,3 +364,10 @@ class TestWriterRefuses:
         tree = Tree({("w",): array("int8", 2)}, Metadata(custom={"a": object()}))
         with pytest.raises(FormatError, match="custom metadata 'a'"):
             ZarrWriter().layout(tree, 1 << 20)
+
+
+@pytest.mark.parametrize("grid", [([2], [0]), ([2], [-1]), ([-1], [2]), ([2.0], [2]), ([2], [2.0])])
+def test_a_grid_that_is_none_is_refused(grid):
+    assert checked_grid([2, 0], [1, 2], "a") == ((2, 0), (1, 2))
+    with pytest.raises(FormatError, match="an invalid shape"):
+        checked_grid(*grid, "a")
