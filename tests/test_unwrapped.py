@@ -52,6 +52,7 @@ def test_wrapped_names_are_plain_again(outer, prefix, number, inner):
     made = unwrapped(tree_of(wrapped, [("epoch",)] if number and outer else []))
     assert names_of(made) == PLAIN
     assert bool(made.notes.remarks) == (bool(outer) or bool(prefix) or bool(inner))
+    assert ("1 number left out (epoch)" in " ".join(made.notes.remarks)) == (number and bool(outer))
 
 
 @pytest.mark.parametrize(

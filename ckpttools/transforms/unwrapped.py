@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.notes import Notes
+from ckpttools.core.text import plural, some
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 
@@ -43,7 +44,8 @@ def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     others = [path for path in tree.arrays if path not in plain and path not in tree.metadata.scalars]
     moves = [Move(path, (name,), tree[path]) for path, name in plain.items()]
     moves += [Move(path, path, tree[path]) for path in others]
-    return Transformed(moved(tree, moves), Notes(remarks=tuple(_remarks(outer, taken))))
+    numbers = [dotted(path) for path in tree.arrays if path in tree.metadata.scalars]
+    return Transformed(moved(tree, moves), Notes(remarks=tuple(_remarks(outer, taken, numbers))))
 
 
 def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
@@ -110,7 +112,8 @@ def _have_twice(names: Collection[str], prefix: str) -> bool:
     return _have(names, prefix) and any(name.startswith(inside) for name in names)
 
 
-def _remarks(outer: Path, taken: Collection[str]) -> Iterator[str]:
+def _remarks(outer: Path, taken: Collection[str], numbers: Sequence[str]) -> Iterator[str]:
     parts = [f"the state dict below {dotted(outer)!r}"] if outer else []
     parts += [f"names without {', '.join(map(repr, taken))}"] if taken else []
+    parts += [f"{plural(len(numbers), 'number')} left out ({some(numbers)})"] if numbers else []
     yield f"taken from a checkpoint of a trainer: {', '.join(parts)}"
