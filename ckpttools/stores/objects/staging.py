@@ -269,11 +269,11 @@ class ObjectStaging:
     def discard(self, journal: ObjectJournal, lock: Lock) -> None:
         """Deletes what was written by the plan of a journal, and nothing else.
 
-        The lock is looked at each time: who has slept would delete what another has finished since.
+        The lock is looked at each time: who has slept would delete what another has finished since. One by
+        one: no request can be made to depend on the lock, so as few as can be are between that look and it.
         """
         plan, content = journal.purpose.plan if journal.purpose else None, self.content(journal)
-
-        def delete_ours(name: str) -> None:
+        for name, _ in self.objects(content):
             key = f"{content}/{name}"
             if (
                 journal.is_beside
@@ -282,5 +282,3 @@ class ObjectStaging:
             ):
                 lock.check()
                 delete(self.bucket, [key])
-
-        in_threads(writes_at_once(), delete_ours, [name for name, _ in self.objects(content)])
