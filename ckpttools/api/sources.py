@@ -36,8 +36,8 @@ class Opening(TypedDict, total=False):
         max_header_bytes: longest safetensors header that is accepted.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
         with_optimizer: whether to read the moments that DeepSpeed keeps beside weights, too.
-        prefer_rank: of files of several processes (verl, SkyRL) one process or more, the first that counts
-            first: where others have other numbers of a tensor, theirs are not taken.
+        prefer_rank: a process or several, the most preferred first: where files of several processes (verl,
+            SkyRL) have different numbers of a tensor, its numbers are taken.
     """
 
     step: int | None

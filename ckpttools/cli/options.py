@@ -148,8 +148,8 @@ prefer_rank_option = click.option(
     type=click.IntRange(min=0),
     metavar="N",
     multiple=True,
-    help="Of files of several processes (verl, SkyRL): take from process N what others have with other "
-    "numbers. May be repeated.",
+    help="Where files of several processes (verl, SkyRL) have different numbers of a tensor, take those of "
+    "process N. May be repeated.",
 )
 read_options = together(
     step_option, max_header_option, max_index_option, with_optimizer_option, prefer_rank_option

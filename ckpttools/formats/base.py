@@ -41,8 +41,8 @@ class ReadOptions:
         max_header_bytes: longest safetensors header accepted; the reference implementation stops at 100 MB.
         max_index_bytes: memory that an OCDBT index may take, where its size on disk does not account for it.
         with_optimizer: whether to read an optimizer's moments, too, where a format leaves them out otherwise.
-        prefer_rank: processes, the first that counts first, whose numbers are taken where others have other
-            numbers of the same tensor.
+        prefer_rank: processes, the most preferred first, whose numbers are taken where processes have
+            different ones of the same tensor.
     """
 
     step: int | None = None
