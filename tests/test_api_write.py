@@ -9,6 +9,7 @@ import sys
 from inspect import signature
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.command_line import ckpt, run
@@ -17,9 +18,10 @@ from support.places import HF, ROOT
 from support.stored_trees import contents
 
 import ckpttools
+from ckpttools.api.sources import read_options
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, MemoryBudgetError, UsageError
-from ckpttools.core.wording import as_flags, flag, option, quoted
+from ckpttools.core.wording import as_flags, flag, option, quoted, several
 from ckpttools.run.events import Started, TaskDone
 from ckpttools.stores import parse
 
@@ -231,7 +233,18 @@ def test_an_option_is_spelled_as_whoever_reads_it_writes_it():
     with as_flags():
         assert [option(name, value) for name, value, _, _ in cases] == [flag for *_, flag in cases]
         assert quoted("keep", "*.bias") == "--keep '*.bias'"
+        assert several("drop", ["a.*", "b"]) == "--drop 'a.*' --drop 'b'"
     assert quoted("keep", "*.bias") == 'keep="*.bias"'
+    assert several("drop", ["a.*", "b"]) == 'drop=["a.*", "b"]' and several("drop", ["b"]) == 'drop="b"'
+
+
+def test_options_for_reading_are_numbers_of_numpy_as_well_also_where_a_call_hands_them_on():
+    said = read_options({"prefer_rank": np.int64(1), "max_header_bytes": np.int64(10**7)})
+    assert (said.prefer_rank, said.max_header_bytes) == ((1,), 10**7)
+    assert read_options({"prefer_rank": np.array([1, 0])}).prefer_rank == (1, 0)
+    for wrong in ("0", True, [0.5]):
+        with pytest.raises(UsageError, match="prefer_rank"):
+            read_options({"prefer_rank": wrong})
 
 
 def test_the_package_is_imported_without_what_its_calls_need():

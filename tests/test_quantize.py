@@ -17,7 +17,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
+from ckpttools.core.errors import CoverageError, FormatError, UnknownNameError, UsageError
 from ckpttools.maxtext.recognition import strangers_in
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
@@ -102,7 +102,10 @@ def test_what_trainers_leave_is_quantised_under_the_names_of_the_hub(left, tmp_p
     if left == "open-instruct":
         with pytest.raises(FormatError, match="not of the model that config") as refusal:
             ckpttools.quantize(source, tmp_path / "fp8")
-        assert 'prefix="policy" has those of the model' in str(refusal.value.hint)
+        assert 'format="safetensors")` has those of the model' in str(refusal.value.hint)
+        with pytest.raises(CoverageError) as unconverted:
+            ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
+        assert 'format="safetensors")` has those of the model' in str(unconverted.value.hint)
         ckpttools.select(source, tmp_path / "model", prefix="policy", format="safetensors")
         source = tmp_path / "model"
     ckpttools.quantize(source, tmp_path / "fp8")

@@ -13,12 +13,12 @@ from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
-from ckpttools.core.wording import option, quoted
+from ckpttools.core.wording import option, several
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.direction import named_as
 from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, with_hub_names
-from ckpttools.maxtext.recognition import strangers_in
+from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
@@ -117,7 +117,7 @@ def _model_alone(tree: Tree) -> Tree:
     place = tree.metadata.place or None
     plain = tree.pipe(unwrapped)
     if others := patterns_of_others(plain):
-        leave = " ".join(quoted("drop", each) for each in others)
+        leave = several("drop", others)
         raise FormatError(
             "there is more than a model in it, which nothing that loads quantised models reads",
             place=place,
@@ -145,10 +145,9 @@ def _refuse_strangers(tree: Tree) -> None:
         return
     select = "`ckpt select SRC MODEL` with"
     if found.prefixes:
-        which = " or ".join(option("prefix", each) for each in found.prefixes)
-        hint = f"{select} {which} has those of the model alone, under its own names"
+        hint = below(found.prefixes)
     elif len(found.names) <= _FEW:
-        leave = " ".join(quoted("drop", each) for each in found.names)
+        leave = several("drop", found.names)
         hint = f"{select} {leave} leaves them out, where the model computes without them"
     else:
         hint = "check that config.json belongs to these weights, or rename them by rules with `ckpt remap`"

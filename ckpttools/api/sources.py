@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -11,6 +11,7 @@ from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
 from ckpttools.core.budget import allowing, parse_size
 from ckpttools.core.errors import UsageError
+from ckpttools.core.options import python_number, refuse
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.fetching import fetch
@@ -73,10 +74,19 @@ def read_options(said: Mapping[str, Any]) -> ReadOptions:
         TypeError: there is an unknown option.
         UsageError: a text is not a size.
     """
-    sizes = {name: parse_size(said[name]) for name in ("max_header_bytes", "max_index_bytes") if name in said}
-    ranks = said.get("prefer_rank", ())
-    preferred = (ranks,) if isinstance(ranks, int) else tuple(ranks)
-    return ReadOptions(**{**said, **sizes, "prefer_rank": preferred})
+    numbers = {name: python_number(value) for name, value in said.items()}
+    sizes = {
+        name: parse_size(numbers[name]) for name in ("max_header_bytes", "max_index_bytes") if name in said
+    }
+    return ReadOptions(**{**numbers, **sizes, "prefer_rank": _ranks(said.get("prefer_rank", ()))})
+
+
+def _ranks(said: object) -> tuple[int, ...]:
+    several = said if isinstance(said, Iterable) and not isinstance(said, str) else (said,)
+    ranks = tuple(map(python_number, several))
+    if not all(type(each) is int for each in ranks):
+        refuse("prefer_rank", said, "a whole number or several")
+    return ranks
 
 
 def part_of(said: Mapping[str, Any], group: type) -> dict[str, Any]:

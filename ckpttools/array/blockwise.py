@@ -18,6 +18,7 @@ from ckpttools.array.views import subview
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError
 from ckpttools.core.region import Region, Shape, ceil_div
+from ckpttools.core.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,12 +109,13 @@ class _Blockwise(Derived):
                 try:
                     self._make(part, values, region, out, scratch)
                 except NotFiniteError as error:
+                    leave = option("exclude", "PATTERN")
                     raise FormatError(
                         "an array with NaN or infinity cannot be quantised",
                         place=self.name or None,
                         got=f"in [{part}]",
                         wanted="finite numbers",
-                        hint="`ckpt stats` counts them; leave this array as it is, or mend the checkpoint",
+                        hint=f"`ckpt inspect stats` counts them; {leave} leaves this array as it is",
                     ) from error
 
     def _parts(self, needed: Region) -> Iterator[Region]:

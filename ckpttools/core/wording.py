@@ -9,7 +9,7 @@ A message is worded when it is made, as a translation would be.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -75,6 +75,14 @@ def place(name: str) -> str:
 def quoted(name: str, value: str) -> str:
     """The same for a value that a shell would take for a pattern: keep="*.bias", or --keep '*.bias'."""
     return option(name, repr(value) if _as_flags else value)
+
+
+def several(name: str, values: Sequence[str]) -> str:
+    """An option with each of some values: drop=["a", "b"], or --drop 'a' --drop 'b'."""
+    if _as_flags or len(values) == 1:
+        return " ".join(quoted(name, each) for each in values)
+    listed = ", ".join(f'"{each}"' for each in values)
+    return f"{name}=[{listed}]"
 
 
 def step(call: str, command: str) -> str:

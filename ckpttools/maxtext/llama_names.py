@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.notes import Notes
-from ckpttools.core.wording import option, quoted
+from ckpttools.core.wording import option, several
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
@@ -86,7 +86,7 @@ class NamedByHub:
             )
         plain = unwrapped(tree)
         if others := patterns_of_others(plain.tree):
-            leave = " ".join(quoted("drop", each) for each in others)
+            leave = several("drop", others)
             raise FormatError(
                 "there is more than a model in it, of which the hub has no names",
                 place=place,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.core.errors import ConfigError, CoverageError
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option, quoted
+from ckpttools.core.wording import option, several
 from ckpttools.families.family import Family, FlagRule, UnsupportedPart
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.model_config import TrueConfig
@@ -30,7 +30,7 @@ def refuse_lost(family: Family, names: Collection[str], place: str) -> None:
     lost = {name: found for name, found in lost.items() if found}
     if lost:
         patterns = [key for name in lost for key in family.parts[name].keys]
-        drop = " ".join(quoted("drop", key) for key in patterns if UnsupportedPart((key,)).of(names))
+        drop = several("drop", [key for key in patterns if UnsupportedPart((key,)).of(names)])
         kept = f"{option('carry', True)} keeps it beside the weights, for the way back"
         raise CoverageError(
             "MaxText has no place for a part of this model, which would be lost",

@@ -12,6 +12,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import folded
+from ckpttools.core.wording import step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families
 from ckpttools.mapping.keys import Key
@@ -104,6 +105,18 @@ def strangers_in(tree: Tree) -> Strangers | None:
         names = tuple(each for each in names if _LAYER.search(each))
     prefixes = tuple(each for each in _prefixes(names) if not _strange(_below(tree, each), known))
     return Strangers(known[0].name, names, prefixes)
+
+
+def below(prefixes: Sequence[str]) -> str:
+    """What to do where the model lies below one of some prefixes: a hint."""
+    ways = (
+        step(
+            f'ckpttools.select(SRC, MODEL, prefix="{each}", format="safetensors")',
+            f"ckpt select SRC MODEL --prefix {each} --to safetensors",
+        )
+        for each in prefixes
+    )
+    return f"{' or '.join(ways)} has those of the model alone, under its own names"
 
 
 def _strange(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ def _refuse_quantised(tree: Tree) -> None:
             "quantised weights cannot be cut with their scales",
             place=tree.metadata.place or None,
             got=next(iter(found)),
-            hint="dequantise the model first: ckpt cast to a dtype of numbers, such as bfloat16",
+            hint="dequantise it: ckpt cast SRC DST --dtype bfloat16",
         )
 
 

@@ -12,7 +12,7 @@ from ckpttools.array.tree import Tree, by_name, dotted
 from ckpttools.core.errors import CoverageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural
-from ckpttools.core.wording import quoted
+from ckpttools.core.wording import several
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.maxtext.agreement import own_rows
@@ -30,6 +30,7 @@ from ckpttools.maxtext.native import (
 )
 from ckpttools.maxtext.odd_dtypes import odd_dtypes
 from ckpttools.maxtext.parts import refuse_lost
+from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.stacked_on import with_scan_axis
 from ckpttools.maxtext.to_maxtext_notes import remarks_on, value_notes
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
@@ -81,11 +82,12 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
             raise error.at(hint=OF_OTHER_MODELS) from error
         if any(dotted(path).endswith(".kernel") for path in hub.tree.arrays):
             raise error.at(hint=_OF_FLAX) from error
-        others = patterns_of_others(hub.tree, options.drop)
-        if not others:
-            raise
-        leave = " ".join(quoted("drop", each) for each in others)
-        raise error.at(hint=f"there is more than a model in it: {leave} leaves it out") from error
+        if others := patterns_of_others(hub.tree, options.drop):
+            leave = several("drop", others)
+            raise error.at(hint=f"there is more than a model in it: {leave} leaves it out") from error
+        if (found := strangers_in(hub.tree)) and found.prefixes:
+            raise error.at(hint=f"{below(found.prefixes)}; convert that") from error
+        raise
 
 
 def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tuple[str, ...]:

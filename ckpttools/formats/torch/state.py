@@ -12,6 +12,7 @@ from ckpttools.array.tree import Empty, Leaf, Path, Text
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.json_file import DEEPEST
+from ckpttools.formats.torch.dtensor import is_distributed
 from ckpttools.formats.torch.pickled import Record, in_few_words
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 
@@ -21,6 +22,11 @@ _FEW = 1000
 # A leaf takes about 300 bytes.
 _MOST_LEAVES = 2_000_000
 _KEYS_PER_LEAF = 32
+_PART = "one process's part of a distributed tensor (DTensor)"
+_OF_PARTS = (
+    "where the files are model_world_size_N_rank_R.pt, name the directory with those of all processes; "
+    "else save each as tensor.full_tensor()"
+)
 _NUMBERS = {bool: "bool", int: "int64", float: "float64"}
 
 Tensor = Callable[[Record], LazyArray]
@@ -50,7 +56,9 @@ class State:
                 "some tensors are not arrays of numbers of their own:" + listing(lines),
                 place=place,
                 wanted="dense tensors with all of their elements in the file",
-                hint="save each as tensor.detach().contiguous().clone()",
+                hint=_OF_PARTS
+                if _PART in self.unreadable.values()
+                else "save each as tensor.detach().contiguous().clone()",
             )
 
 
@@ -121,7 +129,7 @@ def _put(state: State, path: Path, value: Any, tensor: Tensor) -> None:
         try:
             state.leaves[path] = tensor(value)
         except NotReadableError as error:
-            state.unreadable[path] = str(error)
+            state.unreadable[path] = _PART if is_distributed(value) else str(error)
     elif type(value) in _NUMBERS and (number := _number(value)) is not None:
         state.leaves[path] = number
         state.scalars.add(path)
