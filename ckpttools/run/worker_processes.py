@@ -1,9 +1,9 @@
 """Worker processes: each does tasks with an interpreter of its own.
 
 numpy releases the interpreter lock within each call, so threads work side by side; but they hand it over at
-every call, and a thread that has to wait for it sleeps. The mean of two models of 2.47 GB took 3.7 s on two cores
-with one thread, 3.4 s with two and 4.4 s with four, 2.4 s with two processes and 2.9 s with four. Where bytes
-only move, calls are few and long, and threads are as fast.
+every call, and a thread that has to wait for it sleeps. The mean of two models of 2.47 GB took 3.7 s on two
+cores with one thread, 3.4 s with two and 4.4 s with four, 2.4 s with two processes and 2.9 s with four. Where
+bytes only move, calls are few and long, and threads are as fast.
 
 A process is forked while it has one thread: no lock of another can be held then. It inherits the plan and
 what is open, writes to its places in the data files, and answers which tasks are done; what is synced,
