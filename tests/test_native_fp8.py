@@ -298,7 +298,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
     source = quantised(tmp_path / "hf")
     with pytest.raises(UsageError, match="has no quantised weights"):
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", maxtext="e591f30")
-    with pytest.raises(UsageError, match="unknown way with quantised weights"):
+    with pytest.raises(UsageError, match="`quantized` cannot be this"):
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="leave")
 
 

@@ -9,9 +9,9 @@ import sys
 import time
 
 from ckpttools.cli.main import main
-from ckpttools.run import execution
+from ckpttools.run import doing, execution
 
-MAKE = execution.run_task
+MAKE = doing.run_task
 LEFT = [int(sys.argv[1])]
 SYNC = execution.Execution._sync
 SYNCS = [0]
@@ -33,7 +33,7 @@ def sync(execution):
     SYNCS[0] += 1
 
 
-execution.run_task = make
+doing.run_task = make
 execution.Execution._sync = sync
 execution._SYNC_SECONDS = 0.02
 main(sys.argv[2:])

@@ -406,7 +406,7 @@ def what_is_no_array(work: Path) -> None:
     refused(TypeError, "did you mean 'compression'")(
         lambda: ckpttools.save(TREE, work / "o", compresion="zstd")
     )
-    refused(UsageError, "nothing is called")(lambda: ckpttools.save(TREE, work / "o", to="torch"))
+    refused(UsageError, "`to` cannot be this", "torch")(lambda: ckpttools.save(TREE, work / "o", to="torch"))
     assert [*work.iterdir()] == []
 
 
