@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, dtype_of, patterns_of
@@ -10,19 +11,18 @@ from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option, several
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.direction import named_as
-from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, with_hub_names
+from ckpttools.maxtext.llama_names import model_alone
 from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
-from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
 # Names that are listed in a command.
 _FEW = 4
@@ -114,21 +114,15 @@ def _model_alone(tree: Tree) -> Tree:
         FormatError: there is more than a model in it, such as an optimizer's state, or its names are those of
             Meta's own code and the configuration is not of Llama.
     """
-    place = tree.metadata.place or None
-    plain = tree.pipe(unwrapped)
-    if others := patterns_of_others(plain):
-        leave = several("drop", others)
-        raise FormatError(
-            "there is more than a model in it, which nothing that loads quantised models reads",
-            place=place,
-            got=", ".join(others),
-            hint=f"`ckpt select SRC MODEL` with {leave} and {option('format', 'safetensors')} leaves it out",
+    leaving = f"`ckpt select SRC MODEL` with {{}} and {option('format', 'safetensors')} leaves it out"
+    hub = tree.pipe(
+        partial(
+            model_alone,
+            others="there is more than a model in it, which nothing that loads quantised models reads",
+            leaving=leaving,
+            names="nothing that loads quantised models knows these names",
         )
-    hub = plain.pipe(with_hub_names)
-    if has_llama_names(map(dotted, hub.arrays)):
-        raise FormatError(
-            "nothing that loads quantised models knows these names", place=place, hint=OF_OTHER_MODELS
-        )
+    )
     refuse_quantized(hub, by_config=True)
     _refuse_strangers(hub)
     return hub

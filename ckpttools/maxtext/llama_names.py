@@ -77,27 +77,43 @@ class NamedByHub:
                 code, and its configuration is missing or not of Llama.
             CheckpointError: the sizes of the configuration are not those of the arrays.
         """
-        place = tree.metadata.place or None
         if view_of(tree).is_maxtext:
             raise FormatError(
                 "these are names of MaxText",
-                place=place,
+                place=tree.metadata.place or None,
                 hint="ckpt convert maxtext-to-hf SRC DST knows them",
             )
-        plain = unwrapped(tree)
-        if others := patterns_of_others(plain.tree):
-            leave = several("drop", others)
-            raise FormatError(
-                "there is more than a model in it, of which the hub has no names",
-                place=place,
-                got=", ".join(others),
-                hint=f"{leave} leaves it out",
-            )
-        made = with_hub_names(plain.tree)
-        if has_llama_names(map(dotted, made.tree.arrays)):
-            hint = OF_OTHER_MODELS if tree.metadata.config else "copy config.json of the model beside it"
-            raise FormatError("which names the hub has for these is not known", place=place, hint=hint)
-        return Transformed(made.tree, plain.notes + made.notes)
+        return model_alone(
+            tree,
+            others="there is more than a model in it, of which the hub has no names",
+            leaving="{} leaves it out",
+            names="which names the hub has for these is not known",
+        )
+
+
+def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
+    """A model as any trainer of PyTorch leaves it, under the names of the hub, with nothing beside it.
+
+    Args:
+        tree: the model.
+        others: what to say where there is more in it.
+        leaving: the next step then, with {} for options that leave it out.
+        names: what to say of names of Meta's own code where they stay.
+
+    Raises:
+        FormatError: either.
+        CheckpointError: the sizes of the configuration are not those of the arrays.
+    """
+    place = tree.metadata.place or None
+    plain = unwrapped(tree)
+    if found := patterns_of_others(plain.tree):
+        hint = leaving.format(several("drop", found))
+        raise FormatError(others, place=place, got=", ".join(found), hint=hint)
+    made = with_hub_names(plain.tree)
+    if has_llama_names(map(dotted, made.tree.arrays)):
+        hint = OF_OTHER_MODELS if tree.metadata.config else "copy config.json of the model beside it"
+        raise FormatError(names, place=place, hint=hint)
+    return Transformed(made.tree, plain.notes + made.notes)
 
 
 def told_of_names(tree: Tree) -> Transformed:

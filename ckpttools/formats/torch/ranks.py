@@ -191,8 +191,9 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int], o
     return Tree({at: leaf for at, leaf in whole.leaves.items() if at != ()}, metadata)
 
 
-def _unlike(path: Place, twins: Sequence[Twins], options: ReadOptions) -> tuple[list[str], Notes]:
-    """How processes differ in what several have, and what to say where the user decided whose is taken."""
+def _unlike(path: Place, twins: Sequence[Twins], options: ReadOptions) -> tuple[dict[str, int], Notes]:
+    """How processes differ in what several have, with one that has it; and what to say where the user decided
+    whose is taken."""
     problems = at_once(path.store, Twins.problem, twins)
     found = [(each, problem) for each, problem in zip(twins, problems, strict=True) if problem]
     taken: dict[int, dict[str, None]] = {}
@@ -204,7 +205,7 @@ def _unlike(path: Place, twins: Sequence[Twins], options: ReadOptions) -> tuple[
         for rank, names in taken.items()
         if rank in options.prefer_rank
     )
-    unlike = [problem for each, problem in found if each.ranks[0] not in options.prefer_rank]
+    unlike = {problem: each.ranks[0] for each, problem in found if each.ranks[0] not in options.prefer_rank}
     return unlike, Notes(remarks=tuple(remarks))
 
 
@@ -249,10 +250,11 @@ def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
 
 
 def _refuse(
-    path: Place, count: int, missing: Sequence[int], wrong: Sequence[str], unlike: Sequence[str]
+    path: Place, count: int, missing: Sequence[int], wrong: Sequence[str], unlike: Mapping[str, int]
 ) -> NoReturn:
     lacking = f"; {len(missing)} others are missing, the first of rank {missing[0]}" if missing else ""
-    chosen = f"; where process 0 is known to be right, {option('prefer_rank', 0)} takes its numbers"
+    owner = next(iter(unlike.values()), 0)
+    chosen = f"; where process {owner} is known to be right, {option('prefer_rank', owner)} takes its numbers"
     raise FormatError(
         f"tensors cannot be put together from the files of {count} processes{lacking}:"
         + listing([*wrong, *unlike]),
