@@ -212,6 +212,7 @@ def test_safetensors_in_names_of_the_hub(tmp_path):
         "are read of models with model_type llama": alone.with_metadata(config={"model_type": "qwen3"}),
         "copy config.json": alone.with_metadata(config=None),
         "names of MaxText": to_maxtext(alone, ToMaxText()).state,
+        "are here behind policy": open_tree(TRAINERS / "open-instruct"),
     }
     for message, tree in refused.items():
         with pytest.raises(FormatError, match=message):

@@ -14,6 +14,7 @@ from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option, several
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
+from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.rename import Remap, Rule
@@ -73,8 +74,8 @@ class NamedByHub:
         """The tree; as it is where it has these names.
 
         Raises:
-            FormatError: it is MaxText's; there is more than a model in it; its names are those of Meta's own
-                code, and its configuration is missing or not of Llama.
+            FormatError: it is MaxText's; there is more than a model in it; its names are behind a prefix, or
+                those of Meta's own code, and its configuration is missing or not of Llama.
             CheckpointError: the sizes of the configuration are not those of the arrays.
         """
         if view_of(tree).is_maxtext:
@@ -83,12 +84,21 @@ class NamedByHub:
                 place=tree.metadata.place or None,
                 hint="ckpt convert maxtext-to-hf SRC DST knows them",
             )
-        return model_alone(
+        made = model_alone(
             tree,
             others="there is more than a model in it, of which the hub has no names",
             leaving="{} leaves it out",
             names="which names the hub has for these is not known",
         )
+        found = strangers_in(made.tree)
+        if found is not None and found.prefixes:
+            raise FormatError(
+                f"the names that the hub has are here behind {' or '.join(found.prefixes)}",
+                place=tree.metadata.place or None,
+                wanted=f"names of the family {found.family}",
+                hint=below(found.prefixes),
+            )
+        return made
 
 
 def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
