@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
-from support.torch_files import save
+from support.torch_files import archived, save
 from support.torch_files import whole as whole_tensor
 from support.trees import lazy
 
@@ -238,6 +239,33 @@ class TestRanks:
         assert {*open_tree(tmp_path / "out")["plain"].read().tobytes()} == {2}
         assert ckpt("diff", part, tmp_path / "out", "--prefer-rank", 2).exit_code == 0
         assert "one of " in run("hash", part, "--prefer-rank", 4, code=2)
+
+    def test_the_process_to_prefer_is_one_that_has_the_tensor(self, tmp_path):
+        """Of the first stage of a pipeline there may be no tensor of its own."""
+        part = copied(RANKS, tmp_path / "c")
+        for rank in (2, 3):
+            place = part / f"model_world_size_4_rank_{rank}.pt"
+            with zipfile.ZipFile(place) as archive:
+                files = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+            storages = {
+                name.removeprefix("data/"): raw for name, raw in files.items() if name.startswith("data/")
+            }
+            (plain,) = (key for key, raw in storages.items() if len(raw) == WHOLE["model.plain"].nbytes)
+            storages[plain] = bytes([rank]) * len(storages[plain])
+            archived(place, files["data.pkl"].replace(b"plain", b"stage"), storages)
+        assert "--prefer-rank 2 takes its numbers" in run("hash", part, code=3)
+        run("convert", "to-safetensors", part, tmp_path / "out", "--prefer-rank", 2)
+        assert {*open_tree(tmp_path / "out")["stage"].read().tobytes()} == {2}
+
+    def test_a_preference_where_no_process_has_files(self, tmp_path):
+        one, other = FIXTURES / "pytorch_model.bin", FIXTURES / "pytorch_model.safetensors"
+        for call in (("hash", DCP), ("diff", one, other), ("average", one, other, tmp_path / "out")):
+            told = run(*call, "--prefer-rank", 0, code=2)
+            assert "files of each process" in told and "files model_world_size_N_rank_R.pt" in told
+        # Of two checkpoints one is enough, whichever it is.
+        for pair in itertools.permutations((RANKS, other)):
+            assert "only in A" in ckpt("diff", *pair, "--prefer-rank", 0).output
+        assert ckpt("inspect", "tree", other, "--against", RANKS, "--prefer-rank", 0).exit_code == 1
 
     def test_steps_that_are_said_beside_them(self, tmp_path):
         part = copied(RANKS, tmp_path / "c")

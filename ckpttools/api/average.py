@@ -79,8 +79,8 @@ def average(
             check_apart(place, parse(destination))
 
     def make(opening: Mapping[str, Any]) -> Tree:
-        trees = [opened(source, read_options({**opening, "step": number})) for number in chosen]
-        return how([*trees, *(opened(each, read_options(opening)) for each in others)])
+        trees = [opened(source, read_options({**opening, "step": number}), *others) for number in chosen]
+        return how([*trees, *(opened(each, read_options(opening), source, *others) for each in others)])
 
     return write_changed([], source, destination, common, make=make)
 

@@ -131,7 +131,7 @@ def diff(
         ModelOptions(family, rope_layout), None if like is None else model_at(like), padding_rows
     )
     with scanning(common) as scan:
-        trees = opened(a, scan.read), opened(b, scan.read)
+        trees = opened(a, scan.read, b), opened(b, scan.read, a)
         scan.fetch(*trees)
         of_a, of_b = side_by_side(*trees)
         both = align(of_a.tree, of_b.tree, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, Unpack
 
@@ -41,6 +42,7 @@ def quantize(
     step: int | None = None,
     max_header_bytes: Size = "100MB",
     max_index_bytes: Size = "256MiB",
+    prefer_rank: int | Sequence[int] = (),
     **writing: Unpack[Writing],
 ) -> Prepared:
     """Writes a model with quantised weights, as safetensors with a `config.json` that says how.
@@ -57,6 +59,7 @@ def quantize(
         like: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
         max_shard_size, step: as of `ckpttools.maxtext_to_hf`.
         max_header_bytes, max_index_bytes: as of `ckpttools.convert`.
+        prefer_rank: as of `ckpttools.api.sources.Opening`.
         writing: `ckpttools.api.prepared.Writing`.
 
     Raises:
@@ -69,7 +72,7 @@ def quantize(
     """
     change = Quantize(scheme, patterns_of(exclude), dtype_of(dtype))
     limits = {"max_header_bytes": max_header_bytes, "max_index_bytes": max_index_bytes}
-    read = read_options({"step": step, **limits})
+    read = read_options({"step": step, "prefer_rank": prefer_rank, **limits})
     writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)
     return prepare(
         lambda resources: _planned(source, change, like, read, resources, writer),

@@ -13,7 +13,7 @@ from ckpttools.core.budget import allowing, parse_size
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import python_number, refuse
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.registry import open_tree
+from ckpttools.formats.registry import open_tree, require_ranks
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
@@ -94,15 +94,24 @@ def part_of(said: Mapping[str, Any], group: type) -> dict[str, Any]:
     return {name: said[name] for name in group.__annotations__ if name in said}
 
 
-def opened(source: Source, read: ReadOptions | None = None) -> Tree:
+def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> Tree:
     """The source as a tree; reads headers and indexes, no array.
+
+    Args:
+        source: a path, or a tree.
+        read: how a path is opened.
+        others: what is opened in the same way: a process may be preferred that one of all has files of.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.
-        UsageError: there are options for opening, and the source is a tree that is open already.
+        UsageError: there are options for opening, and the source is a tree that is open already; a process is
+            preferred of what has no files of processes.
     """
     if not isinstance(source, Tree):
-        return open_tree(parse(source), read)
+        tree = open_tree(parse(source), read)
+        places = (parse(each) for each in (source, *others) if not isinstance(each, Tree))
+        require_ranks(read or ReadOptions(), *places)
+        return tree
     if read is not None and read not in (ReadOptions(), ReadOptions(source.metadata.step)):
         raise UsageError(
             "the source is a tree, which is open already",

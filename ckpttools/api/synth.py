@@ -100,6 +100,6 @@ def stitch(source: Source, destination: Where, *, decoder: Source, **common: Unp
 
     def make(opening: Mapping[str, Any]) -> Tree:
         read = read_options(opening)
-        return stitched(opened(source, read), opened(decoder, read))
+        return stitched(opened(source, read, decoder), opened(decoder, read, source))
 
     return write_changed([], source, destination, common, make=make)

@@ -49,7 +49,7 @@ def inspect(
     """
     with requesting(requests), counted() as traffic:
         read = read_options(reading)
-        tree = opened(source, read)
+        tree = opened(source, read, *([] if against is None else [against]))
         shardings = stored_shardings(tree) if sharding else {}
         beside = other_steps(tree)
         comparison = None if against is None else compared(tree, against, filter, read)

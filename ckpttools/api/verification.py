@@ -117,9 +117,9 @@ def verify(
     said = _Said(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
     with scanning(common) as scan:
-        tree = opened(checkpoint, scan.read)
+        tree = opened(checkpoint, scan.read, *([] if against is None else [against]))
         if against is not None:
-            other = opened(against, replace(scan.read, step=None))
+            other = opened(against, replace(scan.read, step=None), checkpoint)
             scan.fetch(tree, other)
             mine, theirs = side_by_side(tree, other)
             found = _bit_by_bit(mine.tree, theirs.tree, said, selection, scan)

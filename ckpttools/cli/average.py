@@ -12,6 +12,7 @@ from ckpttools.cli.options import (
     max_header_option,
     max_index_option,
     output_options,
+    prefer_rank_option,
     resource_options,
     together,
 )
@@ -73,6 +74,7 @@ def _numbers(value: str | None) -> list[float] | None:
 @target_options
 @max_header_option
 @max_index_option
+@prefer_rank_option
 @resource_options
 @output_options
 def average(others: tuple[Place, ...], **options: Any) -> None:

@@ -14,6 +14,7 @@ from ckpttools.cli.options import (
     max_index_option,
     output_options,
     patterns_option,
+    prefer_rank_option,
     resource_options,
     step_option,
 )
@@ -45,6 +46,7 @@ from ckpttools.formats.safetensors.format import MAX_SHARD
 @step_option
 @max_header_option
 @max_index_option
+@prefer_rank_option
 @resource_options
 @output_options
 def quantize(**options: Any) -> None:

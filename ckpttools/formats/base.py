@@ -135,6 +135,15 @@ class TellsFaults(Protocol):
 
 
 @runtime_checkable
+class PrefersRanks(Protocol):
+    """A format with files of each process: `ReadOptions.prefer_rank` says whose numbers are taken."""
+
+    @property
+    def rank_files(self) -> str:
+        """How they are called, and who writes them."""
+
+
+@runtime_checkable
 class TellsFiles(Protocol):
     """A format that knows which files are its own; without it no checkpoint of it is ever replaced."""
 

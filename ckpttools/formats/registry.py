@@ -21,6 +21,7 @@ from ckpttools.core.wording import option
 from ckpttools.formats.base import (
     Format,
     OtherSteps,
+    PrefersRanks,
     ReadOptions,
     Target,
     TellsCompanions,
@@ -97,6 +98,36 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
     raise foreign_error(path) or FormatError(
         f"{path} is not a checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
     )
+
+
+def require_ranks(options: ReadOptions, *places: Place) -> None:
+    """Refuses a preferred process where no checkpoint is of a format that has files of processes.
+
+    Args:
+        options: how all of them are opened.
+        places: where they lie; what is no checkpoint does not count.
+
+    Raises:
+        UsageError: none has.
+    """
+    if not options.prefer_rank:
+        return
+    found = [_format_at(each) for each in places]
+    if any(isinstance(each, PrefersRanks) for each in found):
+        return
+    takers = [each.rank_files for each in formats().values() if isinstance(each, PrefersRanks)]
+    raise UsageError(
+        f"{option('prefer_rank', options.prefer_rank[0])} is of checkpoints with files of each process",
+        place=places[0],
+        got=" and ".join(f"the format {each.name}" for each in found if each) or None,
+        wanted=f"files {'; '.join(takers)}",
+        hint=f"leave {option('prefer_rank')} out",
+    )
+
+
+def _format_at(path: Place) -> Format | None:
+    """The format that opens what is at a path."""
+    return next((each for each in _in_turn() if each.why_not(path) is None), None) if path.exists() else None
 
 
 def stored_shardings(tree: Tree) -> Mapping[TreePath, Sharding]:

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
+from ckpttools.core import wording
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
 from ckpttools.core.text import plural, some
-from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
@@ -35,6 +35,8 @@ _RANK = re.compile(r"model_world_size_(?P<count>\d+)_rank_(?P<rank>\d+)\.pt", re
 _BESIDE = "huggingface"
 # What both keep of the schedule of learning rates, which tells the step.
 _EXTRA = "extra_state_world_size_{count}_rank_{rank}.pt"
+_CALL = 'ckpttools.convert(SRC, DST, format="safetensors", {})'
+_COMMAND = "ckpt convert to-safetensors SRC DST {}"
 _HINT = "copy the files of all processes of one save into one directory"
 
 
@@ -44,6 +46,7 @@ class RanksFormat(ReadOnlyFormat):
 
     name: str = "torch-ranks"
     looks_for: str = "files of processes of PyTorch that are missing or do not belong together"
+    rank_files: str = "model_world_size_N_rank_R.pt, as verl and SkyRL save them"
 
     def why_not(self, path: Place) -> str | None:
         if not path.is_dir():
@@ -126,7 +129,7 @@ def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> di
     if unknown:
         raise UsageError(
             f"there is no file of process {unknown[0]}",
-            got=option("prefer_rank", unknown[0]),
+            got=wording.option("prefer_rank", unknown[0]),
             wanted=f"one of {some(list(map(str, sorted(saved))))}",
         )
     return {rank: saved[rank] for rank in dict.fromkeys((*options.prefer_rank, *saved))}
@@ -254,7 +257,12 @@ def _refuse(
 ) -> NoReturn:
     lacking = f"; {len(missing)} others are missing, the first of rank {missing[0]}" if missing else ""
     owner = next(iter(unlike.values()), 0)
-    chosen = f"; where process {owner} is known to be right, {option('prefer_rank', owner)} takes its numbers"
+    preferred = wording.option("prefer_rank", owner)
+    converted = wording.step(_CALL.format(preferred), _COMMAND.format(preferred))
+    chosen = (
+        f"; where process {owner} is known to be right, {preferred} takes its numbers: "
+        f"{converted} first, where there is no such option"
+    )
     raise FormatError(
         f"tensors cannot be put together from the files of {count} processes{lacking}:"
         + listing([*wrong, *unlike]),
