@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
 from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
+from support.trees import tree_of
 
 import ckpttools
 from ckpttools.api.next_steps import next_steps
@@ -191,6 +193,38 @@ class TestAdapters:
             assert f"ckpt adapter to-peft {path} DST --base BASE" in found.next
         assert f"ckpt adapter to-maxtext {adapter} DST --base BASE" in ckpttools.summary(adapter).next
         assert next_steps(adapter).uses[0] == f'PeftModel.from_pretrained(model, "{adapter}")'
+
+
+class TestWhatTrainersLeave:
+    def test_commands_that_are_advised_can_be_run(self, tmp_path, monkeypatch):
+        """Each makes what the next loads: the model of the hub that the trainers were given, to the bit."""
+        monkeypatch.chdir(tmp_path)
+        trainers = FIXTURES / "torch" / "trainers"
+        shutil.copytree(trainers / "torchtitan" / "step-10", "titan")
+        (tmp_path / "titan" / "config.json").unlink()
+        copied, kept, *_ = ckpttools.summary("titan").next[1:]
+        assert (copied, kept) == (
+            "cp HF_DIR/config.json titan",
+            "ckpt convert to-safetensors titan DST --strip-optimizer",
+        )
+        succeed(*shlex.split(kept)[1:])
+        assert len(ckpttools.open("DST").arrays) == 21
+        shutil.copy(trainers / "hub" / "config.json", "titan")
+        places = "titan", trainers / "fsdp" / "pytorch_model_fsdp_0", trainers / "open-instruct"
+        for number, path in enumerate(places):
+            made = [each for each in ckpttools.summary(path).next if " DST" in each]
+            assert len(made) == (1 if number == 2 else 2), made
+            for kind, command in enumerate(made):
+                out = f"{number}-{kind}"
+                succeed(*shlex.split(command.replace(" DST", f" {out}"))[1:])
+                assert ckpttools.verify(out, trainers / "hub").equal, command
+
+    def test_what_maxtext_has_no_rows_for_is_not_called_its_own(self, tmp_path):
+        """T5X calls layers as MaxText does."""
+        tree = tree_of(*(("target", "decoder", f"layers_{n}", "mlp", "wi", "kernel") for n in range(2)))
+        ckpttools.convert(tree, tmp_path / "t5x", format="zarr3")
+        assert ckpttools.inspect(tmp_path / "t5x").kind is not None
+        assert not [each for each in ckpttools.summary(tmp_path / "t5x").next if "maxtext" in each]
 
 
 def test_how_what_was_interrupted_goes_on(tmp_path):

@@ -11,6 +11,7 @@ from ckpttools.api.adapter_steps import commands
 from ckpttools.api.below import checkpoints_below
 from ckpttools.api.checked import checked
 from ckpttools.api.conversion import open as open_checkpoint
+from ckpttools.api.trainer_steps import commands as commands_of_trainers
 from ckpttools.api.tree_report import inspect
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError
@@ -20,7 +21,7 @@ from ckpttools.formats.adapters import ADAPTER, adapter_in
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.formats.orbax.hosts import hosts_at
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described
-from ckpttools.formats.registry import is_checkpoint
+from ckpttools.formats.registry import is_checkpoint, writable
 from ckpttools.inspect.tree import TreeReport
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.plan.plan_decoding import is_plan, read_plan
@@ -162,7 +163,8 @@ def _of_step(place: Place, step: Step) -> Summary:
 
 def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary:
     with unwarned(ChosenItemWarning):
-        tree = inspect(place)
+        source = open_checkpoint(place)
+        tree = inspect(source)
     folder = place if found is not None else place.parent
     path = quote(str(place))
     if tree.format != "orbax" and (folder / ADAPTER).is_file():
@@ -172,21 +174,26 @@ def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary
         return Summary(str(place), "a LoRA adapter of MaxText's", tree=tree, next=next)
     what = {OrbaxItem: "an item", Step: "a step"}.get(type(found), "a file" if found is None else "a model")
     whose = f" of {tree.families[0].name}" if tree.families else ""
-    return Summary(str(place), f"{what}{whose}, {tree.format}", tree=tree, next=tuple(_next(path, tree)))
+    return Summary(
+        str(place), f"{what}{whose}, {tree.format}", tree=tree, next=tuple(_next(place, tree, source))
+    )
 
 
-def _next(path: str, tree: TreeReport) -> Iterator[str]:
+def _next(place: Place, tree: TreeReport, source: Tree) -> Iterator[str]:
+    path, is_written, made = quote(str(place)), tree.format in writable(), list[str]()
     yield f"ckpt inspect tree {path}"
-    if tree.kind is not None:
+    if tree.kind is not None and tree.families:
         if tree.optimizer is not None:
-            yield f"ckpt strip-optimizer {path} DST"
+            yield f"ckpt strip-optimizer {path} DST" + ("" if is_written else " --to orbax")
         is_described = any(each.rpartition("/")[2] == CONFIG for each in tree.companions)
         yield from _of_maxtext(path, is_described=is_described)
     elif tree.families and tree.format != "orbax":
         yield f"ckpt convert hf-to-maxtext {path} DST"
         yield f"ckpt maxtext-config {path}"
     else:
-        yield f"ckpt inspect stats {path}"
-    if tree.format not in ("orbax", "safetensors", "zarr3"):
-        yield f"ckpt convert to-safetensors {path} DST"
+        made = list(commands_of_trainers(source, place))
+        yield from made or [f"ckpt inspect stats {path}"]
+    if not is_written and not any(each.startswith("ckpt") for each in made):
+        alone = " --strip-optimizer" if "optimizer" in tree.roles else ""
+        yield f"ckpt convert to-safetensors {path} DST{alone}"
     yield f"ckpt doctor {path}"

@@ -1,0 +1,46 @@
+"""Which commands go on from a model as a trainer of PyTorch left it: behind keys, with state beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from shlex import quote
+
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.wording import flag
+from ckpttools.families.registry import families
+from ckpttools.maxtext.llama_names import has_llama_names, on_hub
+from ckpttools.maxtext.recognition import guess_families, strangers_in
+from ckpttools.stores.place import Place
+from ckpttools.transforms.unwrapped import patterns_of_others
+
+# Patterns of what lies beside a model's weights that fit into a command.
+_FEW = 4
+
+
+def commands(tree: Tree, place: Place) -> Iterator[str]:
+    """Commands that make a model of a checkpoint; none where its names are those of no known model.
+
+    Args:
+        tree: whose names are neither MaxText's nor the hub's as they are.
+        place: where it lies.
+    """
+    beside, path = patterns_of_others(tree), quote(str(place))
+    if len(beside) > _FEW:
+        return
+    hub = on_hub(tree, tree.metadata.config).tree
+    leaves = {at: a for at, a in hub.arrays.items() if not any(fnmatchcase(dotted(at), p) for p in beside)}
+    weights = Tree(leaves, hub.metadata)
+    is_llama = has_llama_names(map(dotted, leaves))
+    found = strangers_in(weights)
+    if found is not None and found.prefixes:
+        yield from (f"ckpt select {path} DST --prefix {each} --to safetensors" for each in found.prefixes)
+    elif not is_llama and not guess_families(weights, families().values()):
+        return
+    elif tree.metadata.config is None:
+        if place.store.scheme == "file":
+            yield f"cp HF_DIR/config.json {quote(str(place if place.is_dir() else place.parent))}"
+    elif not is_llama:
+        drop = "".join(f" {flag('drop', repr(each))}" for each in beside)
+        yield f"ckpt convert hf-to-maxtext {path} DST{drop}"
+        yield f"ckpt convert to-safetensors {path} DST {flag('names', 'hub')}{drop}"
