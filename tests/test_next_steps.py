@@ -219,12 +219,24 @@ class TestWhatTrainersLeave:
                 succeed(*shlex.split(command.replace(" DST", f" {out}"))[1:])
                 assert ckpttools.verify(out, trainers / "hub").equal, command
 
+    @pytest.mark.parametrize("sides", [(0, 1), (1, 0)])
+    def test_verify_says_what_goes_first_where_names_differ(self, sides, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        hub, titan = (FIXTURES / "torch" / "trainers" / name for name in ("hub", "torchtitan/step-10"))
+        shutil.copytree(titan, "bare", ignore=shutil.ignore_patterns("config.json"))
+        pairs = [[(hub, each)[side] for side in sides] for each in (titan, "bare")]
+        (said,), (without,) = (ckpttools.verify(*pair).hints for pair in pairs)
+        command = f"`ckpt convert to-safetensors {titan} DST --names hub --drop 'optimizer.*' --drop"
+        assert "no array has the same name" in said and command in said
+        assert "`cp HF_DIR/config.json bare`, then `ckpt bare`" in without
+        assert not ckpttools.verify(hub, hub, filter="*norm*").hints
+
     def test_what_maxtext_has_no_rows_for_is_not_called_its_own(self, tmp_path):
         """T5X calls layers as MaxText does."""
         tree = tree_of(*(("target", "decoder", f"layers_{n}", "mlp", "wi", "kernel") for n in range(2)))
         ckpttools.convert(tree, tmp_path / "t5x", format="zarr3")
         assert ckpttools.inspect(tmp_path / "t5x").kind is not None
-        assert not [each for each in ckpttools.summary(tmp_path / "t5x").next if "maxtext" in each]
+        assert not [each for each in ckpttools.summary(tmp_path / "t5x").next if "maxtext-" in each]
 
 
 def test_how_what_was_interrupted_goes_on(tmp_path):

@@ -11,11 +11,26 @@ from ckpttools.core.wording import flag
 from ckpttools.families.registry import families
 from ckpttools.maxtext.llama_names import has_llama_names, on_hub
 from ckpttools.maxtext.recognition import guess_families, strangers_in
+from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 from ckpttools.transforms.unwrapped import patterns_of_others
 
 # Patterns of what lies beside a model's weights that fit into a command.
 _FEW = 4
+
+
+def names_of_hub(*trees: Tree) -> str | None:
+    """What gives the first checkpoint with a trainer's names those of the hub; None where none has."""
+    for tree in trees:
+        is_known = view_of(tree).is_maxtext or guess_families(tree, families().values())
+        made = [] if is_known or not tree.metadata.place else list(commands(tree, parse(tree.metadata.place)))
+        if made:
+            then = (
+                "" if made[-1].startswith("ckpt") else f", then `ckpt {quote(tree.metadata.place)}` says how"
+            )
+            return f"names of the hub, which can be compared, come of `{made[-1]}`{then}"
+    return None
 
 
 def commands(tree: Tree, place: Place) -> Iterator[str]:

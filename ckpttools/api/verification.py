@@ -173,7 +173,20 @@ def _bit_by_bit(
     found = compare(both, memory=scan.memory, jobs=scan.jobs, observe=scan.observer(total))
     remarks = tuple(each.text for each in both.remarks)
     made = _verification(tree, source.metadata.place, both.a, found, remarks)
-    return replace(made, hints=after_verify(found, both))
+    hints = after_verify(found, both)
+    if found and not hints and not (both.a.keys() & both.b.keys()):
+        hints = _of_names(tree, source)
+    return replace(made, hints=hints)
+
+
+def _of_names(tree: Tree, source: Tree) -> tuple[str, ...]:
+    from ckpttools.api.trainer_steps import names_of_hub
+
+    way = (
+        names_of_hub(source, tree)
+        or "`ckpt diff SRC DST` knows more names, and `ckpt remap` renames by rules"
+    )
+    return (f"no array has the same name on both sides: {way}",)
 
 
 def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:

@@ -25,6 +25,10 @@ _RULES = (
     *(Rule(*each) for each in RENAMED),
     *(Rule(name, hub, optional=True) for name, hub in OPTIONAL),
 )
+_CONFIG_BESIDE = (
+    "copy the model's config.json beside it (cp HF_DIR/config.json DIR); where nothing can be written there, "
+    "convert it with the names that it has, copy config.json into that directory, and convert it once more"
+)
 # Dictionaries that a trainer has beside a model's: looking for names in more takes time.
 _MOST_BESIDE = 32
 OF_OTHER_MODELS = (
@@ -121,7 +125,7 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
         raise FormatError(others, place=place, got=", ".join(found), hint=hint)
     made = with_hub_names(plain.tree)
     if has_llama_names(map(dotted, made.tree.arrays)):
-        hint = OF_OTHER_MODELS if tree.metadata.config else "copy config.json of the model beside it"
+        hint = OF_OTHER_MODELS if tree.metadata.config else _CONFIG_BESIDE
         raise FormatError(names, place=place, hint=hint)
     return Transformed(made.tree, plain.notes + made.notes)
 
