@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from inspect import signature
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from support.places import HF, ROOT
 from support.stored_trees import contents
 
 import ckpttools
-from ckpttools.api.sources import read_options
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, MemoryBudgetError, UsageError
 from ckpttools.core.wording import as_flags, flag, option, quoted, several
@@ -173,8 +173,8 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path):
         "nothing to select by": lambda: ckpttools.select(HF, out),
         "nothing to cast to": lambda: ckpttools.cast(HF, out),
         "unknown dtype": lambda: ckpttools.hf_to_maxtext(HF, out, dtype="bfloat17"),
-        "is not a size": lambda: ckpttools.hf_to_maxtext(HF, out, memory="lots"),
-        "more than nothing": lambda: ckpttools.hf_to_maxtext(HF, out, memory=0),
+        "`memory` cannot be this": lambda: ckpttools.hf_to_maxtext(HF, out, memory="lots"),
+        "bytes from 1 on": lambda: ckpttools.hf_to_maxtext(HF, out, memory=0),
         "unknown compression": lambda: ckpttools.convert(HF, out, format="orbax", compression="zip"),
         "is not stored with these options": lambda: ckpttools.convert(HF, out, format="zarr3", item="x"),
         "npz cannot be written": lambda: ckpttools.convert(HF, out, format="npz"),
@@ -238,13 +238,15 @@ def test_an_option_is_spelled_as_whoever_reads_it_writes_it():
     assert several("drop", ["a.*", "b"]) == 'drop=["a.*", "b"]' and several("drop", ["b"]) == 'drop="b"'
 
 
-def test_options_for_reading_are_numbers_of_numpy_as_well_also_where_a_call_hands_them_on():
-    said = read_options({"prefer_rank": np.int64(1), "max_header_bytes": np.int64(10**7)})
-    assert (said.prefer_rank, said.max_header_bytes) == ((1,), 10**7)
-    assert read_options({"prefer_rank": np.array([1, 0])}).prefer_rank == (1, 0)
-    for wrong in ("0", True, [0.5]):
-        with pytest.raises(UsageError, match="prefer_rank"):
-            read_options({"prefer_rank": wrong})
+@pytest.mark.parametrize("call", ["convert", "transform"])
+def test_options_that_a_call_hands_on_are_checked_as_its_own(tmp_path, call):
+    changes = {"transforms": []} if call == "transform" else {}
+    hand_on = partial(getattr(ckpttools, call).plan, HF, tmp_path / "out", **changes)
+    made = hand_on(prefer_rank=np.array([1, 0]), max_header_bytes=np.int64(10**7), jobs=np.int64(1))
+    assert made.conversion.jobs == 1
+    for said in ({"prefer_rank": [0.5]}, {"overwrite": "no"}, {"with_optimizer": "yes"}, {"jobs": "4"}):
+        with pytest.raises(UsageError, match=f"^`{next(iter(said))}` cannot be this"):
+            hand_on(**said)
 
 
 def test_the_package_is_imported_without_what_its_calls_need():

@@ -251,6 +251,12 @@ def test_what_has_no_mean_is_refused(models, tmp_path, words, code, said):
     assert said in " ".join(output.split()) and not (tmp_path / "out").exists()
 
 
+def test_a_step_counts_once_however_it_is_named(models, tmp_path):
+    for steps in ([1000, 1000], [2000, 1000], "1000,1000"):
+        with pytest.raises(UsageError, match="steps are named once each"):
+            ckpttools.average(models / "run", tmp_path / "out", steps=steps)
+
+
 QUANTISED = [
     lambda rng: fp8_blocks(rng, (24, 16), (8, 8)),
     lambda rng: fp8_rows(rng, (24, 16)),

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 import ckpttools
 from ckpttools.api.arguments import Patterns, Size
-from ckpttools.api.checked import checked, kinds_of
 from ckpttools.array.tree import Tree
 from ckpttools.cli.declared import declared, made
 from ckpttools.core.budget import parse_size
+from ckpttools.core.checked import checked, kinds_of
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError, MappingError, UsageError
 from ckpttools.core.options import Option, parsed
@@ -112,8 +112,8 @@ def test_what_is_natural_in_python_is_taken():
         ("share", True, "a number"),
         ("dtype", float, "a dtype or text or None"),
         ("kind", "c", '"a" or "b" or None'),
-        ("paths", b"a", "a list of text or a path"),
-        ("steps", "12", "a list of a whole number"),
+        ("paths", b"a", "a list of text or paths"),
+        ("steps", "12", "a list of whole numbers"),
         ("named", ["float32"], "a dictionary or None"),
         ("jobs", 0, "a whole number from 1 on or None"),
     ],
@@ -122,6 +122,34 @@ def test_what_would_be_taken_for_something_else_is_refused(name, value, wanted):
     with pytest.raises(UsageError) as refused:
         called(**{name: value})
     assert (refused.value.got, refused.value.wanted) == (repr(value), wanted)
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "wanted"),
+    [
+        (ckpttools.ToMaxText, {"scan": "no"}, "True or False"),
+        (ckpttools.ToHuggingFace, {"maxtext_config": (1,)}, "a list of text"),
+        (ckpttools.ModelOptions, {"tied": False}, "text or None"),
+        (ckpttools.StripOptimizer, {"drop": 3}, "a list of text"),
+        (ckpttools.StackLayers, {"axis": True}, "a whole number"),
+        (ckpttools.UnstackLayers, {"axis": "1"}, "a whole number or None"),
+        (ckpttools.ForceUnroll, {"flavour": "jax"}, '"same" or "linen" or "nnx"'),
+        (ckpttools.Select, {"prefix": None}, "text"),
+        (ckpttools.CastTo, {"dtype": float}, "a dtype or text"),
+        (ckpttools.CastMap, {"dtypes": ["bfloat16"]}, "a dictionary"),
+        (ckpttools.Resources, {"jobs": 0}, "a whole number from 1 on or None"),
+    ],
+)
+def test_options_that_are_an_object_are_checked_as_those_of_calls(make, said, wanted):
+    with pytest.raises(UsageError, match=rf"^`{next(iter(said))}` cannot be this") as refused:
+        make(**said)
+    assert refused.value.wanted == wanted
+
+
+def test_one_where_several_are_wanted_is_a_list_of_one():
+    assert ckpttools.Select("params/*").keep == ("params/*",)
+    with pytest.raises(TypeError, match=r"^Select\(\) got .* 'kep': did you mean 'keep'"):
+        ckpttools.Select(kep="params/*")
 
 
 def test_chunks_are_text_or_shapes_by_pattern():

@@ -237,7 +237,7 @@ class TestWhatCannotBeMeant:
         [
             ({"mtbf_all": "6h"}, "some of the failures"),
             ({"mtbf": "6h", "mtbf_all": "1h"}, "no more frequent"),
-            ({"local_bandwidth": 0}, "more than nothing"),
+            ({"local_bandwidth": 0}, "`local_bandwidth` cannot be this"),
             ({"settings": ["base.yml"]}, "no setting"),
             ({"mtbf": "6h", "plot": "hf/llama/config.json"}, "no name of an image"),
         ],

@@ -102,7 +102,7 @@ def _numbers(
         if len(found) < last or last < 1:
             raise UsageError(f"{source} has not so many finished steps", got=len(found), wanted=last)
         return found
-    chosen = steps_of(source, steps) if isinstance(steps, str) else tuple(steps or ())
+    chosen = steps_of(source, steps or ())
     if not chosen:
         raise UsageError("no steps are named", got=repr(steps))
     return chosen

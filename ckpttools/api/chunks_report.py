@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from ckpttools.api.checked import checked
 from ckpttools.api.mesh_gain import rule_specs
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree, keystr
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import storage_of

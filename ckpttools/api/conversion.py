@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ckpttools.api.checked import checked
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked, checked_options
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import open_tree
@@ -21,6 +21,7 @@ from ckpttools.stores.registry import Where, parse
 DEFAULT_MEMORY = 1 << 30
 
 
+@checked_options
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What a conversion may use.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttools.api.checked import checked
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.model import CONFIG

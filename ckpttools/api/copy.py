@@ -15,8 +15,9 @@ from ckpttools.copying.prepared import Effort, PreparedCopy
 from ckpttools.copying.selection import selected
 from ckpttools.copying.target import CopyTarget
 from ckpttools.copying.whole import check_whole
-from ckpttools.core.budget import allowing, parse_size
+from ckpttools.core.budget import allowing
 from ckpttools.core.errors import UsageError
+from ckpttools.core.options import size_of
 from ckpttools.core.wording import option
 from ckpttools.run.apart import check_apart
 from ckpttools.stores.at_once import at_once
@@ -73,7 +74,7 @@ def copy(
     check_apart(read, written)
     if latest is not None and latest < 1:
         raise UsageError(f"{option('latest', latest)} means no step", wanted="1 or more")
-    resources = Resources(parse_size(memory), jobs, destination=written, requests=requests)
+    resources = Resources(size_of("memory", memory), jobs, destination=written, requests=requests)
     with allowing(resources.memory), requesting(requests):
         selection, target = selected(read, tuple(steps), latest), CopyTarget(written, overwrite, optimizer_in)
         there = target.found(selection, verify=verify)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpttools.api.checked import checked
 from ckpttools.api.sources import Source, place_of, read_options
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.doctor.examine import Diagnosis, examine, mend
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from ckpttools.api.checked import checked
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -23,6 +22,7 @@ from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.hints import after_diff
 from ckpttools.compare.padding import without_padding
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option
 from ckpttools.digest.pairing import Pairing, Remark, Side

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from ckpttools.api.checked import checked
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import (
     Scanning,
@@ -17,6 +16,7 @@ from ckpttools.api.sources import (
 )
 from ckpttools.api.verification import conversion_options
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option

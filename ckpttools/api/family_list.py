@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttools.api.checked import checked
+from ckpttools.core.checked import checked
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families as known_families
 from ckpttools.families.registry import family_called

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, Storing, float_dtype_of, patterns_of, text_of
-from ckpttools.api.checked import checked
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked
 from ckpttools.core.dtypes import DType
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.origin import with_origin

@@ -11,9 +11,10 @@ from ckpttools.api.load_conversion import Converting, converted, next_step
 from ckpttools.api.prepared import command
 from ckpttools.api.sources import DEFAULT_MEMORY, Opening, Source, opened, part_of, read_options
 from ckpttools.array.fingerprint import sources
-from ckpttools.core.budget import allowing, parse_size
+from ckpttools.core.budget import allowing
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
+from ckpttools.core.options import size_of
 from ckpttools.core.wording import option
 from ckpttools.sharding.load_progress import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
@@ -175,7 +176,7 @@ def load(
     values = (rope_layout, tied, padding_rows)
     said = Converting(scan, scan_axis, pad_vocab, text_of(family), model, *values, text_only or None)
     said.check(to)
-    memory = parse_size(loading.get("memory", DEFAULT_MEMORY))
+    memory = size_of("memory", loading.get("memory", DEFAULT_MEMORY))
     wanted = _tree_of(shardings) if like is None else like
     template = None if wanted is None else template_of(wanted)
     leaves = () if template is None else template.leaves

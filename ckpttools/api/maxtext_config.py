@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from ckpttools.api.arguments import text_of
-from ckpttools.api.checked import checked
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from ckpttools.api.arguments import Size, float_dtype_of, text_of
-from ckpttools.api.checked import checked
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.array.tree import Tree, by_name
+from ckpttools.core.checked import checked
 from ckpttools.core.dtypes import DType
 from ckpttools.formats.base import Writer
 from ckpttools.formats.origin import with_origin

@@ -8,12 +8,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from ckpttools.api.checked import checked
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import check_unpublished, published_at
 from ckpttools.api.replanning import replanned
-from ckpttools.core.budget import base_bytes, does_not_fit, parse_size
+from ckpttools.core.budget import base_bytes, does_not_fit
+from ckpttools.core.checked import checked
+from ckpttools.core.options import size_of
 from ckpttools.core.wording import as_planned
 from ckpttools.plan.dealing import Part, dealt, parse_part
 from ckpttools.plan.engines import part_here
@@ -74,7 +75,7 @@ def run_part(
         CheckpointError: of any kind; what was done stays.
     """
     which = part_here(parts) if part is None else parse_part(part) if isinstance(part, str) else part
-    allowed = None if memory is None else parse_size(memory)
+    allowed = None if memory is None else size_of("memory", memory)
     with as_planned():
         return part_done(
             opened_plan(plan), which, Relocation.of(root), allowed, jobs, observe=observe, prepared=prepared

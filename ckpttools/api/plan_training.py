@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Unpack
 
 from ckpttools.api.arguments import Size
-from ckpttools.api.checked import checked
 from ckpttools.api.host_bytes import TrainingState, host_bytes
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.api.training_plot import check_plot, draw
 from ckpttools.array.tree import Tree
-from ckpttools.core.budget import parse_size
+from ckpttools.core.checked import checked
 from ckpttools.core.duration import parse_duration
 from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.options import size_of
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.config.back import config_of_settings
@@ -110,8 +110,8 @@ def plan_training(
     chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
     size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
     # Of emergency and multi-tier checkpoints one slice writes to storage, each host its share.
-    to_storage = state.nbytes / hosts / parse_size(persistent_bandwidth)
-    writes = share.nbytes / parse_size(local_bandwidth), to_storage
+    to_storage = state.nbytes / hosts / size_of("persistent_bandwidth", persistent_bandwidth)
+    writes = share.nbytes / size_of("local_bandwidth", local_bandwidth), to_storage
     tiers = _tiers(chosen, (local_save, persistent_save), writes, (mtbf, mtbf_all))
     intervals = _intervals(tiers, chosen, _seconds("step_time", step_time), words)
     saving = _saving(chosen, intervals, words, keep, total_steps)

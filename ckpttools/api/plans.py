@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ckpttools.api.checked import checked
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import marks_of
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import DestinationExistsError, FormatError, UsageError
 from ckpttools.core.text import plural
 from ckpttools.core.version import __version__

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.calls import Call
-from ckpttools.api.checked import checked
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
 from ckpttools.api.sources import Source, place_of
-from ckpttools.core.budget import allowing, parse_size, size_text
-from ckpttools.core.errors import UsageError, near_names
+from ckpttools.core.budget import allowing, size_text
+from ckpttools.core.checked import Named, checked
+from ckpttools.core.errors import UsageError
+from ckpttools.core.options import size_of
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.plan.plan import Plan
@@ -194,7 +195,7 @@ def prepare(
         digests.check_manifest_name(written, overwrite=overwrite)
     base = str(parse(like)) if like is not None and model_card else ""
     place = shared(place, RepositoryOptions(public, model_card, base))
-    resources = Resources(parse_size(memory), jobs, written is not None, place, requests)
+    resources = Resources(size_of("memory", memory), jobs, written is not None, place, requests)
     with allowing(resources.memory), requesting(requests):
         conversion = plan(resources)
     return Prepared(conversion, place, overwrite, written, observe, command, download)
@@ -223,13 +224,6 @@ class Runs(Protocol[Done_co]):
 
     def run(self) -> Done_co:
         """Carries it out."""
-
-
-class Named(Protocol):
-    """What a keyword argument is called."""
-
-    @property
-    def name(self) -> str: ...
 
 
 class Command(Protocol[P, Made_co]):
@@ -264,14 +258,10 @@ def command(
     """
 
     def make(plan: Callable[P, Made]) -> Command[P, Made]:
-        own, plan = signature(plan), checked(plan)
-        named = [each.name for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        known = [*named, *(name for group in groups for name in group.__annotations__)]
+        own, plan = signature(plan), checked(plan, *groups, more=more)
 
         @wraps(plan)
         def planned(*args: P.args, **options: P.kwargs) -> Made:
-            if unknown := options.keys() - known:
-                _check_names(plan.__name__, unknown, [*known, *(each.name for each in more())])
             return _remembering(plan, own)(*args, **options)
 
         @wraps(plan)
@@ -306,11 +296,3 @@ def _remembering(plan: Callable[P, Made], own: Signature) -> Callable[P, Made]:
 
 def _model(where: object) -> object:
     return model_at(where) if isinstance(where, str) else where
-
-
-def _check_names(call: str, options: Iterable[str], known: list[str]) -> None:
-    for name in options:
-        if name not in known:
-            near = near_names(name, known, 1)
-            more = f": did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{more}")

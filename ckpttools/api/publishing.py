@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ckpttools.api.checked import checked
 from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import PublishedPlan, check_unpublished, note_published, published_at
 from ckpttools.api.replanning import replanned
 from ckpttools.api.standing import PlanStatus, plan_status
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError
 from ckpttools.core.wording import as_planned, option
 from ckpttools.plan.plan_file import PlanFile

@@ -17,9 +17,9 @@ from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, keystr
-from ckpttools.core.budget import parse_size
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Notes
+from ckpttools.core.options import size_of
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
@@ -107,7 +107,7 @@ def reshard(
     how = {name: common[name] for name in common if name not in {**opening, **writing}}  # type: ignore[literal-required]
     _check(how)
     devices, made = parse_mesh(mesh), rules_of(rules)
-    most = None if subchunks is None else parse_size(subchunks)
+    most = None if subchunks is None else size_of("subchunks", subchunks)
     reading = read_options(opening)
     asked: list[AppliedRules] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpttools.api.checked import checked
+from ckpttools.core.checked import checked
 from ckpttools.maxtext.loading.command import ParsedCommand, merged, parsed
 from ckpttools.maxtext.loading.configuration import settings_of
 from ckpttools.maxtext.loading.report import Resolution

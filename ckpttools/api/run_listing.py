@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttools.api.checked import checked
+from ckpttools.core.checked import checked
 from ckpttools.runs.listing import RunListing, listed, looked_at, run_at
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where, parse

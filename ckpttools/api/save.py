@@ -8,14 +8,14 @@ from inspect import Parameter, signature
 from typing import Any, Literal
 
 from ckpttools.api.arguments import Size
-from ckpttools.api.checked import checked
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import part_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
-from ckpttools.core.budget import parse_size
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
+from ckpttools.core.options import size_of
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.model_files import ModelFiles
@@ -168,7 +168,7 @@ def save_async(
     def plan() -> tuple[PreparedSave, int | None]:
         prepared = save.plan(tree, destination, format, **options)
         prepared.check_for(processes)
-        return prepared, None if host_memory is None else parse_size(host_memory)
+        return prepared, None if host_memory is None else size_of("host_memory", host_memory)
 
     prepared, allowed = plan() if processes is None else processes.done("planned", plan)
     together = None if processes is None else prepared.together(processes)

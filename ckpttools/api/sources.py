@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
-from ckpttools.core.budget import allowing, parse_size
+from ckpttools.core.budget import allowing
 from ckpttools.core.errors import UsageError
-from ckpttools.core.options import python_number, refuse
+from ckpttools.core.options import size_of
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree, require_ranks
 from ckpttools.stores.fetching import fetch
@@ -26,6 +26,7 @@ Observe = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes to read in all; the first call has 0."""
 
 DEFAULT_MEMORY = "1GiB"
+_SIZES = ("max_header_bytes", "max_index_bytes")
 _RESOURCES = ("memory", "jobs", "requests", "observe", "download")
 
 
@@ -71,22 +72,10 @@ def read_options(said: Mapping[str, Any]) -> ReadOptions:
     """The options of `Opening`.
 
     Raises:
-        TypeError: there is an unknown option.
         UsageError: a text is not a size.
     """
-    numbers = {name: python_number(value) for name, value in said.items()}
-    sizes = {
-        name: parse_size(numbers[name]) for name in ("max_header_bytes", "max_index_bytes") if name in said
-    }
-    return ReadOptions(**{**numbers, **sizes, "prefer_rank": _ranks(said.get("prefer_rank", ()))})
-
-
-def _ranks(said: object) -> tuple[int, ...]:
-    several = said if isinstance(said, Iterable) and not isinstance(said, str) else (said,)
-    ranks = tuple(map(python_number, several))
-    if not all(type(each) is int for each in ranks):
-        refuse("prefer_rank", said, "a whole number or several")
-    return ranks
+    sizes = {name: size_of(name, said[name]) for name in _SIZES if name in said}
+    return ReadOptions(**{**said, **sizes})
 
 
 def part_of(said: Mapping[str, Any], group: type) -> dict[str, Any]:
@@ -182,10 +171,9 @@ def scanning(said: Scanning) -> Iterator[ScanSettings]:
     """How elements are read; what is opened inside the `with` counts towards the memory.
 
     Raises:
-        TypeError: something else is said.
-        UsageError: a text is no size.
+        UsageError: a text is not a size.
     """
     opening = {name: value for name, value in said.items() if name not in _RESOURCES}
-    memory, download = parse_size(said.get("memory", DEFAULT_MEMORY)), said.get("download", False)
+    memory, download = size_of("memory", said.get("memory", DEFAULT_MEMORY)), said.get("download", False)
     with allowing(memory), requesting(said.get("requests")):
         yield ScanSettings(memory, said.get("jobs"), said.get("observe"), read_options(opening), download)

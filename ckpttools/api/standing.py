@@ -10,10 +10,10 @@ from functools import partial
 from itertools import pairwise
 from statistics import median
 
-from ckpttools.api.checked import checked
 from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, destination_of, opened_plan
 from ckpttools.api.published import PublishedPlan, is_new, published_at
+from ckpttools.core.checked import checked
 from ckpttools.core.text import plural
 from ckpttools.plan.dealing import Part, dealt
 from ckpttools.plan.plan_file import PlanFile

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from ckpttools.api.checked import checked
 from ckpttools.api.sources import (
     Scanning,
     Source,
     opened,
     scanning,
 )
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.inspect.stats import ArrayStats, StatsReport, inspect_stats, matching
 from ckpttools.transforms.as_numbers import as_numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ckpttools.core.errors import UsageError
@@ -11,18 +11,21 @@ from ckpttools.formats.orbax.steps import OrbaxRun, described
 from ckpttools.stores.registry import Where, parse
 
 
-def steps_of(run: Where, said: str) -> tuple[int, ...]:
-    """The steps that a text names, in order.
+def steps_of(run: Where, said: str | Sequence[int]) -> tuple[int, ...]:
+    """The steps that are named, in order.
 
     Args:
         run: a run directory.
-        said: numbers and ranges with commas between: "1000", "1000..5000/500" for all of these, whether they
-            are there or not, "1000..5000", "1000.." and "..5000" for all finished steps within.
+        said: numbers; or text, numbers and ranges with commas between: "1000", "1000..5000/500" for all of
+            these, whether they are there or not, "1000..5000", "1000.." and "..5000" for all finished steps
+            within.
 
     Raises:
         UsageError: it is no such text; a range without steps in it; steps are no rising numbers.
     """
-    found = [step for part in said.split(",") for step in _steps(run, part.strip())]
+    if isinstance(said, str):
+        said = [step for part in said.split(",") for step in _steps(run, part.strip())]
+    found = list(said)
     if sorted(set(found)) != found:
         raise UsageError("steps are named once each, the first first", got=said)
     return tuple(found)

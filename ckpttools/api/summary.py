@@ -9,11 +9,11 @@ from shlex import quote
 from ckpttools.adapters.report import is_maxtext_adapter
 from ckpttools.api.adapter_steps import commands
 from ckpttools.api.below import checkpoints_below
-from ckpttools.api.checked import checked
 from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.api.trainer_steps import commands as commands_of_trainers
 from ckpttools.api.tree_report import inspect
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import plural

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Unpack
 
 from ckpttools.api.against import compared
-from ckpttools.api.checked import checked
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import other_steps, stored_shardings
 from ckpttools.inspect.comparison import arranged

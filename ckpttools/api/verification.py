@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
-from ckpttools.api.checked import checked
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -16,6 +15,7 @@ from ckpttools.api.sources import (
 )
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection

@@ -19,12 +19,12 @@ from ckpttools.core.wording import flag
 class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
     """Text that the library makes a value of; here it is only tried."""
 
-    def __init__(self, option: Option) -> None:
-        self.name, self._option = option.name, option
+    def __init__(self, name: str, parse: Callable[[Any], object]) -> None:
+        self.name, self._parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            self._option.parsed(value)
+            self._parse(value)
         except UsageError as error:
             self.fail(str(error), param, ctx)
         return value
@@ -62,7 +62,7 @@ def _type(option: Option) -> click.ParamType[Any]:
         return click.Choice(option.type)
     if option.type is int:
         return click.IntRange(min=option.least)
-    return SOME_TEXT if option.type is str else _Parsed(option)
+    return SOME_TEXT if option.type is str else _Parsed(option.name, option.type)
 
 
 def made(name: str, help: str, body: Callable[..., None], *decorators: Decorator) -> click.Command:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ckpttools.core.budget import parse_size
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option as option_text
 
@@ -51,7 +52,7 @@ class Option:
             return self._checked(value, is_number, f"a whole number from {self.least} on")
         if self.type is str:
             return self._checked(value, isinstance(value, str) and value, "text that is not empty")
-        return self.type(value)
+        return size_of(self.name, value) if self.type is parse_size else self.type(value)
 
     def _checked(self, value: Any, is_meant: object, wanted: str) -> Any:
         return value if is_meant else refuse(self.name, value, wanted)
@@ -64,6 +65,18 @@ class Option:
 def refuse(name: str, value: object, wanted: str) -> NoReturn:
     """Raises UsageError: an option cannot be this."""
     raise UsageError(f"{option_text(name)} cannot be this", got=reprlib.repr(value), wanted=wanted)
+
+
+def size_of(name: str, size: int | str) -> int:
+    """The bytes that an option says, as `ckpttools.core.budget.parse_size`.
+
+    Raises:
+        UsageError: it is no size; names the option.
+    """
+    try:
+        return parse_size(size)
+    except UsageError:
+        refuse(name, size, "512MiB, 2GB or a number of bytes from 1 on")
 
 
 def python_number(value: Any) -> Any:

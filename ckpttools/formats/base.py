@@ -18,6 +18,7 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked_options
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.options import Option
 from ckpttools.core.region import Shape
@@ -32,6 +33,7 @@ RECORD = "ckpttools.json"
 """File beside them that says which names the model used."""
 
 
+@checked_options
 @dataclass(frozen=True)
 class ReadOptions:
     """What a user may say about reading.

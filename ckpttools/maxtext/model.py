@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from ckpttools.core.checked import checked_options
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
@@ -16,6 +17,7 @@ ROPE_LAYOUTS = ("halves", "interleaved")
 CONFIG = "config.json"
 
 
+@checked_options
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """What a user may say of the model, whatever its configuration says.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.core.checked import checked_options
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
@@ -23,6 +24,7 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transform, Transformed
 
 
+@checked_options
 @dataclass(frozen=True, slots=True)
 class ForVersion:
     """A checkpoint of MaxText as a version of it stores the model; of training also what mirrors parameters.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked_options
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.maxtext.cycles import CycleNames, stacks_to_make
 from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
@@ -19,6 +20,7 @@ from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.transforms.base import Transformed
 
 
+@checked_options
 @dataclass(frozen=True, slots=True)
 class StackLayers:
     """Layers stacked as MaxText's scan_layers=true wants them, in parameters and all that mirrors them.
@@ -70,6 +72,7 @@ class StackLayers:
         return Transformed(_said(made, scan_layers=True))
 
 
+@checked_options
 @dataclass(frozen=True, slots=True)
 class UnstackLayers:
     """Layers one by one, as MaxText's scan_layers=false wants them, in parameters and all that mirrors them.
@@ -108,6 +111,7 @@ class UnstackLayers:
         return Transformed(_said(made, scan_layers=False))
 
 
+@checked_options
 @dataclass(frozen=True, slots=True)
 class ForceUnroll:
     """A stacked training checkpoint as an unstacked one for inference, as MaxText's force_unroll means it.

@@ -10,6 +10,7 @@ from typing import Literal
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Leaf, Path, Tree, dotted, keystr
+from ckpttools.core.checked import checked_options
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
@@ -28,6 +29,7 @@ NewFlavour = Literal["same", "linen", "nnx"]
 _AUXILIARY: Path = (NNX_AUX,)
 
 
+@checked_options
 @dataclass(frozen=True)
 class StripOptimizer:
     """Only the parameters: no optimizer state, no random states, no step unless asked for.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ckpttools.core.checked import checked_options
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
@@ -17,6 +18,7 @@ from ckpttools.stores.registry import Where
 TEXT = "text"
 
 
+@checked_options
 @dataclass(frozen=True, slots=True)
 class ToHuggingFace:
     """How a MaxText checkpoint becomes a Hugging Face one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ckpttools.core.checked import checked_options
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
@@ -19,6 +20,7 @@ from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.quantized.decoding import Like
 
 
+@checked_options
 @dataclass(frozen=True, slots=True)
 class ToMaxText:
     """How a Hugging Face checkpoint becomes a MaxText one.

@@ -29,6 +29,8 @@ class Place:
 
     # No dataclass: a frozen one takes three times as long to make, and there may be 100,000.
     __slots__ = ("key", "store")
+    # What an argument may be: what makes a place is a path or text, which messages name already.
+    called = ""
 
     def __init__(self, store: Store, key: str) -> None:
         self.store = store

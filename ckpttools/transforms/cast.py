@@ -10,6 +10,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.core.checked import checked_options
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import MappingError, listing
 from ckpttools.core.notes import Note, Notes
@@ -26,6 +27,7 @@ from ckpttools.transforms.select import require_matches
 from ckpttools.transforms.tables import is_table
 
 
+@checked_options
 @dataclass(frozen=True)
 class CastTo:
     """All floating-point arrays in `dtype`, but for tables of whole numbers.
@@ -43,6 +45,7 @@ class CastTo:
         return CastMap({}, self.dtype, self.force)(tree)
 
 
+@checked_options
 @dataclass(frozen=True)
 class CastMap:
     """Arrays in the dtypes that patterns give them; for each the first pattern that matches counts.

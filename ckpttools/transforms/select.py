@@ -8,6 +8,7 @@ from shlex import quote
 
 from ckpttools.array.patterns import first_match, prefixes
 from ckpttools.array.tree import Path, Tree, dotted, keystr
+from ckpttools.core.checked import checked_options
 from ckpttools.core.errors import UsageError, near_names
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import quoted
@@ -17,6 +18,7 @@ from ckpttools.transforms.moves import Move, moved
 _MOST_NAMED = 8
 
 
+@checked_options
 @dataclass(frozen=True)
 class Select:
     """The leaves that `keep` names (all where it is empty) without those that `drop` names.

@@ -5,7 +5,8 @@
 
 `inspect(path, sharding="no")` is a UsageError, and no call with `sharding`. What means the same is made the
 same: a dtype of numpy, JAX or torch a `DType`, a number of numpy or JAX one of Python, one where several are
-wanted a list of one.
+wanted a list of one. Options that are an object, such as `ckpttools.ToMaxText(scan="no")`, are refused where
+they are made.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ckpttools.core.dtypes import DType, dtype_like
+from ckpttools.core.errors import near_names
 from ckpttools.core.options import python_number, refuse
-from ckpttools.stores.place import Place
 
+T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -32,8 +34,6 @@ _WORDS: Mapping[Any, str] = {
     str: "text",
     NoneType: "None",
     DType: "a dtype",
-    # What makes one is a path or text.
-    Place: "",
 }
 _NUMBERS: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
 
@@ -47,21 +47,49 @@ class _UnfitError(Exception):
     """A value is of another kind."""
 
 
-def checked(call: Callable[P, R]) -> Callable[P, R]:
+class Named(Protocol):
+    """What a keyword argument is called."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def checked(
+    call: Callable[P, R], *groups: type, more: Callable[[], Iterable[Named]] = tuple
+) -> Callable[P, R]:
     """The same call, whose arguments are of the kinds that its annotations say.
 
-    It raises UsageError where one is not.
+    It raises UsageError where one is not, and TypeError, with a near name, for a name that it does not have.
+
+    Args:
+        call: what is called.
+        groups: `TypedDict`s of keyword arguments that a call with `**options: Any` hands on.
+        more: names that it hands on beside these, to what checks them; asked only for a name that is none of
+            the others. A call with `**options: Any` and no groups hands on any.
     """
 
     @wraps(call)
     def made(*args: P.args, **options: P.kwargs) -> R:
-        kinds = kinds_of(call)
+        kinds = kinds_of(made)
+        if unknown := [] if hands_on_any else options.keys() - kinds:
+            _check_names(call, unknown, [*kinds, *(each.name for each in more())])
         unchecked: Callable[..., R] = call
         return unchecked(
             *(_taken(name, value, kinds) for name, value in _positional(call, args)),
             **{name: _taken(name, value, kinds) for name, value in options.items()},
         )
 
+    hands_on_any = not groups and any(
+        each.kind is Parameter.VAR_KEYWORD and each.annotation == "Any"
+        for each in signature(call).parameters.values()
+    )
+    vars(made)["groups"] = groups
+    return made
+
+
+def checked_options(made: type[T]) -> type[T]:
+    """The same class of options, whose fields are checked as arguments of calls are."""
+    made.__init__ = checked(made.__init__)  # type: ignore[method-assign]
     return made
 
 
@@ -71,12 +99,23 @@ def kinds_of(call: Callable[..., Any]) -> Mapping[str, Any]:
     kinds: dict[str, Any] = {}
     names: dict[str, Any] = getattr(unwrap(call), "__globals__", {})
     for each in signature(call).parameters.values():
-        kind = eval(each.annotation, names) if isinstance(each.annotation, str) else each.annotation
+        kind = Any if each.annotation is Parameter.empty else each.annotation
+        kind = eval(kind, names) if isinstance(kind, str) else kind
         if each.kind is not Parameter.VAR_KEYWORD:
             kinds[each.name] = kind
         elif kind is not Any:
             kinds |= get_type_hints(get_args(kind)[0])
-    return kinds
+    handed_on = (get_type_hints(group) for group in getattr(call, "groups", ()))
+    return {**{name: kind for group in handed_on for name, kind in group.items()}, **kinds}
+
+
+def _check_names(call: Callable[..., Any], names: Iterable[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = near_names(name, known, 1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            called = call.__qualname__.removesuffix(".__init__")
+            raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def _positional(call: Callable[..., Any], args: Sequence[object]) -> Iterator[tuple[str, object]]:
@@ -87,7 +126,9 @@ def _positional(call: Callable[..., Any], args: Sequence[object]) -> Iterator[tu
 
 
 def _taken(name: str, value: object, kinds: Mapping[str, Any]) -> Any:
-    kind = kinds.get(name, Any)
+    if name not in kinds:
+        return value
+    kind = kinds[name]
     try:
         found = _fitting(value, kind)
         return _require(found, name not in _COUNTS or found is None or found > 0)
@@ -112,8 +153,9 @@ def _fitting(value: Any, kind: Any) -> Any:
         return _require(
             number, is_bool if kind is bool else isinstance(number, _NUMBERS[kind]) and not is_bool
         )
-    if origin in (Sequence, Iterable):
-        return _several(value, inner[0])
+    if _is_of_any_length(kind):
+        found = _several(value, inner[0])
+        return tuple(found) if origin is tuple else found
     if origin is tuple:
         return _require(value, isinstance(value, tuple | list) and len(value) == len(inner))
     if origin is Mapping:
@@ -129,6 +171,11 @@ def _fitting_one(value: Any, kinds: Sequence[Any]) -> Any:
         except _UnfitError:
             continue
     raise _UnfitError
+
+
+def _is_of_any_length(kind: Any) -> bool:
+    is_list = get_origin(kind) in (Sequence, Iterable)
+    return is_list or (get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis)
 
 
 def _several(value: Any, kind: Any) -> Any:
@@ -183,13 +230,17 @@ def _words(kind: Any) -> list[str]:
         return list(dict.fromkeys(word for each in inner for word in _words(each)))
     if origin is Literal:
         return [f'"{each}"' for each in inner]
-    if origin in (Sequence, Iterable):
-        return [f"a list of {' or '.join(_words(inner[0]))}"]
+    if _is_of_any_length(kind):
+        return [f"a list of {' or '.join(map(_plural, _words(inner[0])))}"]
     if origin is PathLike:
         return ["a path"]
     if origin is Mapping:
         return ["a dictionary"]
     if origin is Callable or (_is_protocol(kind) and "__call__" in _members(kind)):
         return ["a function"]
-    word = _WORDS.get(kind, f"a {getattr(kind, '__name__', kind)}")
+    word = _WORDS.get(kind) or getattr(kind, "called", f"a {getattr(kind, '__name__', kind)}")
     return [word] if word else []
+
+
+def _plural(word: str) -> str:
+    return f"{word[2:]}s" if word.startswith("a ") else word
