@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ckpttools
-from ckpttools.run.threads import WorkerThread, join_all
+from ckpttools.run.threads import WorkerThread, join_all, start_some
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 # What a user runs, but for the least that is worth a process, and what happens before the third task.
@@ -211,3 +211,22 @@ def test_a_thread_is_waited_for_until_it_has_ended():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert ended
+
+
+def test_a_thread_whose_start_is_interrupted_is_waited_for_as_well():
+    ended: list[bool] = []
+
+    def work() -> None:
+        time.sleep(0.05)
+        ended.append(True)
+
+    class Interrupted(WorkerThread):
+        def start(self) -> None:
+            super().start()
+            raise KeyboardInterrupt
+
+    started: list[WorkerThread] = []
+    with pytest.raises(KeyboardInterrupt):
+        start_some(lambda: Interrupted(work), 2, started)
+    join_all([*started, WorkerThread(work)])  # the second one was interrupted before there was a thread
+    assert ended == [True]

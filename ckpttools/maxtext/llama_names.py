@@ -29,7 +29,8 @@ _CONFIG_BESIDE = (
     "copy the model's config.json beside it (cp HF_DIR/config.json DIR); where nothing can be written there, "
     "convert it with the names that it has, copy config.json into that directory, and convert it once more"
 )
-# Dictionaries that a trainer has beside a model's: looking for names in more takes time.
+# Dictionaries beside a model's, of which trainers have a handful. Each is looked for in all names, twice:
+# 10,000 names take 0.2 s with 32 of them, and 6 s with 1,000, as where they are no trainer's.
 _MOST_BESIDE = 32
 OF_OTHER_MODELS = (
     "these are names of torchtitan or Meta's own code, which are read of models with model_type llama: "

@@ -84,7 +84,10 @@ def _shaped_weights_in(tree: Tree) -> Weights:
 
 
 def has_doubtful_shapes(weights: Weights) -> bool:
-    """Whether rows may be shorter than `weights_in` says: no groups of whole codes fill them."""
+    """Whether the shapes that are stored have to be read, as the last code of a row may be partly empty.
+
+    A row that is several groups, each of whole codes, is as long as `weights_in` says.
+    """
     said = (each for each in weights.readable.values() if each.stored_shape is not None)
     widths = ((each.scales[0].block[-1], each) for each in said)
     return any(width % each.packed or width >= each.shape[-1] for width, each in widths)

@@ -14,6 +14,8 @@ from ckpttools.core.wording import option
 # What a thread takes before it can say that it has begun, beside its stack.
 _BEGINNING_BYTES = 8 << 20
 _USUAL_STACK = 8 << 20
+# After which a thread whose start was interrupted is taken for one that never was; it takes a millisecond.
+_BEGINS_SECONDS = 0.5
 
 
 class WorkerThread(threading.Thread):
@@ -25,22 +27,31 @@ class WorkerThread(threading.Thread):
 
     def __init__(self, target: Callable[[], None]) -> None:
         super().__init__(target=target)
+        self._begun = threading.Event()
         self._over = threading.Event()
 
     def run(self) -> None:
+        self._begun.set()
         try:
             super().run()
         finally:
             self._over.set()
 
     def join(self, timeout: float | None = None) -> None:
-        """As that of a thread, and may be interrupted and called again."""
+        """As that of a thread, and may be interrupted and called again; returns where there is no thread."""
+        if self.ident is None and not self._begun.wait(_BEGINS_SECONDS):
+            return
         self._over.wait(timeout)
         super().join(timeout)
 
 
 def join_all(started: Iterable[WorkerThread]) -> None:
-    """Waits until all have ended, and then raises what interrupted that last, such as `KeyboardInterrupt`."""
+    """Waits until all have ended, and then raises what interrupted that last, such as `KeyboardInterrupt`.
+
+    They have been told to stop, and end with the task in hand. Until then Ctrl-C waits, however often: what
+    they use (files, buffers, a lock) is closed next, and a thread that goes on would write into another file
+    that has got the same descriptor.
+    """
     interruption: BaseException | None = None
     for thread in started:
         while True:
@@ -61,7 +72,7 @@ def start_some(make: Callable[[], WorkerThread], most: int, started: list[Worker
     Args:
         make: allocates what one needs.
         most: how many are wanted.
-        started: gets them, also where an error is raised.
+        started: gets them, also where something is raised.
 
     Raises:
         MemoryBudgetError: there is not even one.
@@ -70,10 +81,12 @@ def start_some(make: Callable[[], WorkerThread], most: int, started: list[Worker
         try:
             thread = make()
             _require_room()
-            thread.start()
+            # First, so that whoever is interrupted while it begins waits for it, too.
             started.append(thread)
+            thread.start()
         # What CPython raises where pthread_create fails is a RuntimeError.
         except (MemoryError, OSError, RuntimeError) as error:
+            started[:] = [each for each in started if each.ident is not None]
             if isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EAGAIN):
                 raise
             if not started:
