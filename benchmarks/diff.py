@@ -17,7 +17,7 @@ import numpy as np
 from hash import CORES, MEMORY, against_pread
 from pairs import ckpt, remove
 
-from ckpttools.api.conversion import open as open_checkpoint
+import ckpttools
 from ckpttools.compare.align import align
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.explain import explain
@@ -26,7 +26,7 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 
 def diff(a: Path, b: Path, *, why: bool) -> None:
     """What `ckpt diff` does between opening and printing."""
-    both = align(open_checkpoint(a), open_checkpoint(b))
+    both = align(ckpttools.open(a), ckpttools.open(b))
     found = compare(both, memory=MEMORY, jobs=CORES)
     if why and not all(each.is_equal for each in found):
         explain(found, both, memory=MEMORY, jobs=CORES)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pairs import remove, seconds
 
-from ckpttools.api.conversion import open as open_checkpoint
+import ckpttools
 from ckpttools.api.convert import plan_any
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.compare.verify import compare
@@ -65,7 +65,7 @@ def pread(paths: list[Path], block: int) -> None:
 
 def against_pread(title: str, paths: list[Path], look: Callable[[], object], rounds: int) -> None:
     """Alternates reading `paths` and looking at them; prints the medians and their ratios."""
-    nbytes = sum(open_checkpoint(path).nbytes for path in paths)
+    nbytes = sum(ckpttools.open(path).nbytes for path in paths)
     reads: dict[int, list[float]] = {block: [] for block in _BUFFERS}
     looks: list[float] = []
     look()
@@ -81,11 +81,11 @@ def against_pread(title: str, paths: list[Path], look: Callable[[], object], rou
 
 
 def hashed(path: Path, algorithm: str = "xxh3-128") -> object:
-    return hash_tree(open_checkpoint(path), algorithm=algorithm, memory=MEMORY, jobs=CORES)
+    return hash_tree(ckpttools.open(path), algorithm=algorithm, memory=MEMORY, jobs=CORES)
 
 
 def compared(mine: Path, wanted: Path) -> None:
-    sides = [Selection().arrays(open_checkpoint(path)) for path in (mine, wanted)]
+    sides = [Selection().arrays(ckpttools.open(path)) for path in (mine, wanted)]
     assert not compare(Pairing(*sides), memory=MEMORY, jobs=CORES)
 
 

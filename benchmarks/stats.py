@@ -18,13 +18,13 @@ from pathlib import Path
 from hash import CORES, MEMORY, against_pread
 from pairs import ckpt, command, remove, seconds
 
-from ckpttools.api.conversion import open as open_checkpoint
+import ckpttools
 from ckpttools.inspect.stats import inspect_stats
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 
 def stats(path: Path, *, per_layer: bool = False, histograms: bool = False) -> object:
-    tree = open_checkpoint(path)
+    tree = ckpttools.open(path)
     return inspect_stats(tree, memory=MEMORY, jobs=CORES, per_layer=per_layer, histograms=histograms)
 
 

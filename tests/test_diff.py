@@ -430,11 +430,11 @@ class TestCommand:
 DIFF = """
 import sys
 from ckpttools.compare.align import align
-from ckpttools.api.conversion import open as open_checkpoint
+import ckpttools
 from ckpttools.compare.diff import diff
 from ckpttools.compare.explain import explain
 from ckpttools.run.memory import peak_bytes
-both = align(*(open_checkpoint(path) for path in sys.argv[2:]))
+both = align(*(ckpttools.open(path) for path in sys.argv[2:]))
 limits = {"memory": int(sys.argv[1]), "jobs": 2}
 found = explain(diff(both, **limits), both, **limits)
 print(sum(not each.is_equal for each in found), peak_bytes())

@@ -472,10 +472,10 @@ def test_the_elements_of_a_block(shape, block):
 
 HASH = """
 import json, sys
-from ckpttools.api.conversion import open as open_checkpoint
+import ckpttools
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.run.memory import peak_bytes
-manifest = hash_tree(open_checkpoint(sys.argv[1]), memory=int(sys.argv[2]), jobs=2)
+manifest = hash_tree(ckpttools.open(sys.argv[1]), memory=int(sys.argv[2]), jobs=2)
 print(json.dumps({"peak": peak_bytes(), "digest": manifest.digest}))
 """
 

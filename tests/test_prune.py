@@ -20,7 +20,7 @@ import ckpttools
 from ckpttools.api.prune import PruneReport
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.runs import links
-from ckpttools.runs.journal import alone
+from ckpttools.runs.journal import locked_run
 from ckpttools.runs.metrics import metrics_of
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.stores.objects import store as objects
@@ -267,7 +267,7 @@ class TestOthersAtWork:
         plan = ckpttools.prune.plan(run, keep_last=2)
         if "finish" in how:
             (run / ".ckpttools-prune").mkdir()
-        with alone(parse(run)), pytest.raises(LockedError, match="another process prunes this run"):
+        with locked_run(parse(run)), pytest.raises(LockedError, match="another process prunes this run"):
             ckpttools.prune(run, **how)
         assert steps(run) >= {"1", "6"}
         if "finish" not in how:
@@ -275,7 +275,7 @@ class TestOthersAtWork:
 
     def test_in_a_bucket_too(self, gcs, made):
         place = gcs.filled({name: b for name, b in files_in(made).items() if name[0] in "56"})
-        with alone(parse(place)), pytest.raises(LockedError, match="another process prunes this run"):
+        with locked_run(parse(place)), pytest.raises(LockedError, match="another process prunes this run"):
             ckpttools.prune(place, keep_last=1)
         assert ckpttools.prune(place, keep_last=1).is_done
         assert [each.step for each in ckpttools.ls(place).steps] == [6]

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from support.command_line import ckpt, succeed
 from support.places import GOLDEN, HF
 
+import ckpttools
 from ckpttools.api.conversion import Resources
-from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.api.convert import plan_any
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.array.tree import Empty, Metadata, Tree
@@ -54,7 +54,7 @@ class TestThereAndBack:
     @pytest.mark.parametrize("options", [(), ("--max-shard-size=40KB",), ("--separator=/",)], ids=str)
     def test_orbax_is_the_same_tree_in_safetensors(self, orbax, tmp_path, options):
         succeed("convert", "to-safetensors", orbax, tmp_path / "st", *options)
-        wanted, got = open_checkpoint(orbax), open_checkpoint(tmp_path / "st")
+        wanted, got = ckpttools.open(orbax), ckpttools.open(tmp_path / "st")
         assert_same(got, wanted)
         assert list(got) == list(wanted)
         assert got.metadata.step == 0
@@ -65,7 +65,7 @@ class TestThereAndBack:
     @pytest.mark.parametrize("separator", [".", "/"])
     def test_names_are_the_keys_joined(self, orbax, tmp_path, separator):
         succeed("convert", "to-safetensors", orbax, tmp_path / "st", f"--separator={separator}")
-        tree = open_checkpoint(orbax)
+        tree = ckpttools.open(orbax)
         with safe_open(tmp_path / "st" / "model.safetensors", framework="numpy") as file:
             assert set(file.keys()) == {separator.join(map(str, path)) for path in tree.arrays}
             for path, array in tree.arrays.items():
@@ -75,7 +75,7 @@ class TestThereAndBack:
     def test_orbax_by_way_of_safetensors_is_the_same_orbax(self, orbax, tmp_path):
         plan_any(orbax, SafetensorsWriter(40_000)).run(tmp_path / "st")
         plan_any(tmp_path / "st", OrbaxWriter(step=0)).run(tmp_path / "orbax")
-        assert_same(open_checkpoint(tmp_path / "orbax"), open_checkpoint(orbax))
+        assert_same(ckpttools.open(tmp_path / "orbax"), ckpttools.open(orbax))
         before, after = (place / "0" / "items" / "_METADATA" for place in (orbax, tmp_path / "orbax"))
         assert json.loads(after.read_bytes()) == json.loads(before.read_bytes())
 
@@ -86,7 +86,7 @@ class TestThereAndBack:
         succeed("convert", "to-safetensors", tmp_path / "one", tmp_path / "many", "--max-shard-size=30KB")
         assert len(files(tmp_path / "many")) > 3
         for place in ("one", "many"):
-            got, wanted = open_checkpoint(tmp_path / place), open_checkpoint(sharded)
+            got, wanted = ckpttools.open(tmp_path / place), ckpttools.open(sharded)
             assert_same(got.with_metadata(custom={}), wanted.with_metadata(custom={}))
 
     def test_a_step_of_several(self, tmp_path):
@@ -97,7 +97,7 @@ class TestThereAndBack:
         succeed("convert", "to-safetensors", tmp_path / "run20", tmp_path / "latest")
         succeed("convert", "to-safetensors", tmp_path / "run20", tmp_path / "third", "--step=3")
         for place, step in (("latest", 20), ("third", 3)):
-            tree = open_checkpoint(tmp_path / place)
+            tree = ckpttools.open(tmp_path / place)
             assert tree.metadata.step == step
             assert np.array_equal(tree["w", 0].read().view("u4"), noise((4,), DTYPES["int32"], step))
 
@@ -113,7 +113,7 @@ class TestTheCommand:
     def test_a_cast_is_applied_and_its_loss_is_said(self, orbax, tmp_path):
         result = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--dtype=fp16")
         assert "INEXACT" in result.stderr
-        dtypes = {str(array.dtype) for array in open_checkpoint(tmp_path / "st").arrays.values()}
+        dtypes = {str(array.dtype) for array in ckpttools.open(tmp_path / "st").arrays.values()}
         assert dtypes == {"float16", "int64"} or dtypes == {"float16", "int32"}
 
     def test_a_dry_run_writes_nothing_and_tells_the_files(self, orbax, tmp_path):
@@ -165,7 +165,7 @@ class TestTheCommand:
         message = refused(3, tmp_path / "orbax", tmp_path / "st", "--separator=/")
         assert """["a", "b/c"] and ["a/b", "c"]: 'a/b/c'""" in message
         succeed("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "st")
-        assert set(open_checkpoint(tmp_path / "st")) == set(leaves)
+        assert set(ckpttools.open(tmp_path / "st")) == set(leaves)
 
 
 def test_two_runs_with_other_resources_give_the_same_files(orbax, tmp_path):

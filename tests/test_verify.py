@@ -228,12 +228,12 @@ def test_what_cannot_be_read_is_no_difference(model, tmp_path):
 
 COMPARE = """
 import sys
-from ckpttools.api.conversion import open as open_checkpoint
+import ckpttools
 from ckpttools.digest.canonical import per_layer
 from ckpttools.digest.pairing import Pairing
 from ckpttools.compare.verify import compare
 from ckpttools.run.memory import peak_bytes
-sides = [per_layer(open_checkpoint(path)) for path in sys.argv[2:]]
+sides = [per_layer(ckpttools.open(path)) for path in sys.argv[2:]]
 found = compare(Pairing(*sides), memory=int(sys.argv[1]), jobs=2)
 print(len(found), peak_bytes())
 """

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from shlex import join, quote
 
 from ckpttools.api.adapter_steps import loading_steps
-from ckpttools.api.conversion import open as open_checkpoint
 from ckpttools.api.maxtext_config import maxtext_config
+from ckpttools.api.sources import opened
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
@@ -64,7 +64,7 @@ def next_steps(where: Where) -> NextSteps | None:
     """
     place = parse(where)
     try:
-        tree = open_checkpoint(place)
+        tree = opened(place)
         if uses := loading_steps(tree, place):
             return NextSteps(uses)
         if not _is_whole(tree):

@@ -19,11 +19,11 @@ from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.runs.journal import (
     DIRECTORY,
     PruneJournal,
-    alone,
     at_work,
     begun,
     fingerprint,
     interrupted,
+    locked_run,
     removing,
 )
 from ckpttools.runs.listing import looked_at, run_at
@@ -93,7 +93,7 @@ class PreparedPrune:
         Raises:
             CheckpointError: reading or writing fails; the same run can be finished, or undone.
         """
-        with requesting(self.requests), alone(self.place):
+        with requesting(self.requests), locked_run(self.place):
             if self.decision is None:
                 return self._gone_on()
             if begun(self.place) is not None:
@@ -257,7 +257,7 @@ def prune(
             )
         removing(found.path)
         if begun(found.path) is not None:
-            with alone(found.path):
+            with locked_run(found.path):
                 raise interrupted(found.path)
         if strip_older and not isinstance(found.path.store, Renames):
             raise UsageError(

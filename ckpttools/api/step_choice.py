@@ -7,7 +7,7 @@ from shlex import quote
 
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.interrupted import absent, refuse_empty
-from ckpttools.formats.orbax.steps import OrbaxRun, described
+from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
 from ckpttools.stores.registry import Where, parse
 
 
@@ -43,7 +43,7 @@ def finished_steps(run: Where) -> tuple[int, ...]:
     if not place.exists():
         raise absent(place)
     refuse_empty(place)
-    found = described(place)
+    found = orbax_at(place)
     if not isinstance(found, OrbaxRun) or not found.steps:
         raise UsageError(
             f"{place} has no steps",

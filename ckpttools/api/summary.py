@@ -9,7 +9,7 @@ from shlex import quote
 from ckpttools.adapters.report import is_maxtext_adapter
 from ckpttools.api.adapter_steps import commands
 from ckpttools.api.below import checkpoints_below
-from ckpttools.api.conversion import open as open_checkpoint
+from ckpttools.api.sources import opened
 from ckpttools.api.trainer_steps import commands as commands_of_trainers
 from ckpttools.api.tree_report import inspect
 from ckpttools.array.tree import Tree
@@ -20,7 +20,7 @@ from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, adapter_in
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.formats.orbax.hosts import hosts_at
-from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, described
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, orbax_at
 from ckpttools.formats.registry import is_checkpoint, writable
 from ckpttools.inspect.tree import TreeReport
 from ckpttools.maxtext.model import CONFIG
@@ -70,7 +70,7 @@ def summary(path: Where, *, requests: int | None = None) -> Summary:
         raise absent(place)
     refuse_interrupted(place)
     with requesting(requests):
-        found = described(place) if place.is_dir() else None
+        found = orbax_at(place) if place.is_dir() else None
         if isinstance(found, OrbaxRun) and found.steps:
             return _of_run(place, found)
         if isinstance(found, Step) and len(found.items) > 1:
@@ -130,7 +130,7 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
 def _opened(place: Place) -> Tree | None:
     with unwarned(ChosenItemWarning):
         try:
-            return open_checkpoint(place)
+            return opened(place)
         except CheckpointError:
             # The listing says what is wrong with it.
             return None
@@ -163,7 +163,7 @@ def _of_step(place: Place, step: Step) -> Summary:
 
 def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary:
     with unwarned(ChosenItemWarning):
-        source = open_checkpoint(place)
+        source = opened(place)
         tree = inspect(source)
     folder = place if found is not None else place.parent
     path = quote(str(place))

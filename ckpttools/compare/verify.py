@@ -12,7 +12,7 @@ from ckpttools.array.views import subview
 from ckpttools.compare.bits import same_bits
 from ckpttools.core.budget import names_bytes
 from ckpttools.core.region import Region, Shape, split_to
-from ckpttools.digest.differences import Difference, in_order, of_kinds, same_kind
+from ckpttools.digest.differences import Difference, of_kinds, same_kind, sorted_by_name
 from ckpttools.digest.digest import coordinates
 from ckpttools.digest.pairing import Pairing
 from ckpttools.digest.stacks import WholeArray, alone, assembled, cheapest_reads, wholes
@@ -46,7 +46,9 @@ def compare(
     """
     alike = {name: here for name, here, there in both.pairs if same_kind(here, there)}
     values = _differing(side_by_side(alike, both.b), memory, jobs, observe)
-    return in_order([*of_kinds(both), *(_difference(name, both.a[name], *at) for name, at in values.items())])
+    return sorted_by_name(
+        [*of_kinds(both), *(_difference(name, both.a[name], *at) for name, at in values.items())]
+    )
 
 
 def side_by_side(

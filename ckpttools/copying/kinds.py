@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckpttools.core.errors import CheckpointError, StorageError
-from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, described
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
 from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.stores.place import Place
 
@@ -16,7 +16,7 @@ def kind_of(place: Place) -> str:
     Raises:
         StorageError: it cannot be looked into.
     """
-    found = described(place)
+    found = orbax_at(place)
     if isinstance(found, OrbaxItem):
         return "an item of Orbax"
     if not isinstance(found, OrbaxRun):
@@ -37,7 +37,7 @@ def others_in(place: Place) -> Iterable[str]:
     Raises:
         StorageError: it cannot be looked into.
     """
-    found = described(place)
+    found = orbax_at(place)
     if not isinstance(found, OrbaxRun) or found.steps:
         return ()
     try:

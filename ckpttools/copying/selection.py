@@ -14,7 +14,7 @@ from ckpttools.core.text import ranges
 from ckpttools.core.wording import option
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
 from ckpttools.formats.orbax.finished import why_no_save
-from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
@@ -65,7 +65,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
             wanted="a directory with a checkpoint",
             hint=f"name the directory that it is in: {source.parent}",
         )
-    found = described(source)
+    found = orbax_at(source)
     if isinstance(found, OrbaxRun) and found.steps:
         return _RunRoot(source, found).selected(steps, latest)
     if steps or latest is not None:

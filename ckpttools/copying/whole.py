@@ -11,7 +11,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import TREE_FILE, parse_tree
-from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, described
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.place import Place
 
@@ -28,7 +28,7 @@ def check_whole(part: FileGroup) -> tuple[str, ...]:
             or end too early; or chunks are missing.
         StorageError: it cannot be read.
     """
-    found = described(part.source)
+    found = orbax_at(part.source)
     if isinstance(found, OrbaxRun):
         return ()  # what lies beside steps, or has been opened already
     remarks: list[str] = []

@@ -39,7 +39,7 @@ class Difference:
     file: str | None = None
 
 
-def in_order(found: Iterable[Difference]) -> tuple[Difference, ...]:
+def sorted_by_name(found: Iterable[Difference]) -> tuple[Difference, ...]:
     """Differences in the natural order of names."""
     by_name = {each.name: each for each in found}
     return tuple(by_name[name] for name in in_natural_order(by_name))

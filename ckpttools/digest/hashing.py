@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.digest.canonical import Selection
-from ckpttools.digest.differences import Difference, in_order, of_kinds, same_kind
+from ckpttools.digest.differences import Difference, of_kinds, same_kind, sorted_by_name
 from ckpttools.digest.digest import DEFAULT_ALGORITHM, Digest, block_ends
 from ckpttools.digest.digester import Digester
 from ckpttools.digest.manifest import Manifest, first_bad_block
@@ -50,7 +50,7 @@ def differences(got: Manifest, wanted: Manifest) -> tuple[Difference, ...]:
         for name, mine, theirs in both.pairs
         if same_kind(mine, theirs) and mine.digest != theirs.digest
     ]
-    return in_order([*of_kinds(both), *values])
+    return sorted_by_name([*of_kinds(both), *values])
 
 
 def _bad_block(name: str, got: Digest, wanted: Digest, algorithm: str) -> Difference:

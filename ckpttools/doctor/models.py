@@ -68,7 +68,7 @@ class StoredModel:
         return None if isinstance(found, CheckpointError) else found
 
     @property
-    def rows(self) -> int | None:
+    def embedding_rows(self) -> int | None:
         """Rows of the embedding; None where there is none of that name."""
         found = (each for name, each in self.arrays.items() if self.of_decoder(name) == "embed_tokens.weight")
         return next((each.shape[0] for each in found if each.shape), None)

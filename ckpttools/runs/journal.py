@@ -75,7 +75,7 @@ def removing(run: Place) -> Removes:
 
 
 @contextmanager
-def alone(run: Place) -> Iterator[None]:
+def locked_run(run: Place) -> Iterator[None]:
     """Has a run to itself, among all that prune it.
 
     Raises:

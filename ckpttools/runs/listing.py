@@ -14,7 +14,7 @@ from ckpttools.core.text import plural
 from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
-from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, described, directories
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, directories, orbax_at
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, listed_by_manager
 from ckpttools.maxtext.view import view_of
@@ -140,7 +140,7 @@ def run_at(path: Place) -> OrbaxRun:
     """
     if not path.exists():
         raise absent(path)
-    found = described(path.absolute()) if path.is_dir() else None
+    found = orbax_at(path.absolute()) if path.is_dir() else None
     match found:
         case OrbaxItem() if found.step.number is not None:
             return OrbaxRun(found.step.path.parent)

@@ -173,7 +173,7 @@ def _with_all(
 def _parts(routes: Sequence[Route], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
     """The parts of each route, by its number."""
     made = joined_reads(routes)
-    for number, parts in in_order(read_parts([each.held for each in made], reading)):
+    for number, parts in reordered(read_parts([each.held for each in made], reading)):
         yield from made[number].split(parts)
 
 
@@ -184,7 +184,7 @@ def _together(route: Route, parts: Parts) -> jax.Array:
     return broadcast(parts, route.leaf.target)
 
 
-def in_order(made: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
+def reordered(made: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
     """The same by their numbers, from 0 on."""
     waiting: dict[int, Parts] = {}
     following = 0

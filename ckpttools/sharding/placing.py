@@ -74,7 +74,7 @@ def _cell(index: object, part: Shape) -> Shape:
     return tuple((each.start or 0) // max(1, n) for each, n in zip(slices, part, strict=True))
 
 
-def put(made: Sequence[tuple[ArrayTarget, Parts]]) -> Iterator[jax.Array]:
+def device_arrays(made: Sequence[tuple[ArrayTarget, Parts]]) -> Iterator[jax.Array]:
     """Arrays of these parts; parts on the CPU stay where they are and belong to JAX from now on."""
     buffers: list[np.ndarray] = []
     places: list[jax.sharding.Sharding] = []
@@ -113,4 +113,4 @@ class Batches:
         """Those that were not put yet."""
         numbers, made = self._numbers, self._made
         self._numbers, self._made, self._parts = [], [], 0
-        yield from zip(numbers, put(made), strict=True)
+        yield from zip(numbers, device_arrays(made), strict=True)

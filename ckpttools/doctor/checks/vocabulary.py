@@ -14,7 +14,7 @@ TOKENIZER = "tokenizer.json"
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for model in models_in(inventory):
-        rows, said = model.rows, model.text.get("vocab_size")
+        rows, said = model.embedding_rows, model.text.get("vocab_size")
         if rows is None:
             continue
         if isinstance(said, int) and said != rows:

@@ -53,9 +53,9 @@ def flax_state(file: File) -> FlaxState:
         if isinstance(first, list):
             for path, span in _stream(first, reader):
                 inner = reader.within(span)
-                _Filling(state, file, inner).put(path, inner.value())
+                _Filling(state, file, inner).add(path, inner.value())
         else:
-            _Filling(state, file, reader).put((), first)
+            _Filling(state, file, reader).add((), first)
         if not reader.is_at_end:
             raise DamagedError(f"{file.size - reader.at:,} bytes left over")
     except DamagedError as error:
@@ -90,7 +90,7 @@ class _Filling:
     file: File
     reader: Reader
 
-    def put(self, path: Path, value: Any) -> None:
+    def add(self, path: Path, value: Any) -> None:
         if isinstance(value, dict) and value.get(_CHUNKED) is True:
             self._leaf(path, self._of_chunks(value))
         elif isinstance(value, dict) and (name := _array_named(value)):
@@ -98,15 +98,15 @@ class _Filling:
         elif isinstance(value, dict | list) and value:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, each in items:
-                self.put((*path, key), each)
+                self.add((*path, key), each)
         elif isinstance(value, dict | list):
             self._leaf(path, Empty(type(value).__name__.capitalize()))
         elif isinstance(value, str) and value.startswith(_PLACEHOLDER):
             self._elsewhere(path, value.removeprefix(_PLACEHOLDER))
         else:
-            self._put_one(path, value)
+            self._add_one(path, value)
 
-    def _put_one(self, path: Path, value: Any) -> None:
+    def _add_one(self, path: Path, value: Any) -> None:
         if isinstance(value, Extension) and value.code in (_ARRAY, _NUMBER):
             self._leaf(path, self._array(value.span))
         elif isinstance(value, Extension | Span):

@@ -14,7 +14,7 @@ from ckpttools.formats.orbax.index import Index, named_file
 from ckpttools.formats.orbax.ocdbt import Entry, Extent
 from ckpttools.formats.orbax.saves import Save, newest_complete, saves_of
 from ckpttools.formats.orbax.shares import shares_of
-from ckpttools.formats.orbax.steps import OrbaxRun, described
+from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
 from ckpttools.formats.orbax.twins import refuse_unlike
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
@@ -63,7 +63,7 @@ def joined_at(path: Place, options: ReadOptions) -> Save | None:
     """
     if not path.is_dir():
         return None
-    found = described(path)
+    found = orbax_at(path)
     if not isinstance(found, OrbaxRun) or found.steps:
         return None
     hosts = hosts_at(path)

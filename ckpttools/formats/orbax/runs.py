@@ -33,9 +33,9 @@ from ckpttools.formats.orbax.steps import (
     OrbaxRun,
     Step,
     commits_by_file,
-    described,
     directories,
     is_item,
+    orbax_at,
     step_of,
 )
 from ckpttools.stores.place import Place
@@ -56,7 +56,7 @@ def why_not(path: Place) -> str | None:
         return "not a directory"
     path.entries()  # raises where that is not allowed
     try:
-        found = described(path)
+        found = orbax_at(path)
         if not isinstance(found, OrbaxRun) or found.steps or hosts_at(path):
             return None
     except StorageError as error:
@@ -79,7 +79,7 @@ def find_item(path: Place, step: int | None) -> OrbaxItem:
         StorageError: a directory may not be looked into.
         UsageError: the step asked for is not there.
     """
-    match described(path):
+    match orbax_at(path):
         case OrbaxItem() as item:
             # Other items of the step do not matter to whoever names this one.
             reason = ", ".join(item.step.faults([item])) or None

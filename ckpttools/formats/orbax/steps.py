@@ -234,7 +234,7 @@ class OrbaxRun:
         return dict(sorted(chosen.items()))
 
 
-def described(path: Place) -> OrbaxItem | Step | OrbaxRun:
+def orbax_at(path: Place) -> OrbaxItem | Step | OrbaxRun:
     """What a directory is; a run without steps where it is nothing of Orbax's.
 
     Raises:

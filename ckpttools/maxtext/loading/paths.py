@@ -11,10 +11,10 @@ from ckpttools.formats.orbax.steps import (
     OrbaxItem,
     OrbaxRun,
     Step,
-    described,
     has_metadata,
     is_committed,
     is_item,
+    orbax_at,
 )
 from ckpttools.maxtext.loading.report import Problem
 from ckpttools.maxtext.loading.runs import ITEM, listed_by_manager
@@ -196,7 +196,7 @@ def _no_item(place: Place, setting: str, api: str) -> Problem:
 
 def _other_item(place: Place | None, setting: str, api: str) -> str | None:
     """Which path would have been one, above or below."""
-    found = described(place) if place is not None and place.is_dir() else None
+    found = orbax_at(place) if place is not None and place.is_dir() else None
     match found:
         case OrbaxItem(directory=directory):
             return f"set {setting}={directory}"
