@@ -24,9 +24,12 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.run import execution
+from ckpttools.run.parts import execute_part
 from ckpttools.stores.local.files import sync_tree
 from ckpttools.stores.local.partial import JOURNAL
-from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.publishing import PLAN_MARK, Purpose
+from ckpttools.stores.registry import parse
+from ckpttools.stores.shares import PARTS, Share
 from ckpttools.transforms.select import Select
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="tells what a descriptor is of")
@@ -86,39 +89,58 @@ class Durable:
             return offset + nbytes <= MOST and bool(self._durable[file][offset : offset + nbytes].all())
 
 
+def whole(conversion: Conversion, destination: Path) -> None:
+    conversion.run(destination)
+
+
+def alone_in_a_part(conversion: Conversion, destination: Path) -> None:
+    """Does all tasks as one process of several would; nobody publishes."""
+    plan, nbytes = conversion.plan, sum(task.bytes_out for task in conversion.plan.tasks)
+    share, purpose = Share("0/1", 0, len(plan.tasks)), Purpose("a plan")
+    execute_part(
+        plan, 0, share, parse(destination), purpose, nbytes=nbytes, overwrite=False, sources=lambda: ()
+    )
+
+
+@pytest.mark.parametrize("done", [whole, alone_in_a_part])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_journal_promises_no_more_than_the_disk_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, done: Callable[[Conversion, Path], object]
 ):
-    """Whenever something is synced until the end, all bytes of the tasks in the journal are durable."""
+    """Whenever something is synced until the end, all bytes of the tasks in the journals are durable."""
     monkeypatch.setattr(execution, "_SYNC_SECONDS", 0.001)
     durable, conversion = Durable(monkeypatch), plan_tree(*WRITERS[kind])
     promised: set[int] = set()
     broken: set[int] = set()
 
+    def look() -> None:
+        for number, ranges in () if (tmp_path / "out").exists() else entered(conversion, tmp_path):
+            promised.add(number)
+            if not all(durable.holds(*each) for each in ranges):
+                broken.add(number)
+
     def checked(sync: Sync) -> Sync:
         def check(descriptor: int) -> None:
-            for number, ranges in () if (tmp_path / "out").exists() else entered(conversion, tmp_path):
-                promised.add(number)
-                if not all(durable.holds(*each) for each in ranges):
-                    broken.add(number)
+            look()
             sync(descriptor)
 
         return check
 
     at_every_sync(monkeypatch, checked)
-    conversion.run(tmp_path / "out")
+    done(conversion, tmp_path / "out")
+    look()
     assert promised == set(range(len(conversion.plan.tasks)))
     assert broken == set()
 
 
 def entered(conversion: Conversion, directory: Path) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
     """Each task that a journal below `directory` names, with file, offset and length of what it wrote."""
-    for journal in directory.rglob(JOURNAL):
-        files = [place for place in journal.parent.rglob("content/**/*") if place.is_file()]
+    for staging in {journal.parent for journal in directory.rglob(JOURNAL)}:
+        files = [place for place in staging.rglob("content/**/*") if place.is_file()]
         if not files:  # it has its name
             continue
-        for line in journal.read_text().split("\n")[:-1]:
+        journals = [staging / JOURNAL, *staging.glob(f"{PARTS}/*")]
+        for line in "".join(journal.read_text() for journal in journals).split("\n")[:-1]:
             kind, content = json.loads(line.partition(" ")[2])
             if kind == "task":
                 number, chunks, _ = content

@@ -737,6 +737,23 @@ class TestRules:
         assert values == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ({}, None),
+        ({"rope_theta": 1e4}, None),
+        ({"rope_scaling": {"factor": 8.0}}, None),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.type"),
+        (
+            {"text_config": {"rope_parameters": {"rope_type": "yarn"}}},
+            "text_config.rope_parameters.rope_type",
+        ),
+    ],
+)
+def test_where_the_kind_of_rotary_embedding_is_said(config, place):
+    assert ModelFacts(config).place_of("rope.type") == place
+
+
 def settings_of_text(rules, config):
     facts = ModelFacts(config)
     found = (term.of(facts) for term in rules.chosen(facts)["x"].terms)

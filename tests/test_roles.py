@@ -483,6 +483,12 @@ class TestRouterBias:
         assert np.array_equal(view_of(tree).parameters[BIAS].read(), stored.T)
         assert view_of(made).flavour == view_of(tree).flavour
 
+    def test_more_axes_stay_behind_the_layers(self):
+        beside = (*BIAS[:-1], "scale")
+        scale = np.arange(30, dtype=np.float32).reshape(3, 5, 2)
+        tree = tree_of(router(3, 4) | {("nnx_aux", "model", *beside): scale})
+        assert np.array_equal(view_of(tree).parameters[beside].read(), scale.transpose(1, 0, 2))
+
     @pytest.mark.parametrize("sizes", [(2, 4), (4, 4)])
     def test_layers_go_apart_and_together(self, sizes):
         tree = tree_of(router(*sizes))

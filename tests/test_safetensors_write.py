@@ -318,15 +318,22 @@ class TestTheWayBack:
         tree = flat_tree({"w": array()}, custom={"format": "mlx"}, format="safetensors")
         assert come_back(tree, tmp_path / "out").metadata.custom == {"format": "pt"}
 
-    def test_one_shard_alone_has_its_arrays_under_their_names(self, tmp_path):
-        tree = many_leaves(6)
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_one_shard_alone_has_its_arrays_under_their_names(self, tmp_path, count):
+        tree = many_leaves(2 * count)
         write(tree, SafetensorsWriter(50), tmp_path / "out")
         for number in (1, 2):
-            back = opened(tmp_path / "out" / f"model-{number:05d}-of-00003.safetensors")
+            back = opened(tmp_path / "out" / f"model-{number:05d}-of-{count:05d}.safetensors")
             first = 2 * (number - 1)
             assert list(back) == [(f"params.layers_{k}.kernel",) for k in (first, first + 1)]
             assert back.metadata.custom == {"format": "pt"}
         assert_same(opened(tmp_path / "out" / "model.safetensors.index.json"), tree)
+
+    def test_one_that_calls_itself_the_first_of_one_is_a_whole_tree(self, tmp_path):
+        tree = many_leaves(2)
+        write(tree, ONE, tmp_path / "out")
+        made = (tmp_path / "out" / "model.safetensors").rename(tmp_path / "a-00001-of-00001.safetensors")
+        assert_same(opened(made), tree)
 
     def test_nothing_is_read_to_open(self, tmp_path):
         write(STRUCTURED, ONE, tmp_path / "out")

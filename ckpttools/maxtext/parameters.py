@@ -69,11 +69,11 @@ def on_the_scan_axis(
         n, lengths = stacks[path[place]] if place else (0, ())
         first = array.shape[:n] == lengths != ()
         if first and (path in odd or array.shape[axis : axis + n] != lengths):
-            yield path, _moved(array, n, min(axis, len(array.shape) - n))
+            yield path, _moved(array, n, axis)
 
 
 def _moved(array: LazyArray, count: int, axis: int) -> LazyArray:
-    """An array with its first axes at `axis`."""
+    """An array with its first axes at `axis`, or last where it has fewer others."""
     rest = list(range(count, len(array.shape)))
     order = (*rest[:axis], *range(count), *rest[axis:])
     return relayout(array, [(length,) for length in array.shape], order, (1,) * len(order))
