@@ -6,6 +6,7 @@ import json
 import reprlib
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError, FormatError
@@ -46,13 +47,16 @@ def parse_json(text: str | bytes, pairs: Pairs | None = None) -> Any:
 _TOO_DEEP = f"nested more than {DEEPEST} levels deep"
 
 
+_CONTAINERS = (dict, list)
+
+
 def _is_deep(value: object) -> bool:
-    level = [value]
+    level = [[value]]
     for _ in range(DEEPEST + 1):
-        below = [each for each in level if isinstance(each, dict | list)]
-        if not below:
+        inside = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for each in inside if isinstance(each, _CONTAINERS)]
+        if not level:
             return False
-        level = [inner for each in below for inner in (each.values() if isinstance(each, dict) else each)]
     return True
 
 

@@ -102,12 +102,13 @@ def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
 
 def _cut_so(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]:
     """The arrays stored in a grid of chunks whose number and size a rule is about."""
-    stored = {path: array for path, array in tree.arrays.items() if isinstance(array, Chunked)}
-    return {
-        path: array
-        for path, array in stored.items()
-        if rule(_chunks(array), prod(array.chunk) * array.dtype.itemsize)
-    }
+    return {path: array for path, array, chunks, nbytes in tree.once(_grids) if rule(chunks, nbytes)}
+
+
+def _grids(tree: Tree) -> list[tuple[Path, Chunked, int, int]]:
+    """The arrays stored in a grid of chunks: how many each has, and the bytes of one."""
+    stored = ((path, array) for path, array in tree.arrays.items() if isinstance(array, Chunked))
+    return [(path, each, _chunks(each), prod(each.chunk) * each.dtype.itemsize) for path, each in stored]
 
 
 def _chunks(array: Chunked) -> int:

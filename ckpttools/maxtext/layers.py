@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
@@ -69,6 +70,8 @@ def key_of_layers(path: Path, known: Collection[Path]) -> slice | None:
     return next((slice(start, end) for end in (start + 2, start + 1) if path[start:end] in known), None)
 
 
+# Names of layers come again in each array of theirs.
+@lru_cache(maxsize=1 << 14)
 def numbered(key: str | int) -> tuple[str, int] | None:
     """`layers_12` as ("layers", 12); None for a key that does not end in a number."""
     name, underscore, digits = str(key).rpartition("_")

@@ -200,7 +200,11 @@ class FamilyFit:
     ) -> FamilyFit:
         forms = keys.by_text
         hits = {
-            group: [form for form, _ in forms.get(group[0], ()) if _meet(found, form)]
+            group: [
+                form
+                for form, held in forms.get(group[0], ())
+                if _may_meet(group[1], held) and _meet(found, form)
+            ]
             for group, found in names.items()
         }
         met = frozenset(template for found in hits.values() for template in found)
@@ -249,6 +253,11 @@ class FamilyFit:
             others=tuple(folded(others)),
             num_others=len(others),
         )
+
+
+def _may_meet(numbers: Sequence[str | None], held: Sequence[str | None]) -> bool:
+    """Whether names with these numbers may be of a template with those: None is any of them."""
+    return all(one is None or one == other for one, other in zip(held, numbers, strict=True))
 
 
 def _meet(names: Iterable[str], template: Key) -> bool:

@@ -23,7 +23,7 @@ def is_variable(path: Path, version: Version) -> bool:
 def stacked_variables(view: MaxTextView, version: Version) -> Iterator[tuple[Path, int, int]]:
     """Those whose layers are stacked: path in the model, scan axis as the array has it, number of axes."""
     stacked = {key: axes for key, axes in view.stacked_keys.items() if axes}
-    for path, array in view.parameters.items():
+    for path, array in view.parameters.items() if stacked else ():
         place = key_of_layers(path, stacked) if is_variable(path, version) else None
         if place is not None:
             axes = stacked[path[place]]

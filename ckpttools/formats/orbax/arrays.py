@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from shlex import quote
 
 from ckpttools.array.lazy import ByteSource, LazyArray
@@ -14,7 +13,7 @@ from ckpttools.array.stored import Gaps
 from ckpttools.array.tree import Path, dotted, keystr
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.core.region import Shape, grid_cell, grid_indices, grid_shape
+from ckpttools.core.region import Shape, grid_cell, grid_indices
 from ckpttools.formats.orbax.entries import Entries, FileFault, Files
 from ckpttools.formats.orbax.hosts import where_chunks_may_be
 from ckpttools.formats.orbax.ocdbt import Entry, Extent, length_of
@@ -105,21 +104,8 @@ class Grid:
 
     def lazy(self) -> Chunked:
         document, coding = self.document, self.document.coding
-        shard, nbytes = self._shard, self._array_nbytes
-        scratch = None if self._is_plain else scratch_of(coding, shard, nbytes)
+        scratch = None if document.is_plain else scratch_of(coding, self._shard, document.decoded_nbytes)
         return Chunked(document.shape, document.dtype, coding.shape, self, scratch, self._gaps())
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        """Whether every chunk is its elements in C order and nothing else."""
-        coding, order = self.document.coding, self.document.coding.order
-        return coding.is_plain and self.document.shard is None and order == tuple(range(len(order)))
-
-    @cached_property
-    def _array_nbytes(self) -> int:
-        """Bytes of all pieces when they are decoded."""
-        document = self.document
-        return prod(grid_shape(document.shape, document.coding.shape)) * document.coding.nbytes
 
     def places(self) -> list[tuple[ByteSource, int, int]] | None:
         """File, first byte and length of every chunk, in C order of the grid; None if any was left out.
@@ -146,7 +132,7 @@ class Grid:
     def _gaps(self) -> Gaps | None:
         """The chunks that are missing, None if none are or they may hold the fill value."""
         document = self.document
-        present, chunks = self._counted(), prod(document.grid)
+        present, chunks = self._counted(), document.num_chunks
         taken = list(self._taken())
         if taken:
             return self._without_files(taken, chunks, 0 if self._fill is not None else chunks - present)
@@ -204,7 +190,7 @@ class Grid:
     def __call__(self, index: Shape) -> LazyArray:
         """The piece of the array at an index of the grid of pieces."""
         shape, dtype = self.document.coding.shape, self.document.dtype
-        if self._is_plain:
+        if self.document.is_plain:
             return self._plain(index)
         places = [divmod(i, n) for i, n in zip(index, self.document.pieces, strict=True)]
         chunk = tuple(place[0] for place in places)
@@ -219,7 +205,7 @@ class Grid:
             nbytes, shard = coding.nbytes, None
         extent = grid_cell(self.document.shape, shape, index).shape
         of_shard = (shard, number) if shard else None
-        name, total = self._name(chunk), self._array_nbytes
+        name, total = self._name(chunk), self.document.decoded_nbytes
         return chunk_array(EncodedChunk(source, offset, nbytes, coding, name, extent, of_shard, total), shape)
 
     def _plain(self, index: Shape) -> LazyArray:

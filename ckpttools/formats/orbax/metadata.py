@@ -236,7 +236,7 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
     path = tuple(
         int(key["key"]) if key["key_type"] == _SEQUENCE else str(key["key"]) for key in entry["key_metadata"]
     )
-    if len(path) > DEEPEST or sum(len(str(key)) for key in path) > _LONGEST_NAME:
+    if len(path) > DEEPEST or len("".join(map(str, path))) > _LONGEST_NAME:
         raise ValueError(f"a path of {len(path)} keys, {len(dotted(path))} characters")
     value = entry["value_metadata"]
     kind = value["value_type"]

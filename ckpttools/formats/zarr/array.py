@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 from ckpttools.codecs.base import Codec
@@ -35,6 +36,8 @@ class ChunkKeys:
         parts = [self.prefix] if self.prefix else []
         return self.separator.join([*parts, *map(str, index)]) or "0"
 
+    # The 100,000 arrays of a checkpoint have few keys of chunks between them.
+    @lru_cache(maxsize=1 << 12)  # noqa: B019
     def index(self, key: str, rank: int) -> Shape | None:
         """The grid index that a key names; None if it names none."""
         if rank == 0:
@@ -84,6 +87,10 @@ class ZarrArray:
         return grid_shape(self.shape, self.chunk)
 
     @cached_property
+    def num_chunks(self) -> int:
+        return prod(self.grid)
+
+    @cached_property
     def codecs(self) -> tuple[str, ...]:
         """How a piece becomes bytes, in words; empty for plain C order."""
         return tuple(name for step in self.steps for name in step.names(list(self.chunk)))
@@ -102,6 +109,17 @@ class ZarrArray:
     def pieces(self) -> Shape:
         """Pieces of a chunk along each axis."""
         return grid_shape(self.chunk, self.coding.shape)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether every chunk is its elements in C order and nothing else."""
+        order = self.coding.order
+        return self.coding.is_plain and self.shard is None and order == tuple(range(len(order)))
+
+    @cached_property
+    def decoded_nbytes(self) -> int:
+        """Bytes of all pieces when they are decoded."""
+        return prod(grid_shape(self.shape, self.coding.shape)) * self.coding.nbytes
 
     @cached_property
     def chunk_bytes(self) -> int | None:
