@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
+from functools import cache
 from typing import TypeAlias
 
 from ckpttools.array.lazy import ByteSource, LazyArray
@@ -76,7 +77,8 @@ class Describer:
             return
         parts = inner(array)
         for part in parts:
-            yield from self._new(part)
+            if id(part) not in self._numbers:
+                yield from self._new(part)
         self._numbers[id(array)] = len(self._numbers)
         if parts:
             yield [*_own_fields(array), [self._numbers[id(part)] for part in parts]]
@@ -112,5 +114,11 @@ def _described(array: LazyArray, identify: Identify) -> list[object]:
 
 def _own_fields(array: LazyArray) -> list[object]:
     """What an array makes of those that it is made of."""
-    shown = (repr(getattr(array, each.name)) for each in fields(array) if each.name not in INNER)
-    return [type(array).__name__, *shown]
+    kind = type(array)
+    return [kind.__name__, *[repr(getattr(array, name)) for name in _own_names(kind)]]
+
+
+@cache
+def _own_names(kind: type[LazyArray]) -> tuple[str, ...]:
+    """Names of the fields that say what an array of a class makes of others."""
+    return tuple(each.name for each in fields(kind) if each.name not in INNER)

@@ -277,5 +277,6 @@ def distinct(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
         array = rest.pop()
         if id(array) not in seen:
             seen.add(id(array))
-            rest.extend(reversed(inner(array)))
+            if parts := inner(array):
+                rest.extend(reversed(parts))
             yield array

@@ -63,6 +63,9 @@ def whole_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, 
         patterns: as of `first_match`, of names whose keys are joined by ".".
         names: that there are; a pattern of one of them, or of none, stays as it is.
     """
+    patterns = tuple(patterns)
+    if not patterns:
+        return ()
     known = {*names}
     above = {each for name in known for each in prefixes(name, ".")[1:]}
 

@@ -167,6 +167,8 @@ class Relayout(Derived):
         return ("relayout", self.split, self.order, self.merge, self.source.read_kind)
 
     def first_byte(self, region: Region) -> tuple[str, int]:
+        if region.shape == self.shape:
+            return self.source.first_byte(Region.whole(self.source.shape))
         _, box = next(self._atom_boxes(region))
         return self.source.first_byte(self._source_region(box))
 

@@ -268,7 +268,8 @@ def keystr(path: Path) -> str:
 
 def dotted(path: Path) -> str:
     """The path joined by ".", as Orbax names arrays on disk."""
-    return ".".join(map(str, path))
+    # Names of formats without a tree are one key, and each is asked for a dozen times.
+    return path[0] if len(path) == 1 and isinstance(path[0], str) else ".".join(map(str, path))
 
 
 def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:

@@ -51,7 +51,7 @@ _CONTAINERS = (dict, list)
 
 
 def _is_deep(value: object) -> bool:
-    level = [[value]]
+    level: list[dict[Any, Any] | list[Any]] = [[value]]
     for _ in range(DEEPEST + 1):
         inside = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
         level = [each for each in inside if isinstance(each, _CONTAINERS)]

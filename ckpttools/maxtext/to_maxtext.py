@@ -97,6 +97,8 @@ def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
         drop: patterns of whole names of the source.
         tree, plain, hub: the source, what it is without wrappers, and that in names of the hub.
     """
+    if not drop:
+        return ()
     names, own = by_name(hub.arrays), by_name(tree.arrays)
     found = whole_branches(drop, names)
     of_source = [each for each in found if not matching(names, [each]) and matching(own, [each])]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from math import prod
 from typing import TypedDict
 
@@ -47,6 +47,8 @@ _BYTES_PER_CHUNK = 1024
 _BYTES_PER_EXTENT, _BYTES_PER_FILE = 640, 896
 # Headers and gaps between chunks are no reason to say something.
 _WORTH_A_REMARK = 0.05
+# Lines of a fingerprint that are encoded at once.
+_TOGETHER = 1024
 
 
 class Totals(TypedDict):
@@ -161,8 +163,9 @@ class Plan:
             identify: the one name of a file, and its version.
         """
         digest, text = hashlib.sha256(), json.JSONEncoder(separators=(",", ":")).encode
-        for line in self._described(once(identify)):
-            digest.update(text(line).encode())
+        described = self._described(once(identify))
+        while lines := list(islice(described, _TOGETHER)):
+            digest.update(text(lines).encode())
         return digest.hexdigest()
 
     def _described(self, identify: Identify) -> Iterator[object]:
@@ -301,9 +304,17 @@ def _needed(tree: Tree, layout: Layout, jobs: int, most: int, streams: Streams |
 
 def _scratch_bytes(tree: Tree, layout: Layout) -> int:
     """Temporary bytes of a worker at most."""
-    arrays = _written(tree, layout).items()
-    needs = (array.scratch_bytes + layout.placements[path].scratch_bytes for path, array in arrays)
+    own = tree.once(_scratch_of_arrays)
+    needs = (own[path] + layout.placements[path].scratch_bytes for path in _written(tree, layout))
     return max(needs, default=0)
+
+
+def _scratch_of_arrays(tree: Tree) -> dict[Path, int]:
+    return {path: array.scratch_bytes for path, array in tree.arrays.items()}
+
+
+def _nodes(tree: Tree) -> int:
+    return nodes(tree.arrays.values())
 
 
 def _written(tree: Tree, layout: Layout) -> dict[Path, LazyArray]:
@@ -318,7 +329,7 @@ def _base_bytes(tree: Tree, layout: Layout, tasks: int) -> int:
     return (
         base_bytes()
         + names_bytes(map(keystr, tree))
-        + nodes(tree.arrays.values()) * BYTES_PER_NODE
+        + tree.once(_nodes) * BYTES_PER_NODE
         + len(tree) * _BYTES_PER_ARRAY
         + tasks * _BYTES_PER_TASK
         + chunks

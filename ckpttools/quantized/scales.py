@@ -168,12 +168,15 @@ def split_name(name: str) -> tuple[str, str, str]:
     Of what lies below a weight (`X.weight._data`) the key begins with that: `weight._data` of `X`.
     """
     spelled, index = bare_name(name).replace("/", "."), ""
-    above, _, last = spelled.rpartition(".")
-    if above and last.isdigit():
-        spelled, index = above, last
-    module, nested, below = spelled.partition(OBJECT)
-    if nested and all(key.startswith("_") for key in below.split(".")[1:]):
-        return module, f"weight.{below}", index
+    # Most names have neither, and each of 100,000 is asked five times.
+    if spelled[-1:].isdigit():
+        above, _, last = spelled.rpartition(".")
+        if above and last.isdigit():
+            spelled, index = above, last
+    if OBJECT in spelled:
+        module, _, below = spelled.partition(OBJECT)
+        if all(key.startswith("_") for key in below.split(".")[1:]):
+            return module, f"weight.{below}", index
     module, _, key = spelled.rpartition(".")
     return module, key, index
 

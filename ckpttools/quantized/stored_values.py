@@ -7,9 +7,10 @@ that one error lists all that is wrong.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name
@@ -17,8 +18,12 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
+from ckpttools.quantized.decoding import Decode
 from ckpttools.quantized.logical import decode_of
 from ckpttools.quantized.schemes.base import Weight
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # So many elements share a scale where scales are few: 1/4096 of the bytes and less.
 _FEW = 1024
@@ -107,13 +112,7 @@ def _scale_faults(
     beyond, odd = [], []
     for group in alike.values():
         decode = decode_of(group[0][0], dtype)
-        if len(group[0][1]) == 1:
-            together = np.concatenate([read[0].reshape(-1) for _, read in group])
-            factors = decode.factors([together])
-            if not (decode.is_beyond(factors) | (factors <= 0)).any():
-                continue
-        for weight, read in group:
-            factors = decode.factors(read)
+        for weight, factors in _odd_factors(group, decode):
             wrong, low = factors[decode.is_beyond(factors)], factors[factors <= 0]
             names = ", ".join(scale.name for scale in weight.scales)
             if wrong.size:
@@ -121,6 +120,22 @@ def _scale_faults(
             if low.size:
                 odd.append(f"{names}: {low.flat[0]:g}")
     return beyond, odd
+
+
+def _odd_factors(
+    group: Sequence[tuple[Weight, list[np.ndarray]]], decode: Decode
+) -> Iterator[tuple[Weight, np.ndarray]]:
+    """What numbers are multiplied by, of weights alike and their scales; of none where all are sound."""
+    import numpy as np
+
+    if len(group[0][1]) > 1:
+        yield from ((weight, decode.factors(read)) for weight, read in group)
+        return
+    # All at once: tens of thousands of experts have a few scales each.
+    ends = np.cumsum([read[0].size for _, read in group])
+    factors = decode.factors([np.concatenate([read[0].reshape(-1) for _, read in group])])
+    if (decode.is_beyond(factors) | (factors <= 0)).any():
+        yield from zip((weight for weight, _ in group), np.split(factors, ends[:-1]), strict=True)
 
 
 def _is_near(array: LazyArray) -> bool:

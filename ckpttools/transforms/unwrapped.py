@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from ckpttools.transforms.moves import Move, moved
 _OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
 # No model calls a module of its own like this: each is put in by what wraps a module, anywhere in a name.
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+_WRAPPER = re.compile("|".join(sorted(_WRAPPERS)))
 _MODULE, _MODEL = "module.", "model."
 
 
@@ -85,9 +87,11 @@ def _without_wrappers(names: dict[Path, str]) -> tuple[dict[Path, str], list[str
     taken: dict[str, None] = {}
     for _ in range(4):
         before = names
-        for each in names.values():
+        for each in filter(_WRAPPER.search, names.values()):
             taken.update((f"{word}.", None) for word in each.split(".")[:-1] if word in _WRAPPERS)
-        names = {path: _unwrapped_name(name) for path, name in names.items()}
+        names = {
+            path: _unwrapped_name(name) if _WRAPPER.search(name) else name for path, name in names.items()
+        }
         for prefix, is_prefix in ((_MODULE, _have), (_MODEL, _have_twice)):
             if is_prefix(names.values(), prefix):
                 taken[prefix] = None

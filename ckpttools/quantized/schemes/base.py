@@ -53,7 +53,7 @@ class Module:
     def shape(self) -> Shape:
         return self.codes.shape
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The last key of its name."""
         return last_key(self.name)
