@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -21,7 +20,6 @@ from ckpttools.transforms.moves import Move, moved
 _OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
 # No model calls a module of its own like this: each is put in by what wraps a module, anywhere in a name.
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-_WRAPPER = re.compile("|".join(sorted(_WRAPPERS)))
 _MODULE, _MODEL = "module.", "model."
 
 
@@ -87,11 +85,9 @@ def _without_wrappers(names: dict[Path, str]) -> tuple[dict[Path, str], list[str
     taken: dict[str, None] = {}
     for _ in range(4):
         before = names
-        for each in filter(_WRAPPER.search, names.values()):
+        for each in filter(_may_be_wrapped, names.values()):
             taken.update((f"{word}.", None) for word in each.split(".")[:-1] if word in _WRAPPERS)
-        names = {
-            path: _unwrapped_name(name) if _WRAPPER.search(name) else name for path, name in names.items()
-        }
+        names = {path: _unwrapped_name(name) for path, name in names.items()}
         for prefix, is_prefix in ((_MODULE, _have), (_MODEL, _have_twice)):
             if is_prefix(names.values(), prefix):
                 taken[prefix] = None
@@ -101,7 +97,13 @@ def _without_wrappers(names: dict[Path, str]) -> tuple[dict[Path, str], list[str
     return names, list(taken)
 
 
+def _may_be_wrapped(name: str) -> bool:
+    return any(word in name for word in _WRAPPERS)
+
+
 def _unwrapped_name(name: str) -> str:
+    if not _may_be_wrapped(name):
+        return name
     *above, last = name.split(".")
     return ".".join([*(word for word in above if word not in _WRAPPERS), last])
 
