@@ -101,6 +101,13 @@ def test_a_quantised_base_becomes_numbers_on_the_way(tmp_path, case, dtype, nati
     }
     one, two = (ckpttools.open(tmp_path / each).metadata.config for each in ("one", "two"))
     assert one == two and (native or "quantization_config" not in one)
+    for each, at in ((base, "of-codes"), (tmp_path / "plain", "of-numbers")):
+        if native:
+            ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / at, base=each)
+        else:
+            ckpttools.extract_adapter(tmp_path / "two", tmp_path / at, base=each, rank=2)
+    made, wanted = (numbers(tmp_path / each) for each in ("of-codes", "of-numbers"))
+    assert made.keys() == wanted.keys() and all((made[n] == wanted[n]).all() for n in wanted)
 
 
 def test_what_an_adapter_does_not_change_keeps_its_bits(tmp_path):

@@ -202,7 +202,7 @@ REFUSED = [
         "of a kind that the smaller model does not",
     ),
     (GOLDEN_0_2_5 / "deepseek4/hf", Smaller(experts=2), UsageError, "numbers of experts"),
-    (GOLDEN_0_2_5 / "qwen3.5-fp8/hf", Smaller(vocab=2), UsageError, "quantised weights cannot be cut"),
+    (GOLDEN_0_2_5 / "qwen3.5-fp8/hf", Smaller(vocab=2), FormatError, "cut by its numbers"),
     (TRAINED, Smaller(range(1)), ConfigError, "there is no config.json"),
 ]
 
@@ -211,6 +211,21 @@ REFUSED = [
 def test_what_would_be_no_model_is_refused(place, how, kind, said):
     with pytest.raises(kind, match=said):
         ckpttools.open(place).pipe(Shrink(how))
+
+
+def test_a_quantised_model_is_cut_by_its_numbers(tmp_path):
+    """As a cast of the whole model makes them, of which no copy is needed."""
+    source, kept = GOLDEN / "gpt-oss/hf", {"layers": 2, "experts": 2}
+    ckpttools.quantize(source, tmp_path / "mxfp4", scheme="mxfp4")
+    assert "--dtype bfloat16 makes numbers" in run(
+        "shrink", tmp_path / "mxfp4", tmp_path / "one", "--layers", "2", code=3
+    )
+    ckpttools.shrink(tmp_path / "mxfp4", tmp_path / "one", dtype="bfloat16", **kept)
+    ckpttools.cast(tmp_path / "mxfp4", tmp_path / "plain", dtype="bfloat16")
+    ckpttools.shrink(tmp_path / "plain", tmp_path / "two", **kept)
+    one, two = (ckpttools.open(tmp_path / each) for each in ("one", "two"))
+    assert one.arrays.keys() == two.arrays.keys() and one.metadata.config == two.metadata.config
+    assert all(array.read().tobytes() == two[path].read().tobytes() for path, array in one.arrays.items())
 
 
 def test_an_array_that_no_row_is_about_is_refused():

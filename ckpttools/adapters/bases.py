@@ -30,6 +30,7 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.quantized.refusals import refuse_quantized
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.cast import cast
+from ckpttools.transforms.dequantize import dequantized
 
 _FLOAT32 = DTYPES["float32"]
 # Added to anything it changes no bit.
@@ -41,7 +42,7 @@ class Base:
     """A model that adapters are of.
 
     Attributes:
-        tree: as it was opened.
+        tree: as it was opened, quantised weights as numbers.
         weights: its arrays under Hugging Face's names.
         config: what its `config.json` says; None where none is known.
         rows: of a MaxText base; None for a Hugging Face one.
@@ -180,7 +181,7 @@ class Base:
 
 
 def base_of(tree: Tree, model: ModelOptions | None = None, like: Where | None = None) -> Base:
-    """The base that a tree is.
+    """The base that a tree is; quantised weights count as their numbers in bfloat16.
 
     Args:
         tree: a Hugging Face model, or a MaxText checkpoint.
@@ -188,9 +189,10 @@ def base_of(tree: Tree, model: ModelOptions | None = None, like: Where | None = 
         like: directory of the model that a MaxText one came from; None for what was carried along.
 
     Raises:
-        FormatError: weights are quantised, or two have one name.
+        FormatError: weights are quantised and no numbers can be made of them, or two have one name.
         CheckpointError: as of `ckpttools.maxtext.to_hf.rows_of`.
     """
+    tree = dequantized(tree).tree
     if named_as(tree.arrays) != "maxtext":
         weights = by_name(tree.arrays)
         refuse_quantized(weights, tree.metadata.config, tree.metadata.place)

@@ -50,7 +50,7 @@ def shrink(
         vocab: so many of the first tokens; the tokenizer stays what it is.
         like: of a MaxText checkpoint that carries no `config.json`: the model's directory, or the file.
         family: the model's family, or a file that describes one; None as the configuration says.
-        dtype: of floating-point arrays, such as "bfloat16"; None to leave them.
+        dtype: of floating-point arrays, such as "bfloat16", quantised weights among them; None to leave them.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
@@ -63,4 +63,4 @@ def shrink(
     kept = range(layers) if isinstance(layers, int) else layers
     change = Shrink(Smaller(kept, experts, vocab), like, text_of(family))
     casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]
-    return write_changed([change, *casts], source, destination, common, least_share=_LEAST_SHARE)
+    return write_changed([*casts, change], source, destination, common, least_share=_LEAST_SHARE)

@@ -29,10 +29,12 @@ from ckpttools.maxtext.smaller_rows import SmallerRows
 from ckpttools.maxtext.stacking import cycle_of
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.maxtext.view import view_of
+from ckpttools.quantized.refusals import quantized_error
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.dequantize import require_numbers
 
 _COPY = "copy it there from where the weights came from"
 
@@ -56,10 +58,11 @@ class Shrink:
 
         Raises:
             ConfigError: there is no configuration, or its sizes do not fit the family with fewer layers.
-            UsageError: there are no such layers, they are no model in this order, or it is quantised.
+            UsageError: there are no such layers, or they are no model in this order.
             CoverageError: arrays that no row of the family is about, or that cannot be cut; lists all.
-            FormatError: two arrays have one name, keys joined by dots.
+            FormatError: weights are quantised, or two arrays have one name, keys joined by dots.
         """
+        require_numbers(tree, "a model is cut by its numbers")
         _refuse_quantised(tree)
         view, place = view_of(tree), tree.metadata.place
         files = ModelFiles.of(tree, self.like) if view.is_maxtext else ModelFiles(tree.metadata.config)
@@ -80,13 +83,9 @@ class Shrink:
 
 
 def _refuse_quantised(tree: Tree) -> None:
+    """Refuses what no numbers can be made of on the way."""
     if found := quantized_in(tree).weights:
-        raise UsageError(
-            "quantised weights cannot be cut with their scales",
-            place=tree.metadata.place or None,
-            got=next(iter(found)),
-            hint="dequantise it: ckpt cast SRC DST --dtype bfloat16",
-        )
+        raise quantized_error(found.values(), tree.metadata.config, tree.metadata.place, done="cut")
 
 
 def _cycle(family: Family) -> int:
