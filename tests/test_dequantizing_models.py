@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -288,6 +289,51 @@ def test_like_maxtext_rounds_scales_before(fp8, tmp_path):
     assert (made_of_it[name] == product).all()
     once = made.scaled(found[name], found[f"{name}_scale_inv"], BLOCK).astype(ml_dtypes.bfloat16)
     assert 0.1 < (made_of_it[name] != once).mean() < 0.5
+
+
+def test_other_codes_for_the_same_numbers(fp8, tmp_path):
+    """Of models that store weights alike what is stored is compared; that the numbers are equal is said."""
+    name = "model.layers.0.mlp.up_proj.weight"
+
+    def made_of(code: float, factor: float, *, odd: float | None = None) -> Path:
+        def change(arrays):
+            arrays[name][:] = code
+            arrays[name][0, 0] = code if odd is None else odd
+            arrays[f"{name}_scale_inv"] *= np.float32(factor)
+
+        return rewritten(fp8, tmp_path / f"{code}-{odd}", change)
+
+    one, other, third = made_of(64, 1), made_of(32, 2), made_of(16, 4, odd=18)
+    for each, equal in ((other, True), (third, False)):
+        found = ckpttools.diff(one, each, explain=False), ckpttools.verify(one, each)
+        assert found[0].outcomes["differs"] == 2
+        assert not any(report.equal for report in found)
+        assert all(("codes and scales of 1 array differ" in str(r.hints)) == equal for r in found)
+
+
+def test_damaged_scales_are_named_wherever_numbers_are_looked_at(fp8, tmp_path):
+    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)]
+    both = r"layers\.\{0\.\.1\}\.mlp\.up_proj\.weight_scale_inv: nan"
+
+    def damage(arrays):
+        for name in names:
+            arrays[f"{name}_scale_inv"][0, 0] = np.nan
+
+    blocks = SimpleNamespace(quantised=tmp_path / "blocks")
+    ckpttools.quantize(fp8.plain, blocks.quantised)
+    bad = rewritten(blocks, tmp_path / "bad", damage)
+    for arguments in ((bad, fp8.plain), (fp8.plain, bad)):
+        for command in (ckpttools.diff, ckpttools.verify):
+            with pytest.raises(FormatError, match=both):
+                command(*arguments)
+    with pytest.raises(FormatError, match=both):
+        ckpttools.stats(bad)
+    for report in (ckpttools.diff(bad, bad), ckpttools.verify(bad, bad)):
+        assert report.equal and len(report.remarks) == 2
+        assert f"{names[0]}_scale_inv: nan" in str(report.remarks[0])
+    bare = rewritten(fp8, tmp_path / "bare", lambda arrays: arrays.pop(f"{names[0]}_scale_inv"))
+    assert "without its scale" in run("inspect", "stats", bare)
+    assert ckpttools.stats(fp8.quantised, filter=names[0]).remarks[0].endswith("to bfloat16")
 
 
 class TestDoctor:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Unpack
 
+from ckpttools.api.same_numbers import same_numbers
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -133,13 +134,14 @@ def diff(
     with scanning(common) as scan:
         trees = opened(a, scan.read, b), opened(b, scan.read, a)
         scan.fetch(*trees)
-        of_a, of_b = side_by_side(*trees)
+        of_a, of_b = side_by_side(*trees, is_read=filter == "*")
         both = align(of_a.tree, of_b.tree, options)
         both = replace(both, remarks=(*_dequantized(of_a, of_b), *both.remarks))
         chosen = without_padding(_chosen(both, filter), padding_rows, scan.memory)
         found = _compared(chosen, scan, Tolerances(atol, rtol, ulp), ignore_dtype)
         if explain and not all(each.is_equal for each in found):
             found = _explained(found, chosen, both, scan)
+        alike = _equal_in_numbers(found, chosen, of_a.tree, of_b.tree, scan)
     first, second = SideReport.of(trees[0], chosen.a), SideReport.of(trees[1], chosen.b)
     return DiffReport(
         first,
@@ -148,7 +150,7 @@ def diff(
         remarks=chosen.remarks,
         outcomes=dict(Counter(each.outcome for each in found)),
         arrays=tuple(each for each in found if everything or each.outcome != "equal"),
-        hints=after_diff(found, {**chosen.a, **chosen.b}, first.path, second.path),
+        hints=alike or after_diff(found, {**chosen.a, **chosen.b}, first.path, second.path),
     )
 
 
@@ -187,6 +189,17 @@ def _compared(
         jobs=scan.jobs,
         observe=scan.observer(total),
     )
+
+
+def _equal_in_numbers(
+    found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], a: Tree, b: Tree, scan: ScanSettings
+) -> tuple[str, ...]:
+    """What to say where all that differs are codes and scales that stand for the same numbers."""
+    differing = [each for each in found if not each.is_equal]
+    if not differing or any(each.outcome != "differs" for each in differing):
+        return ()
+    arrays = [chosen.a[each.name] for each in differing]
+    return same_numbers(a, b, arrays, memory=scan.memory, jobs=scan.jobs)
 
 
 def _explained(

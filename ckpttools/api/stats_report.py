@@ -31,7 +31,8 @@ def stats(
 ) -> StatsReport:
     """Extremes, mean, norm, zeros and NaN of every array; every element is read once.
 
-    Those of quantised weights are of the numbers that they stand for, in bfloat16.
+    Those of quantised weights are of the numbers that they stand for, in bfloat16; where not all can be made
+    numbers of, of codes and scales as they are stored, and `remarks` says so.
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
@@ -47,7 +48,7 @@ def stats(
     if sort is not None and sort not in SORTS:
         raise UsageError(f"nothing is sorted by {sort!r}", wanted="one of " + ", ".join(SORTS))
     with scanning(common) as scan:
-        tree = as_numbers(opened(source, scan.read)).tree
+        tree, remark = as_numbers(opened(source, scan.read), is_read=filter == "*")
         scan.fetch(tree)
         total = sum(array.nbytes for array in matching(tree, filter).values())
         report = inspect_stats(
@@ -59,6 +60,7 @@ def stats(
             histograms=histogram,
             observe=scan.observer(total),
         )
+    report = replace(report, remarks=(remark,) if remark else ())
     if sort is None:
         return report
     return replace(report, arrays=tuple(sorted(report.arrays, key=lambda each: _descending(each, sort))))

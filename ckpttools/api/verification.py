@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
+from ckpttools.api.same_numbers import same_numbers
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -121,7 +122,7 @@ def verify(
         if against is not None:
             other = opened(against, replace(scan.read, step=None), checkpoint)
             scan.fetch(tree, other)
-            mine, theirs = side_by_side(tree, other)
+            mine, theirs = side_by_side(tree, other, is_read=filter == "*")
             found = _bit_by_bit(mine.tree, theirs.tree, said, selection, scan)
             sides = ("this", mine), ("the source", theirs)
             remarks = [f"{side}: {each.remark}" for side, each in sides if each.remark]
@@ -173,7 +174,7 @@ def _bit_by_bit(
     found = compare(both, memory=scan.memory, jobs=scan.jobs, observe=scan.observer(total))
     remarks = tuple(each.text for each in both.remarks)
     made = _verification(tree, source.metadata.place, both.a, found, remarks)
-    hints = after_verify(found, both)
+    hints = _in_numbers(found, both, tree, source, scan) or after_verify(found, both)
     if found and not hints and not (both.a.keys() & both.b.keys()):
         hints = _of_names(tree, source)
     return replace(made, hints=hints)
@@ -187,6 +188,16 @@ def _of_names(tree: Tree, source: Tree) -> tuple[str, ...]:
         or "`ckpt diff SRC DST` knows more names, and `ckpt remap` renames by rules"
     )
     return (f"no array has the same name on both sides: {way}",)
+
+
+def _in_numbers(
+    found: Sequence[Difference], both: Pairing[LazyArray], tree: Tree, source: Tree, scan: ScanSettings
+) -> tuple[str, ...]:
+    """What to say where all that differs are codes and scales that stand for the same numbers."""
+    if not found or any(each.reason != "values" for each in found):
+        return ()
+    arrays = [both.a[each.name] for each in found]
+    return same_numbers(tree, source, arrays, memory=scan.memory, jobs=scan.jobs)
 
 
 def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:

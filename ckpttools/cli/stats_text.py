@@ -79,6 +79,7 @@ def _head(report: StatsReport) -> Iterator[str]:
     step = None if report.step is None else f"step {report.step}"
     yield click.style(printable(report.path), bold=True)
     yield ", ".join(fact for fact in (report.format, step) if fact)
+    yield from map(printable, report.remarks)
     yield ""
 
 

@@ -83,6 +83,7 @@ class StatsReport:
         num_arrays, nbytes: of `arrays`.
         nan, inf: how many such elements in all of them.
         arrays: in the checkpoint's order.
+        remarks: of quantised weights, whether these are their numbers or what is stored.
     """
 
     path: str
@@ -93,6 +94,7 @@ class StatsReport:
     nan: int
     inf: int
     arrays: tuple[ArrayStats, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def finite(self) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ckpttools.array.tree import Tree
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import distinct
+from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.text import array_count
-from ckpttools.quantized.logical import RESULTS, logical
+from ckpttools.quantized.logical import RESULTS, array_of, logical
 from ckpttools.quantized.readable import shaped_weights_in, weights_in
 from ckpttools.quantized.schemes.base import Weight
+from ckpttools.quantized.stored_values import check_values, value_faults
 from ckpttools.quantized.tree import quantized_in
 
 
@@ -22,31 +25,54 @@ class Numbers(NamedTuple):
     remark: str = ""
 
 
-def as_numbers(tree: Tree, dtype: DType | None = None) -> Numbers:
+def as_numbers(tree: Tree, dtype: DType | None = None, *, is_read: bool = False) -> Numbers:
     """The numbers of a tree; the tree as it is where not all of its quantised weights can be dequantised.
 
     Args:
         tree: any checkpoint.
         dtype: of the numbers; None for bfloat16.
+        is_read: whether all numbers are going to be read: scales are looked at before, where they are few,
+            and what is left as it is stored is told of.
+
+    Raises:
+        FormatError: a scale that is looked at makes no finite number; lists all.
     """
     found = shaped_weights_in(tree)
     if found.faults or not found.readable:
-        return Numbers(tree)
+        return Numbers(tree, _damage(found.faults) if is_read else "")
+    if is_read:
+        check_values(tree, found.readable.values(), dtype)
     made = logical(tree, dtype, weights=found)
     count, schemes = array_count(made.weights), _schemes(made.weights.values())
     to = next(made.tree.arrays[path].dtype for path in made.weights)
     return Numbers(made.tree, f"{count} dequantised from {schemes} to {to}")
 
 
-def side_by_side(a: Tree, b: Tree) -> tuple[Numbers, Numbers]:
+def side_by_side(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[Numbers, Numbers]:
     """Two trees that can be compared: as they are where both store their weights alike, else as numbers.
 
     Those of one are in the dtype that the other has most of. Where one has codes of which no numbers can be
-    made, because nothing says how, codes of both are compared.
+    made, because nothing says how, codes of both are compared. `is_read` and errors as of `as_numbers`.
     """
     if _stored_alike(a, b) or _has_only_codes(a) or _has_only_codes(b):
-        return Numbers(a), Numbers(b)
-    return as_numbers(a, _main_dtype(b)), as_numbers(b, _main_dtype(a))
+        return _as_stored(a, is_read), _as_stored(b, is_read)
+    return as_numbers(a, _main_dtype(b), is_read=is_read), as_numbers(b, _main_dtype(a), is_read=is_read)
+
+
+def _as_stored(tree: Tree, is_read: bool) -> Numbers:
+    """A tree as it is, with what of it stands for no numbers."""
+    if not is_read:
+        return Numbers(tree)
+    found = weights_in(tree)
+    return Numbers(tree, _damage((*found.faults, *value_faults(tree, found.readable.values()).damaged)))
+
+
+def _damage(faults: Sequence[str]) -> str:
+    """What to say of quantised weights whose codes and scales are looked at as they are stored."""
+    if not faults:
+        return ""
+    more = f", and {len(faults) - 1:,} more" if len(faults) > 1 else ""
+    return f"codes and scales as they are stored, of which no numbers can be made: {faults[0]}{more}"
 
 
 def _stored_alike(a: Tree, b: Tree) -> bool:
@@ -74,3 +100,26 @@ def _main_dtype(tree: Tree) -> DType | None:
 
 def _schemes(weights: Collection[Weight]) -> str:
     return ", ".join(dict.fromkeys(each.scheme for each in weights))
+
+
+def weights_of(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
+    """The quantised weights that arrays are of, by the names of their codes; empty where one is of none."""
+    arrays = by_name(tree.arrays)
+    owners = {
+        id(arrays[stored]): name
+        for name, each in shaped_weights_in(tree).readable.items()
+        for stored in each.stored
+    }
+    found: set[str] = set()
+    for array in differing if owners else ():
+        theirs = {owners[id(each)] for each in distinct([array]) if id(each) in owners}
+        if not theirs:
+            return set()
+        found |= theirs
+    return found
+
+
+def numbers_of(tree: Tree, names: Collection[str]) -> dict[str, LazyArray]:
+    """The numbers of those of some weights of which any can be made, in float32."""
+    arrays, readable = by_name(tree.arrays), shaped_weights_in(tree).readable
+    return {name: array_of(readable[name], arrays, DTYPES["float32"]) for name in names if name in readable}

@@ -1,0 +1,47 @@
+"""Codes and scales that differ, and stand for the same numbers: one number is several codes times scales."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import FormatError
+from ckpttools.core.text import array_count
+from ckpttools.digest.pairing import Pairing
+from ckpttools.transforms.as_numbers import numbers_of, weights_of
+
+
+def same_numbers(
+    a: Tree, b: Tree, differing: Collection[LazyArray], *, memory: int, jobs: int | None
+) -> tuple[str, ...]:
+    """What to say where nothing differs but codes and scales that stand for the same numbers.
+
+    Args:
+        a, b: the checkpoints.
+        differing: those arrays of `a`, or made of such, that are not in `b` as they are.
+        memory, jobs: as of `ckpttools.compare.verify.compare`.
+
+    Raises:
+        CheckpointError: an array cannot be read, or the memory is too small.
+    """
+    from ckpttools.compare.verify import compare
+
+    names = weights_of(a, differing)
+    mine, wanted = numbers_of(a, names), numbers_of(b, names)
+    if not names or mine.keys() != wanted.keys():
+        return ()
+    smallest = min(mine, key=lambda name: mine[name].nbytes)
+    try:
+        # Two models differ in any of their weights: one is read before all are.
+        for chosen in ({smallest}, names):
+            sides = {name: mine[name] for name in chosen}, {name: wanted[name] for name in chosen}
+            if compare(Pairing(*sides), memory=memory, jobs=jobs):
+                return ()
+    except FormatError:
+        # Scales that make no finite number.
+        return ()
+    return (
+        f"in numbers they are equal: codes and scales of {array_count(names)} differ, and their products in "
+        "float32 do not",
+    )
