@@ -92,7 +92,11 @@ def write_synced(path: Path, content: bytes) -> None:
         OSError: the system reports an error. The file is removed then: what a failed sync has left can be
             read, and no later sync makes it durable (fsync(2)).
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    _write(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), path, content)
+
+
+def _write(descriptor: int, path: Path, content: bytes) -> None:
+    """Fills a file, syncs and closes it; removes it where that fails."""
     try:
         write_all(descriptor, content)
         os.fsync(descriptor)
@@ -118,15 +122,7 @@ def claim(path: Path, content: bytes) -> bool:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except FileExistsError:
         return False
-    try:
-        write_all(descriptor, content)
-        os.fsync(descriptor)
-    except OSError:
-        with suppress(OSError):
-            path.unlink()
-        raise
-    finally:
-        os.close(descriptor)
+    _write(descriptor, path, content)
     sync_directory(path.absolute().parent)
     return True
 
