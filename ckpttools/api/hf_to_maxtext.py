@@ -62,7 +62,7 @@ def hf_to_maxtext(
         scan_axis: the axis on which they are stacked (MaxText's `param_scan_axis`).
         dtype: of all floating-point arrays, such as "bfloat16"; None keeps those stored.
         dequantize_like: how products of quantised weights and their scales are rounded: "float32" once,
-            "maxtext" as MaxText does, with scales rounded to bfloat16 before.
+            "maxtext" as MaxText does, with scales rounded to bfloat16 first.
         exact: store in float32 what would otherwise not come back to the bit.
         maxtext: version of MaxText that is to load it: "0.2.5" or "e591f30".
         pad_vocab: rows that the vocabulary gets, zeros at the end.

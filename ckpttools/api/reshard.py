@@ -84,9 +84,9 @@ def reshard(
     subchunks: Size | None = None,
     **common: Unpack[Changing],
 ) -> PreparedReshard:
-    """Writes a checkpoint as Orbax, in chunks of which each device of a mesh loads whole ones.
+    """Writes a checkpoint as Orbax, in chunks that devices of a mesh load whole.
 
-    It also says how arrays lie on that mesh, so that Orbax restores them so where it is told nothing else. No
+    It also says how arrays lie on that mesh: Orbax restores them so, unless it is told otherwise. No
     device is needed, and no more of an array is in memory than for any other conversion.
 
     Args:

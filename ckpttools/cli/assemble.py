@@ -20,7 +20,7 @@ from ckpttools.cli.write import write
 from ckpttools.stores.place import Place
 
 
-@click.command(short_help="One checkpoint of what the hosts of a job kept, each a part.")
+@click.command(short_help="One checkpoint of the parts that hosts of a job kept.")
 @click.argument("places", metavar="HOST_DIR… [DST]", nargs=-1, required=True, type=ANY_PATH)
 @click.option(
     "--list",

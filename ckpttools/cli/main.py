@@ -25,9 +25,7 @@ from ckpttools.core.wording import as_flags
 _COMMANDS = {
     "adapter": in_module("adapter", "adapter", "LoRA adapters: merged, extracted, to MaxText, to PEFT."),
     "average": in_module("average", "average", "The weighted mean of checkpoints."),
-    "assemble": in_module(
-        "assemble", "assemble", "One checkpoint of what the hosts of a job kept, each a part."
-    ),
+    "assemble": in_module("assemble", "assemble", "One checkpoint of the parts that hosts of a job kept."),
     "cast": in_module("cast", "cast", "The same arrays in other dtypes."),
     "convert": in_module("convert", "convert", "Write a checkpoint in another form."),
     "copy": in_module("copy", "copy", "A checkpoint to another place or store, byte for byte."),

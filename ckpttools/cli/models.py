@@ -94,7 +94,7 @@ _mapping_options = together(
         type=click.Choice(("dequantize", "keep")),
         default="dequantize",
         show_default=True,
-        help="What to do with quantised weights: make numbers of --dtype of them, bfloat16 by default, or "
+        help="What to do with quantised weights: turn them into numbers of --dtype, bfloat16 by default, or "
         "keep FP8 with its scales, as MaxText's weight_dtype=float8_e4m3fn has it.",
     ),
     patterns_option(
@@ -179,8 +179,8 @@ _back_options = together(
     click.option(
         "--quantized",
         type=click.Choice(("dequantize", "keep")),
-        help="What to do with FP8 weights: make numbers of them, or write them with their scales. By default "
-        "they are kept, unless --dtype is given.",
+        help="What to do with FP8 weights: turn them into numbers, or write them with their scales. By "
+        "default they are kept, unless --dtype is given.",
     ),
     model_options,
     step_option,

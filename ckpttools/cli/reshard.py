@@ -41,9 +41,9 @@ _LEFT_OUT = ("chunks", "reference")
 @declared([each for each in OPTIONS if each.name not in _LEFT_OUT])
 @common_options
 def reshard(**options: Any) -> None:
-    """Write a checkpoint as Orbax, in chunks of which each device of a mesh loads whole ones.
+    """Write a checkpoint as Orbax, in chunks that devices of a mesh load whole.
 
-    DST also says how arrays lie on that mesh, so that Orbax restores them so where no target says otherwise.
+    DST also says how arrays lie on that mesh: Orbax restores them so, unless a target says otherwise.
     SRC may be of any format and is read once; no device is needed.
 
     \b

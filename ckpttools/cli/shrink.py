@@ -27,13 +27,13 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
     "--layers",
     metavar="N|N,N,…",
     callback=_layers,
-    help="So many of the first layers, or with commas the numbers of those that are kept.",
+    help="Keep the first N layers, or, with commas, those with these numbers.",
 )
-@count_option("--experts", "So many of the first experts of each layer.")
-@count_option("--vocab", "So many of the first tokens; the tokenizer stays what it is.")
-@like_option("Of a MaxText checkpoint that carries no config.json the model it came from.")
+@count_option("--experts", "Keep the first N experts of each layer.")
+@count_option("--vocab", "Keep the first N tokens; the tokenizer stays as it is.")
+@like_option("The model that a MaxText checkpoint came from, if it carries no config.json.")
 @click.option(
-    "--family", type=SOME_TEXT, metavar="NAME|FILE", help="The model's family, if not by config.json."
+    "--family", type=SOME_TEXT, metavar="NAME|FILE", help="The model's family, if not as config.json says."
 )
 @dtype_option
 @target_options
@@ -42,7 +42,7 @@ def shrink(**options: Any) -> None:
     """Write some layers, experts or tokens of a model: a small one that runs, for bring-up and tests.
 
     SRC is a Hugging Face model or a MaxText checkpoint of any kind; moments of an optimizer are cut with the
-    weights. config.json says how small the model is; where MaxText's checkpoint carries it along, too.
+    weights. config.json is made to describe the small model, also where a MaxText checkpoint carries it.
     Weights stay what they are. Whole chunks are shared with files of which at least half is kept, so that
     copies of DST do not carry what was cut; --reference shares them with others, too.
 
