@@ -356,3 +356,8 @@ def test_a_plan_means_the_same_places_in_every_directory(tmp_path, monkeypatch):
     run("run", "../here/plan", "--publish")
     ckpttools.average(tmp_path / "here/a", tmp_path / "wanted", others=[tmp_path / "here/b"])
     assert ckpt("diff", tmp_path / "here/mean", tmp_path / "wanted").exit_code == 0
+
+
+def test_weights_with_blanks_between_are_no_checkpoints(tmp_path):
+    told = ckpt("average", HF, HF, tmp_path / "out", "--weights", "0.5", "0.3", "0.2").output
+    assert "weights take commas" in told and "--weights 0.5,0.3,0.2" in told

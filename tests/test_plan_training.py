@@ -238,6 +238,8 @@ class TestWhatCannotBeMeant:
             ({"mtbf_all": "6h"}, "some of the failures"),
             ({"mtbf": "6h", "mtbf_all": "1h"}, "no more frequent"),
             ({"local_bandwidth": 0}, "`local_bandwidth` cannot be this"),
+            ({"local_bandwidth": 2}, 'local_bandwidth="2GB"'),
+            ({"persistent_bandwidth": "2kB"}, "a size with its unit"),
             ({"settings": ["base.yml"]}, "no setting"),
             ({"mtbf": "6h", "plot": "hf/llama/config.json"}, "no name of an image"),
         ],

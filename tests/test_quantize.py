@@ -225,6 +225,14 @@ def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
     assert caught.value.place == "model.layers.1.mlp.up_proj.weight"
     assert not (tmp_path / "fp8").exists()
+    # Going on is offered last: it fails as it did.
+    words = "quantize", tmp_path / "hf", tmp_path / "by-command"
+    run(*words, code=3)
+    told = " ".join(run(*words, "--exclude", "*.up_proj.weight", code=2).split())
+    assert "another conversion: the same command, begun with other options" in told
+    assert told.index("--overwrite; to go on with") < told.index(
+        f"ckpt quantize {tmp_path}/hf", told.index("next")
+    )
     ckpttools.quantize(
         tmp_path / "hf", tmp_path / "fp8", exclude="model.layers.1.mlp.up_proj.weight", overwrite=True
     )

@@ -36,6 +36,8 @@ from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
+# A host's disk writes a hundred times as many.
+_LEAST_BANDWIDTH = 1_000_000
 _YAML = (".yml", ".yaml")
 _SUCH_AS = {"mtbf": "6h", "step_time": "8s"}
 # Where more than this part of the time is lost, other numbers are at fault than the interval.
@@ -110,8 +112,8 @@ def plan_training(
     chosen: Mode = mode or ("multi-tier" if slices > 1 else "persistent")
     size = ramdisk(state.nbytes, hosts, share.nbytes if share.is_known else None)
     # Of emergency and multi-tier checkpoints one slice writes to storage, each host its share.
-    to_storage = state.nbytes / hosts / size_of("persistent_bandwidth", persistent_bandwidth)
-    writes = share.nbytes / size_of("local_bandwidth", local_bandwidth), to_storage
+    to_storage = state.nbytes / hosts / _bandwidth("persistent_bandwidth", persistent_bandwidth)
+    writes = share.nbytes / _bandwidth("local_bandwidth", local_bandwidth), to_storage
     tiers = _tiers(chosen, (local_save, persistent_save), writes, (mtbf, mtbf_all))
     intervals = _intervals(tiers, chosen, _seconds("step_time", step_time), words)
     saving = _saving(chosen, intervals, words, keep, total_steps)
@@ -174,6 +176,23 @@ def _check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and (type(count) is not int or count < 1):
             raise UsageError(f"{option(name, count)} means nothing", wanted="a whole number, 1 or more")
+
+
+def _bandwidth(name: str, said: int | str) -> int:
+    """Bytes a second.
+
+    Raises:
+        UsageError: it is no size, or so small that a unit was meant.
+    """
+    rate = size_of(name, said)
+    if rate < _LEAST_BANDWIDTH:
+        raise UsageError(
+            f"{option(name)} is in bytes a second, and no host writes so few",
+            got=said,
+            wanted="a size with its unit",
+            hint=option(name, f"{said}GB" if rate < 1000 else "2GB"),
+        )
+    return rate
 
 
 def _configuration(source: Source) -> Place | None:

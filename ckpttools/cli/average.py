@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -18,9 +19,12 @@ from ckpttools.cli.options import (
 )
 from ckpttools.cli.transforming import dtype_option, target_options
 from ckpttools.cli.write import write
+from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import flag
 from ckpttools.stores.place import Place
 from ckpttools.transforms.mean_weights import DECAYS
 
+_NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
 _choice = together(
     click.option(
         "--steps",
@@ -65,6 +69,17 @@ def _numbers(value: str | None) -> list[float] | None:
         raise click.BadParameter(f"{value!r} is no list of numbers, such as 1,0.5,-0.5.") from error
 
 
+def _refuse_blanks(weights: list[float] | None, places: list[Place]) -> None:
+    """Refuses weights with blanks between, of which all but the first are taken for checkpoints."""
+    numbers = [str(each) for each in places if _NUMBER.fullmatch(str(each)) and not each.exists()]
+    if weights is not None and len(weights) == 1 and numbers:
+        raise UsageError(
+            "weights take commas between them",
+            got=f"{numbers[0]} as a checkpoint",
+            wanted=flag("weights", ",".join([f"{weights[0]:g}", *numbers])),
+        )
+
+
 @click.command(short_help="The weighted mean of checkpoints.")
 @click.argument("source", metavar="SRC", type=ANY_PATH)
 @click.argument("others", metavar="[SRC]...", type=ANY_PATH, nargs=-1)
@@ -94,4 +109,5 @@ def average(others: tuple[Place, ...], **options: Any) -> None:
     """
     from ckpttools.api.average import average
 
+    _refuse_blanks(options["weights"], [*others, options["destination"]])
     write(average.plan, others=others, **options)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
-from ckpttools.core.errors import CheckpointError, CoverageError, UsageError, listing
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, in_natural_order
 from ckpttools.core.wording import option
@@ -36,6 +36,8 @@ from ckpttools.stores.registry import Where
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.dequantize import require_numbers
 
+# Numbers of layers that are tried for the nearest that fits.
+_MOST_TRIED = 16
 _COPY = "copy it there from where the weights came from"
 
 
@@ -72,7 +74,10 @@ class Shrink:
         small = smaller_config(config, family, self.how)
         _check_cycle(_cycle(family), small)
         plain = UnstackLayers()(tree).tree if view.is_stacked else tree
-        made = _Cut.of(plain, family, config, small)
+        try:
+            made = _Cut.of(plain, family, config, small)
+        except ConfigError as error:
+            raise error.at(hint=_counts_that_fit(config, family, self.how)) from error
         found = made.tree
         if view.is_stacked:
             cycle = _cycle_in(tree)
@@ -86,6 +91,25 @@ def _refuse_quantised(tree: Tree) -> None:
     """Refuses what no numbers can be made of on the way."""
     if found := quantized_in(tree).weights:
         raise quantized_error(found.values(), tree.metadata.config, tree.metadata.place, done="cut")
+
+
+def _counts_that_fit(config: Mapping[str, Any], family: Family, how: Smaller) -> str | None:
+    """The nearest numbers of layers of which the family has a model, as a next step."""
+    if how.layers is None:
+        return None
+
+    def fits(count: int) -> bool:
+        try:
+            small = smaller_config(config, family, replace(how, layers=range(count)))
+            family.table(small.config, CONFIG)
+        except CheckpointError:
+            return False
+        return True
+
+    wanted = len(how.layers)
+    ways = (range(wanted - 1, 0, -1), range(wanted + 1, wanted + _MOST_TRIED))
+    near = [each for each in (next(filter(fits, way), None) for way in ways) if each]
+    return f"{' or '.join(option('layers', each) for each in near)} fits" if near else None
 
 
 def _cycle(family: Family) -> int:

@@ -31,12 +31,22 @@ def held_by_another(directory: Path, begun: Purpose | None, purpose: Purpose) ->
     else:
         what = "another conversion"
         go_on = f"to go on with it, {_again(begun)}"
+    hint = f"{go_on}; to give it up, {discard}"
+    if _is_alike(begun, purpose):
+        what = "another conversion: the same command, begun with other options"
+        hint = f"to begin anew with those of now, {discard}; {go_on}"
     return UsageError(
         f"{directory} holds the beginning of {what}",
         got=conversion_words(begun),
         wanted=conversion_words(purpose),
-        hint=f"{go_on}; to give it up, {discard}",
+        hint=hint,
     )
+
+
+def _is_alike(begun: Purpose, purpose: Purpose) -> bool:
+    """Whether the same is made of the same source, but for options."""
+    names = [each.command.split()[:2] for each in (begun, purpose)]
+    return begun.command != purpose.command and begun.source == purpose.source and names[0] == names[1]
 
 
 def conversion_words(purpose: Purpose) -> str:
