@@ -229,6 +229,28 @@ def test_the_doctor_looks_at_scales_of_maxtext(tmp_path, damage):
     found = ckpttools.doctor(tmp_path / "damaged")
     assert [each.level for each in found.findings if words in each.what and SCALE in each.what] == [level]
     assert found.healthy == (level != "error")
+    if damage == "nan":
+        with pytest.raises(FormatError, match="kernel_scale: nan"):
+            ckpttools.maxtext_to_hf(tmp_path / "damaged", tmp_path / "never", like=source)
+
+
+@pytest.mark.parametrize("to_hf", [False, True])
+def test_scales_that_are_kept_are_looked_at_however_many_they_are(tmp_path, to_hf):
+    """Nothing multiplies by them on the way."""
+    source = quantised(tmp_path / "hf", num_hidden_layers=1)
+    if to_hf:
+        ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    tree = ckpttools.open(tmp_path / "native" if to_hf else source)
+    path = next(path for path in tree.arrays if "_scale" in dotted(path))
+    scales = np.array(tree.arrays[path].read())
+    scales.reshape(-1)[-1] = np.inf
+    bad = ckpttools.Tree(
+        {**tree.leaves, path: stored(scales.view(np.uint32), tree.arrays[path].dtype)}, tree.metadata
+    )
+    convert = ckpttools.maxtext_to_hf if to_hf else ckpttools.hf_to_maxtext
+    with pytest.raises(FormatError, match=f"{dotted(path)}: inf"):
+        convert(bad, tmp_path / "never", quantized="keep")
+    assert not (tmp_path / "never").exists()
 
 
 def test_what_maxtext_is_told_of_it(tmp_path):

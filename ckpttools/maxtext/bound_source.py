@@ -26,7 +26,9 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import named_parameters
 from ckpttools.maxtext.stacked_on import with_scan_axis
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
+from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.refusals import refuse_quantized
+from ckpttools.quantized.stored_values import check_values
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Bou
     arrays = named_parameters(tree, options.prefix)
     numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
     native = native_of(arrays, files.config, tree.metadata.place, numbers)
+    if native.scales:
+        check_values(tree, weights_in(tree).readable.values(), are_kept=True)
     arrays = dict(native.arrays)
     plain = {key: array for key, array in arrays.items() if key not in native.scales}
     refuse_quantized(plain, tree.metadata.config, tree.metadata.place)

@@ -70,7 +70,7 @@ class KeptWeights:
 
 
 def kept_weights(tree: Tree) -> KeptWeights:
-    """The quantised weights of a tree, and the rest of it; of scales that are few the values are looked at.
+    """The quantised weights of a tree, and the rest of it; the values of scales are looked at.
 
     Raises:
         UsageError: no weight is quantised.
@@ -96,7 +96,7 @@ def kept_weights(tree: Tree) -> KeptWeights:
         faults += [f"{each.name}: {each.scheme}" for each in weights if _block(each) != _block(weights[0])]
     if faults:
         raise refusal(faults, config, place)
-    check_values(tree, weights)
+    check_values(tree, weights, are_kept=True)
     paths = {dotted(path): path for path in tree.arrays}
     away = {name for each in weights for name in each.stored if name != each.codes}
     scales = {each.name: _plain(tree.arrays[paths[each.scales[0].name]], each) for each in weights}

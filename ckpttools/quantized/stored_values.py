@@ -44,36 +44,43 @@ class ValueFaults:
     not_positive: tuple[str, ...]
 
 
-def check_values(tree: Tree, weights: Iterable[Weight], dtype: DType | None = None) -> None:
+def check_values(
+    tree: Tree, weights: Iterable[Weight], dtype: DType | None = None, *, are_kept: bool = False
+) -> None:
     """Reads scales where they are few, of what lies on this machine.
 
     Args:
         tree: with the quantised weights.
         weights: they.
         dtype: of the numbers that are wanted; None for bfloat16.
+        are_kept: whether no number is made of them, so that scales are looked at here or nowhere: of these
+            many are read as well.
 
     Raises:
         FormatError: a scale makes no finite number; lists all.
         StorageError: they cannot be read.
     """
-    found = value_faults(tree, weights, dtype)
+    found = value_faults(tree, weights, dtype, are_kept=are_kept)
+    said = says_quantized(tree.metadata.config)
     if found.damaged:
         raise FormatError(
             "these quantised weights cannot be dequantised:" + listing(list(found.damaged)),
             place=tree.metadata.place or None,
-            got=f"{scheme(says_quantized(tree.metadata.config))} ({FIELD})",
+            got=f"{scheme(said)} ({FIELD})" if said else None,
             hint="get the checkpoint again: its scales are damaged",
         )
 
 
-def value_faults(tree: Tree, weights: Iterable[Weight], dtype: DType | None = None) -> ValueFaults:
+def value_faults(
+    tree: Tree, weights: Iterable[Weight], dtype: DType | None = None, *, are_kept: bool = False
+) -> ValueFaults:
     """What `check_values` refuses, and what is odd besides; arguments as there.
 
     Raises:
         StorageError: they cannot be read.
     """
     arrays = by_name(tree.arrays)
-    few = [each for each in weights if _is_few(each, arrays)]
+    few = [each for each in weights if (are_kept or _is_few(each)) and _are_near(each, arrays)]
     damaged: list[str] = []
     not_positive: list[str] = []
     for at in range(0, len(few), _TOGETHER):
@@ -83,9 +90,14 @@ def value_faults(tree: Tree, weights: Iterable[Weight], dtype: DType | None = No
     return ValueFaults(tuple(damaged), tuple(not_positive))
 
 
-def _is_few(weight: Weight, arrays: Mapping[str, LazyArray]) -> bool:
-    """Whether its scales are few, and near."""
-    return prod(weight.scales[0].block) >= _FEW and all(_is_near(arrays[s.name]) for s in weight.scales)
+def _is_few(weight: Weight) -> bool:
+    return prod(weight.scales[0].block) >= _FEW
+
+
+def _are_near(weight: Weight, arrays: Mapping[str, LazyArray]) -> bool:
+    """Whether reading its scales takes no request to a store behind a network."""
+    sources = (source for each in weight.scales for source in arrays[each.name].sources())
+    return all(getattr(source, "price", 1) == 1 for source in sources)
 
 
 def _scale_faults(
@@ -136,8 +148,3 @@ def _odd_factors(
     factors = decode.factors([np.concatenate([read[0].reshape(-1) for _, read in group])])
     if (decode.is_beyond(factors) | (factors <= 0)).any():
         yield from zip((weight for weight, _ in group), np.split(factors, ends[:-1]), strict=True)
-
-
-def _is_near(array: LazyArray) -> bool:
-    """Whether reading it takes no request to a store behind a network."""
-    return all(getattr(source, "price", 1) == 1 for source in array.sources())
