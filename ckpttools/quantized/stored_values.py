@@ -60,7 +60,7 @@ def check_values(
         FormatError: a scale makes no finite number; lists all.
         StorageError: they cannot be read.
     """
-    found = value_faults(tree, weights, dtype, are_kept=are_kept)
+    found = value_faults(tree, weights, dtype, are_kept=are_kept, signs=False)
     said = says_quantized(tree.metadata.config)
     if found.damaged:
         raise FormatError(
@@ -72,9 +72,17 @@ def check_values(
 
 
 def value_faults(
-    tree: Tree, weights: Iterable[Weight], dtype: DType | None = None, *, are_kept: bool = False
+    tree: Tree,
+    weights: Iterable[Weight],
+    dtype: DType | None = None,
+    *,
+    are_kept: bool = False,
+    signs: bool = True,
 ) -> ValueFaults:
     """What `check_values` refuses, and what is odd besides; arguments as there.
+
+    Args:
+        signs: whether scales that are zero or negative are told as well.
 
     Raises:
         StorageError: they cannot be read.
@@ -84,7 +92,7 @@ def value_faults(
     damaged: list[str] = []
     not_positive: list[str] = []
     for at in range(0, len(few), _TOGETHER):
-        beyond, odd = _scale_faults(few[at : at + _TOGETHER], arrays, dtype)
+        beyond, odd = _scale_faults(few[at : at + _TOGETHER], arrays, dtype, signs)
         damaged += beyond
         not_positive += odd
     return ValueFaults(tuple(damaged), tuple(not_positive))
@@ -101,7 +109,7 @@ def _are_near(weight: Weight, arrays: Mapping[str, LazyArray]) -> bool:
 
 
 def _scale_faults(
-    weights: Sequence[Weight], arrays: Mapping[str, LazyArray], dtype: DType | None
+    weights: Sequence[Weight], arrays: Mapping[str, LazyArray], dtype: DType | None, signs: bool
 ) -> tuple[list[str], list[str]]:
     """Lines for weights with scales that make no finite number, and for those with some below or at zero."""
     import numpy as np
@@ -124,8 +132,8 @@ def _scale_faults(
     beyond, odd = [], []
     for group in alike.values():
         decode = decode_of(group[0][0], dtype)
-        for weight, factors in _odd_factors(group, decode):
-            wrong, low = factors[decode.is_beyond(factors)], factors[factors <= 0]
+        for weight, factors in _odd_factors(group, decode, signs):
+            wrong, low = factors[decode.is_beyond(factors)], factors[factors <= 0] if signs else factors[:0]
             names = ", ".join(scale.name for scale in weight.scales)
             if wrong.size:
                 beyond.append(f"{names}: {wrong.flat[0]:g}, of which no finite {decode.result} can be made")
@@ -135,7 +143,7 @@ def _scale_faults(
 
 
 def _odd_factors(
-    group: Sequence[tuple[Weight, list[np.ndarray]]], decode: Decode
+    group: Sequence[tuple[Weight, list[np.ndarray]]], decode: Decode, signs: bool
 ) -> Iterator[tuple[Weight, np.ndarray]]:
     """What numbers are multiplied by, of weights alike and their scales; of none where all are sound."""
     import numpy as np
@@ -146,5 +154,5 @@ def _odd_factors(
     # All at once: tens of thousands of experts have a few scales each.
     ends = np.cumsum([read[0].size for _, read in group])
     factors = decode.factors([np.concatenate([read[0].reshape(-1) for _, read in group])])
-    if (decode.is_beyond(factors) | (factors <= 0)).any():
+    if decode.is_beyond(factors).any() or (signs and (factors <= 0).any()):
         yield from zip((weight for weight, _ in group), np.split(factors, ends[:-1]), strict=True)

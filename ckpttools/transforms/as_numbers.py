@@ -64,7 +64,9 @@ def _as_stored(tree: Tree, is_read: bool) -> Numbers:
     if not is_read:
         return Numbers(tree)
     found = weights_in(tree)
-    return Numbers(tree, _damage((*found.faults, *value_faults(tree, found.readable.values()).damaged)))
+    return Numbers(
+        tree, _damage((*found.faults, *value_faults(tree, found.readable.values(), signs=False).damaged))
+    )
 
 
 def _damage(faults: Sequence[str]) -> str:
