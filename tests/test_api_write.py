@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -234,6 +235,8 @@ def test_an_option_is_spelled_as_whoever_reads_it_writes_it():
         assert [option(name, value) for name, value, _, _ in cases] == [flag for *_, flag in cases]
         assert quoted("keep", "*.bias") == "--keep '*.bias'"
         assert several("drop", ["a.*", "b"]) == "--drop 'a.*' --drop 'b'"
+        hostile = "it's $(touch x)"
+        assert shlex.split(quoted("keep", hostile)) == ["--keep", hostile]
     assert quoted("keep", "*.bias") == 'keep="*.bias"'
     assert several("drop", ["a.*", "b"]) == 'drop=["a.*", "b"]' and several("drop", ["b"]) == 'drop="b"'
 

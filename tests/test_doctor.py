@@ -29,7 +29,7 @@ from support.orbax_items import (
     write_item,
     zarr3,
 )
-from support.places import GOLDEN, HF, ORBAX
+from support.places import FIXTURES, GOLDEN, HF, ORBAX
 
 import ckpttools
 from ckpttools.array.tree import keystr
@@ -597,6 +597,11 @@ class TestSafetensors:
         with pytest.raises(FormatError, match="no index can be made"):
             fixes()["index"].apply(parse(folder), ReadOptions())
         assert not (folder / "model.safetensors.index.json").exists()
+
+    def test_what_lies_beside_a_quantised_model_says_nothing_of_its_weights(self, tmp_path):
+        folder = copy(FIXTURES / "compressed-tensors" / "int4-asymmetric", tmp_path)
+        assert len(list(folder.glob("*.safetensors"))) == 2
+        assert not [each for each in examine(folder).findings if each.level == "error"]
 
     def test_shards_and_an_adapter_are_not_joined(self, tmp_path):
         folder = self.folder(tmp_path)

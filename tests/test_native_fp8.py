@@ -13,7 +13,7 @@ from support.hf_models import write_llama
 from support.places import GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.array.tree import dotted
+from ckpttools.array.tree import Metadata, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
@@ -22,7 +22,9 @@ from ckpttools.mapping.scale_grids import scale_grids
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.native import fits_maxtext
+from ckpttools.quantized import stored_values
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
+from ckpttools.quantized.readable import weights_in
 from ckpttools.stores.registry import parse
 from ckpttools.testing.strategies import stored
 
@@ -251,6 +253,59 @@ def test_scales_that_are_kept_are_looked_at_however_many_they_are(tmp_path, to_h
     with pytest.raises(FormatError, match=f"{dotted(path)}: inf"):
         convert(bad, tmp_path / "never", quantized="keep")
     assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("to_hf", [False, True])
+def test_scales_far_away_that_are_kept_are_looked_at_when_they_are_copied(tmp_path, gcs, to_hf):
+    """Where no number of small requests is made before."""
+    source = quantised(tmp_path / "hf", num_hidden_layers=1)
+    if to_hf:
+        ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    tree = ckpttools.open(tmp_path / "native" if to_hf else source)
+    path = next(path for path in tree.arrays if "_scale" in dotted(path))
+    scales = np.array(tree.arrays[path].read())
+    scales.reshape(-1)[-1] = np.nan
+    leaves = {**tree.leaves, path: stored(scales.view(np.uint32), tree.arrays[path].dtype)}
+    written = tmp_path / "bad"
+    ckpttools.convert(
+        ckpttools.Tree(leaves, tree.metadata), written, format="orbax" if to_hf else "safetensors"
+    )
+    if not to_hf:
+        shutil.copy(source / "config.json", written)
+    files = {
+        str(each.relative_to(written)): each.read_bytes() for each in written.rglob("*") if each.is_file()
+    }
+    far = gcs.filled(files)
+    convert, more = (
+        (ckpttools.maxtext_to_hf, {"like": source}) if to_hf else (ckpttools.hf_to_maxtext, {"scan": False})
+    )
+    with pytest.raises(FormatError, match="scales of which no finite numbers can be made"):
+        convert(far, tmp_path / "never", quantized="keep", **more)
+    assert not (tmp_path / "never").exists()
+
+
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    most=st.integers(1, 50),
+    data=st.data(),
+)
+def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, most, data):
+    bad = data.draw(st.sets(st.sampled_from(range(len(counts)))))
+    arrays, weights = {}, []
+    for number, count in enumerate(counts):
+        grid = np.ones((count, 1), np.float32)
+        if number in bad:
+            grid[data.draw(st.integers(0, count - 1))] = np.nan
+        shape, name = (count * 4, 4), f"w{number}"
+        arrays[f"{name}.weight",] = stored(np.zeros(shape, np.uint8), DTYPES["float8_e4m3fn"])
+        arrays[f"{name}.weight_scale_inv",] = stored(grid.view(np.uint32), DTYPES["float32"])
+    said = {"quant_method": "fp8", "weight_block_size": [4, 4]}
+    tree = ckpttools.Tree(arrays, Metadata(config={"quantization_config": said}))
+    weights = weights_in(tree).readable.values()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_values, "_TOGETHER", most)
+        found = stored_values.value_faults(tree, weights, are_kept=True)
+    assert [each.split(":")[0] for each in found.damaged] == [f"w{n}.weight_scale_inv" for n in sorted(bad)]
 
 
 def test_what_maxtext_is_told_of_it(tmp_path):

@@ -49,13 +49,15 @@ def commands(tree: Tree, place: Place) -> Iterator[str]:
     is_llama = has_llama_names(map(dotted, leaves))
     found = strangers_in(weights)
     if found is not None and found.prefixes:
-        yield from (f"ckpt select {path} DST --prefix {each} --to safetensors" for each in found.prefixes)
+        yield from (
+            f"ckpt select {path} DST --prefix {quote(each)} --to safetensors" for each in found.prefixes
+        )
     elif not is_llama and not guess_families(weights, families().values()):
         return
     elif tree.metadata.config is None:
         if place.store.scheme == "file":
             yield f"cp HF_DIR/config.json {quote(str(place if place.is_dir() else place.parent))}"
     elif not is_llama:
-        drop = "".join(f" {flag('drop', repr(each))}" for each in beside)
+        drop = "".join(f" {flag('drop', quote(each))}" for each in beside)
         yield f"ckpt convert hf-to-maxtext {path} DST{drop}"
         yield f"ckpt convert to-safetensors {path} DST {flag('names', 'hub')}{drop}"

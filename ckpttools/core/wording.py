@@ -74,7 +74,8 @@ def place(name: str) -> str:
 
 def quoted(name: str, value: str) -> str:
     """The same for a value that a shell would take for a pattern: keep="*.bias", or --keep '*.bias'."""
-    return option(name, repr(value) if _as_flags else value)
+    # As `shlex.quote`, and with quotes also where a shell needs none: names of tensors are anybody's.
+    return option(name, "'" + value.replace("'", "'\"'\"'") + "'" if _as_flags else value)
 
 
 def several(name: str, values: Sequence[str]) -> str:

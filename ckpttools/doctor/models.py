@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.inventory import Inventory, SafetensorsFiles, json_or_error
 from ckpttools.formats.safetensors.faults import header_of
+from ckpttools.formats.safetensors.format import NAMES
 from ckpttools.quantized.scales import Described
 from ckpttools.stores.place import Place
 
@@ -83,9 +84,18 @@ def models_in(inventory: Inventory) -> Iterator[StoredModel]:
             yield StoredModel(weights.folder, config, arrays, weights.files, weights.indexes)
 
 
+def _read_from(weights: SafetensorsFiles) -> Sequence[str]:
+    """The files that whoever opens the directory reads; all where that is not clear, which others report."""
+    try:
+        named = NAMES.find(weights.folder).names
+    except CheckpointError:
+        return weights.files
+    return [name for name in weights.files if name in named]
+
+
 def tensors_of_all(weights: SafetensorsFiles) -> dict[str, Described] | None:
-    """All tensors; None if a file cannot be read, which other checks report."""
-    headers = [header_of(weights.folder / name) for name in weights.files]
+    """All tensors that are read; None if a file cannot be read, which other checks report."""
+    headers = [header_of(weights.folder / name) for name in _read_from(weights)]
     read = [header for header in headers if not isinstance(header, CheckpointError)]
     if len(read) < len(headers):
         return None

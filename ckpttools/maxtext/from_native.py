@@ -18,6 +18,7 @@ from ckpttools.mapping.table import Table
 from ckpttools.maxtext.native import fits_maxtext, scale_pairs, square
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.modules import left_modules
+from ckpttools.quantized.sound_scales import sound
 from ckpttools.transforms.dequantize import dequantized
 
 SCALE_INV = "_scale_inv"
@@ -64,7 +65,7 @@ def native_of(
         tree = Tree({(name,): each for name, each in arrays.items()}).with_metadata(place=place)
         made = dequantized(tree, dtype)
         return Native({str(path[0]): each for path, each in made.tree.arrays.items()}, notes=made.notes)
-    scales = {name: arrays[scale] for name, scale in pairs.items()}
+    scales = {name: sound(arrays[scale], arrays[name].dtype, name) for name, scale in pairs.items()}
     away = set(pairs.values())
     plain = {name: each for name, each in arrays.items() if name not in away}
     return Native(plain, scales, block_of(plain, scales, config))

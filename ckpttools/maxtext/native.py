@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, dotted
+from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.region import Shape
@@ -27,6 +27,7 @@ from ckpttools.mapping.table import Table
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.readable import not_readable, weights_in
 from ckpttools.quantized.schemes.base import Weight
+from ckpttools.quantized.sound_scales import sound
 from ckpttools.quantized.stored_values import check_values
 from ckpttools.transforms.cast import cast
 
@@ -99,7 +100,7 @@ def kept_weights(tree: Tree) -> KeptWeights:
     check_values(tree, weights, are_kept=True)
     paths = {dotted(path): path for path in tree.arrays}
     away = {name for each in weights for name in each.stored if name != each.codes}
-    scales = {each.name: _plain(tree.arrays[paths[each.scales[0].name]], each) for each in weights}
+    scales = {each.name: _kept_scales(tree.arrays, paths, each) for each in weights}
     leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in away}
     aside = {name: tree.arrays[paths[name]] for name in away}
     return KeptWeights(Tree(leaves, tree.metadata), scales, aside, blocks.pop())
@@ -119,8 +120,11 @@ def _block(weight: Weight) -> Block | None:
     return None if block == weight.shape and "tensor" in weight.scheme else (block[-2], block[-1])
 
 
-def _plain(scales: LazyArray, weight: Weight) -> LazyArray:
-    """Scales in a dtype that MaxText multiplies by."""
+def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], weight: Weight) -> LazyArray:
+    """Scales in a dtype that MaxText multiplies by, looked at when they are read."""
+    scales, codes = arrays[paths[weight.scales[0].name]], arrays[paths[weight.codes]]
+    if scales.dtype.is_float:
+        scales = sound(scales, codes.dtype, weight.name)
     if scales.dtype.name in _SCALES:
         return scales
     if not scales.dtype.is_float:

@@ -16,7 +16,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
-from ckpttools.core.region import Region
+from ckpttools.core.region import Region, split_to
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.decoding import Decode
 from ckpttools.quantized.logical import decode_of
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 
 # So many elements share a scale where scales are few: 1/4096 of the bytes and less.
 _FEW = 1024
-# Weights whose scales are looked at together: one by one 45,000 took 3 s, all at once 0.9 GB.
-_TOGETHER = 512
+# Scales that are looked at together, of many weights or of a part of one. Those of 45,000 weights took 3 s
+# one by one, and 0.9 GB all at once.
+_TOGETHER = 1 << 20
+
+
+_Part = tuple[Weight, Region]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +92,29 @@ def value_faults(
         StorageError: they cannot be read.
     """
     arrays = by_name(tree.arrays)
-    few = [each for each in weights if (are_kept or _is_few(each)) and _are_near(each, arrays)]
-    damaged: list[str] = []
-    not_positive: list[str] = []
-    for at in range(0, len(few), _TOGETHER):
-        beyond, odd = _scale_faults(few[at : at + _TOGETHER], arrays, dtype, signs)
-        damaged += beyond
-        not_positive += odd
-    return ValueFaults(tuple(damaged), tuple(not_positive))
+    looked_at = (each for each in weights if (are_kept or _is_few(each)) and _are_near(each, arrays))
+    damaged: dict[str, str] = {}
+    not_positive: dict[str, str] = {}
+    for parts in _together(looked_at, arrays):
+        beyond, odd = _scale_faults(parts, arrays, dtype, signs)
+        damaged |= {name: line for name, line in beyond.items() if name not in damaged}
+        not_positive |= {name: line for name, line in odd.items() if name not in not_positive}
+    return ValueFaults(tuple(damaged.values()), tuple(not_positive.values()))
+
+
+def _together(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Iterator[list[_Part]]:
+    """Weights and the regions of their first arrays of scales, so many that they fit into memory."""
+    parts: list[_Part] = []
+    size = 0
+    for each in weights:
+        for region in split_to(Region.whole(arrays[each.scales[0].name].shape), _TOGETHER):
+            if parts and size + region.size > _TOGETHER:
+                yield parts
+                parts, size = [], 0
+            parts.append((each, region))
+            size += region.size
+    if parts:
+        yield parts
 
 
 def _is_few(weight: Weight) -> bool:
@@ -109,36 +128,40 @@ def _are_near(weight: Weight, arrays: Mapping[str, LazyArray]) -> bool:
 
 
 def _scale_faults(
-    weights: Sequence[Weight], arrays: Mapping[str, LazyArray], dtype: DType | None, signs: bool
-) -> tuple[list[str], list[str]]:
+    parts: Sequence[_Part], arrays: Mapping[str, LazyArray], dtype: DType | None, signs: bool
+) -> tuple[dict[str, str], dict[str, str]]:
     """Lines for weights with scales that make no finite number, and for those with some below or at zero."""
     import numpy as np
 
     from ckpttools.array.scratch import Scratch
 
-    named = [arrays[scale.name] for each in weights for scale in each.scales]
+    named = [arrays[scale.name] for each, _ in parts for scale in each.scales]
     scratch = Scratch(max((each.scratch_bytes for each in named), default=0))
 
-    def carriers(name: str) -> np.ndarray:
-        array = arrays[name]
-        made = np.empty(array.shape, array.dtype.carrier)
-        array.read_into(Region.whole(array.shape), made, scratch)
+    def carriers(name: str, region: Region) -> np.ndarray:
+        made = np.empty(region.shape, arrays[name].dtype.carrier)
+        arrays[name].read_into(region, made, scratch)
         return made
 
     alike: defaultdict[Hashable, list[tuple[Weight, list[np.ndarray]]]] = defaultdict(list)
-    for each in weights:
+    for each, region in parts:
+        first, *others = (scale.name for scale in each.scales)
+        # All but the first have one element.
+        read = [carriers(first, region), *(carriers(o, Region.whole(arrays[o].shape)) for o in others)]
         kind = each.numbers, tuple((scale.dtype.name, scale.divides) for scale in each.scales)
-        alike[kind].append((each, [carriers(scale.name) for scale in each.scales]))
-    beyond, odd = [], []
+        alike[kind].append((each, read))
+    beyond: dict[str, str] = {}
+    odd: dict[str, str] = {}
     for group in alike.values():
         decode = decode_of(group[0][0], dtype)
         for weight, factors in _odd_factors(group, decode, signs):
             wrong, low = factors[decode.is_beyond(factors)], factors[factors <= 0] if signs else factors[:0]
             names = ", ".join(scale.name for scale in weight.scales)
             if wrong.size:
-                beyond.append(f"{names}: {wrong.flat[0]:g}, of which no finite {decode.result} can be made")
+                line = f"{names}: {wrong.flat[0]:g}, of which no finite {decode.result} can be made"
+                beyond.setdefault(weight.name, line)
             if low.size:
-                odd.append(f"{names}: {low.flat[0]:g}")
+                odd.setdefault(weight.name, f"{names}: {low.flat[0]:g}")
     return beyond, odd
 
 

@@ -33,7 +33,7 @@ from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import occurrences
 from ckpttools.stores.place import Place
 
-_NAMES = WeightNames(".safetensors", "model.safetensors")
+NAMES = WeightNames(".safetensors", "model.safetensors")
 # What lies beside weights of a model and is none of them.
 _BESIDE = ("adapter_model.safetensors", "carried.safetensors")
 HELP = """Write any checkpoint as safetensors: the same arrays under the same names, no model known.
@@ -68,10 +68,10 @@ class SafetensorsFormat:
     looks_for: str = "Git LFS pointers, truncated or damaged safetensors, header and size"
 
     def why_not(self, path: Place) -> str | None:
-        return _NAMES.why_not(path)
+        return NAMES.why_not(path)
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
-        found = _NAMES.find(path)
+        found = NAMES.find(path)
         _require_room(found, options)
         files = at_once(found.folder.store, lambda name: _opened(found.folder, name, options), found.names)
         if is_sharded(file.header for file in files):
@@ -88,7 +88,7 @@ class SafetensorsFormat:
     def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
         from ckpttools.formats.safetensors.own import strangers
 
-        return strangers(directory, _NAMES.read_in(directory))
+        return strangers(directory, NAMES.read_in(directory))
 
     def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
         from ckpttools.formats.safetensors.faults import faults
@@ -140,7 +140,7 @@ def _tree(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
     described = custom.pop(flat.ENTRY, None)
     tree = Tree(leaves, Metadata(FORMAT.name, custom=custom, config=sidecar_config(folder), place=str(path)))
     # One shard of several has the description of all of them: its arrays go by their names alone.
-    if described is None or _NAMES.is_one_of_several(path):
+    if described is None or NAMES.is_one_of_several(path):
         return tree
     return flat.restored(tree, described)
 
@@ -148,7 +148,7 @@ def _tree(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
 def _of_others(directory: Place, found: WeightsLocation) -> Notes:
     """What is said of files of weights in a directory that are not read; other loaders may read them."""
     visible = (each.name for each in directory.entries() if not each.is_dir and each.name[0] != ".")
-    files = (name for name in visible if name.endswith(_NAMES.suffix) and name not in found.names)
+    files = (name for name in visible if name.endswith(NAMES.suffix) and name not in found.names)
     others = sorted(name for name in files if name not in _BESIDE)
     if not others:
         return Notes()

@@ -36,23 +36,25 @@ class ChunkKeys:
         parts = [self.prefix] if self.prefix else []
         return self.separator.join([*parts, *map(str, index)]) or "0"
 
-    # The 100,000 arrays of a checkpoint have few keys of chunks between them.
-    @lru_cache(maxsize=1 << 12)  # noqa: B019
     def index(self, key: str, rank: int) -> Shape | None:
         """The grid index that a key names; None if it names none."""
         if rank == 0:
             return () if key == self.key(()) else None
-        parts = key.split(self.separator)
-        if self.prefix and parts.pop(0) != self.prefix:
-            return None
-        # More digits than any grid has cells are no index, nor is a number that no writer writes so.
-        if len(parts) != rank or not all(
-            part.isascii() and part.isdigit() and len(part) < 20 for part in parts
-        ):
-            return None
-        if any(p[0] == "0" and p != "0" for p in parts):
-            return None
-        return tuple(map(int, parts))
+        return _grid_index(self.prefix, self.separator, key, rank)
+
+
+# The 100,000 arrays of a checkpoint have few keys of chunks between them.
+@lru_cache(maxsize=1 << 12)
+def _grid_index(prefix: str, separator: str, key: str, rank: int) -> Shape | None:
+    parts = key.split(separator)
+    if prefix and parts.pop(0) != prefix:
+        return None
+    # More digits than any grid has cells are no index, nor is a number that no writer writes so.
+    if len(parts) != rank or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+        return None
+    if any(p[0] == "0" and p != "0" for p in parts):
+        return None
+    return tuple(map(int, parts))
 
 
 @dataclass(frozen=True)
