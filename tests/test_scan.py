@@ -207,7 +207,7 @@ class TestRefused:
         with pytest.raises(UsageError, match="not stacked"):
             UnstackLayers()(single_layers(0, 1))
 
-    @pytest.mark.parametrize("transform", [StackLayers(), UnstackLayers()])
+    @pytest.mark.parametrize("transform", [StackLayers(), UnstackLayers(), ForceUnroll()])
     def test_no_layers(self, transform):
         with pytest.raises(FormatError, match="no layers"):
             transform(linen_state({("a", "b"): lazy(np.ones(2))}, 0, {}))

@@ -129,11 +129,12 @@ class ForceUnroll:
         """The parameters, unstacked.
 
         Raises:
+            FormatError: there are no layers.
             UsageError: this is no stacked training checkpoint.
             CheckpointError: as the two transforms that this is made of.
         """
-        kind = view_of(tree).kind
-        if kind is not None and kind != "stacked-training":
+        kind = _with_layers(tree).kind
+        if kind != "stacked-training":
             raise UsageError(
                 "only a stacked training checkpoint can be unrolled for inference",
                 place=tree.metadata.place or None,
