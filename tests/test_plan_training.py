@@ -249,6 +249,24 @@ class TestWhatCannotBeMeant:
             ckpttools.plan_training("hf/llama/config.json", **{"hosts": 1, **wrong})
 
 
+@pytest.mark.parametrize(
+    "source", ["trainers/torchtitan/step-10", "trainers/deepspeed"], ids=["torchtitan", "deepspeed"]
+)
+def test_weights_count_beside_their_configuration(source):
+    """What a trainer of PyTorch leaves as well as safetensors."""
+    source = FIXTURES / "torch" / source
+    made = ckpttools.plan_training(source, hosts=1, with_optimizer=True)
+    assert made.is_exact and made.state_bytes == ckpttools.inspect(source, with_optimizer=True).nbytes
+
+
+@pytest.mark.parametrize("wrong", [{"prefer_rank": 0}, {"step": 3}])
+@pytest.mark.parametrize("call", [partial(ckpttools.plan_training, hosts=1), ckpttools.maxtext_config])
+def test_what_is_said_of_weights_is_refused_of_a_configuration(places, call, wrong):
+    for source in ("hf/llama/config.json", "hf/llama"):
+        with pytest.raises(UsageError, match=r"files of each process|there is no step 3"):
+            call(source, **wrong)
+
+
 def test_of_nothing_there_is_no_plan():
     with pytest.raises(FormatError, match="no learned number"):
         ckpttools.plan_training(Tree({}), hosts=1, mtbf="6h")

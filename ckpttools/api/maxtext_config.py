@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from ckpttools.api.arguments import text_of
-from ckpttools.api.sources import Opening, Source, opened, read_options
+from ckpttools.api.sources import Opening, Source, config_alone, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
-from ckpttools.formats.several import has_weights
 from ckpttools.maxtext.config.checking import contradictions
 from ckpttools.maxtext.config.given import Given, given
 from ckpttools.maxtext.config.known import mistakes
@@ -29,13 +28,10 @@ from ckpttools.maxtext.config.telling import (
     settings_to_give,
 )
 from ckpttools.maxtext.layout import SCAN_LAYERS
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import Where
 
-_JSON = ".json"
 _TIED = "logits_via_embedding"
 
 
@@ -99,18 +95,10 @@ def maxtext_config(
 
 def _seen(source: Source, like: str | None, family: str | None, read: ReadOptions) -> SeenModel:
     if not isinstance(source, Tree):
-        alone = _config_alone(parse(source))
+        alone = config_alone(source, read)
         if alone is not None:
             return seen_in_config(read_json(alone), str(alone), family)
     return seen_in(opened(source, read), like, family)
-
-
-def _config_alone(place: Place) -> Place | None:
-    """The configuration of a model without weights; None where there are some."""
-    if place.name.endswith(_JSON):
-        return place
-    config = place / CONFIG
-    return None if not config.is_file() or has_weights(place) else config
 
 
 def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:

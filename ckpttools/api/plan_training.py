@@ -7,7 +7,7 @@ from typing import NamedTuple, Unpack
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.host_bytes import TrainingState, host_bytes
-from ckpttools.api.sources import Opening, Source, opened, read_options
+from ckpttools.api.sources import Opening, Source, config_alone, opened, read_options
 from ckpttools.api.training_plot import check_plot, draw
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
@@ -17,7 +17,6 @@ from ckpttools.core.options import size_of
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.config.back import config_of_settings
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.planning.commands import (
     LOCAL_PERIOD,
     UNKNOWN,
@@ -246,15 +245,12 @@ def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object
 
 
 def _tree(source: Where, settings: Sequence[str], reading: Mapping[str, object]) -> Tree:
-    place = parse(source)
-    if place.name.endswith(_YAML):
-        return synthetic(config_of_settings([str(place), *settings]))
-    if place.name.endswith(".json"):
-        return synthetic(read_json(place))
-    is_config = (place / CONFIG).is_file() and not any(
-        e.name.endswith(".safetensors") for e in place.entries()
-    )
-    return synthetic(read_json(place / CONFIG)) if is_config else opened(source, read_options(reading))
+    read = read_options(reading)
+    config = config_alone(source, read, (".json", *_YAML))
+    if config is None:
+        return opened(source, read)
+    is_maxtexts = config.name.endswith(_YAML)
+    return synthetic(config_of_settings([str(config), *settings]) if is_maxtexts else read_json(config))
 
 
 def _seconds(name: str, said: float | str | None) -> float | None:

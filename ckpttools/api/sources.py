@@ -13,7 +13,9 @@ from ckpttools.core.budget import allowing
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import size_of
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.registry import open_tree, require_ranks
+from ckpttools.formats.registry import is_checkpoint, open_tree, require_ranks, require_step
+from ckpttools.formats.several import has_weights
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
@@ -113,6 +115,26 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
             hint="pass the options to ckpttools.open, or give the path",
         )
     return source
+
+
+def config_alone(source: Where, read: ReadOptions, suffixes: tuple[str, ...] = (".json",)) -> Place | None:
+    """The configuration of a model that lies there without weights; None where there are some.
+
+    Args:
+        source: a configuration, or a directory.
+        read: how a path is opened, which may say nothing that is of weights alone.
+        suffixes: of the names of configurations.
+
+    Raises:
+        UsageError: a step or a process is chosen, of which a configuration has none.
+    """
+    place = parse(source)
+    config = place if place.name.endswith(suffixes) else place / CONFIG
+    if config != place and (not config.is_file() or has_weights(place) or is_checkpoint(place)):
+        return None
+    require_step(read, None, place)
+    require_ranks(read, place)
+    return config
 
 
 def place_of(source: Source) -> Place | None:

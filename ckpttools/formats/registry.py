@@ -293,11 +293,20 @@ def _with_notes(tree: Tree, more: Notes) -> Tree:
 
 def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:
     """The tree, if it is of the step that was asked for."""
-    if options and options.step is not None and tree.metadata.step != options.step:
+    require_step(options or ReadOptions(), tree.metadata.step, tree.metadata.place)
+    return tree
+
+
+def require_step(options: ReadOptions, step: int | None, place: Place | str) -> None:
+    """Refuses a step that was asked for where another one is opened, or none.
+
+    Raises:
+        UsageError: it is not `step`, which is None for what is of no step.
+    """
+    if options.step is not None and step != options.step:
         raise UsageError(
             f"there is no step {options.step}",
-            place=tree.metadata.place,
-            got="no steps" if tree.metadata.step is None else f"step {tree.metadata.step}",
+            place=place,
+            got="no steps" if step is None else f"step {step}",
             hint=f"leave {option('step')} out",
         )
-    return tree

@@ -12,6 +12,8 @@ from ckpttools.formats.json_file import json_object, without_duplicates
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
+CONFIG = "config.json"
+
 
 def is_file(path: Place) -> bool:
     """Whether a file of this name is there."""
@@ -50,7 +52,7 @@ def sidecar_config(folder: Place) -> dict[str, Any] | None:
         ConfigError: what is there is not a JSON object, or a link to nothing, as a cache leaves it.
         StorageError: it cannot be read.
     """
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.lexists():
         return None
     hint = "correct the file, fetch it again, or move it away to do without"
