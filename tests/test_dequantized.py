@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from support import quantised_weights as made
 from support.quantised_weights import Made
 
-from ckpttools.array.nodes import Dequantized, Stored, inner, relayout, take
+from ckpttools.array.nodes import Dequantized, Stored, distinct, inner, relayout, take
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.core.region import Region
 from ckpttools.quantized.logical import logical
 from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.stored_values import value_faults
 from ckpttools.testing.strategies import regions
 
 SIDES = st.integers(1, 40)
@@ -223,7 +224,6 @@ def test_regions_that_begin_within_a_block():
 
 @pytest.mark.parametrize("byte", [253, 254, 255])
 def test_exponents_beyond_the_range_are_refused_when_they_are_read(byte):
-    """The scales of groups are many: they are looked at with their codes."""
     weight = made.mxfp4(np.random.default_rng(0), 2, 8, 2)
     name = next(name for name in weight.arrays if name.endswith("_scales"))
     weight.arrays[name][1, 3, 1] = byte
@@ -232,3 +232,30 @@ def test_exponents_beyond_the_range_are_refused_when_they_are_read(byte):
     with pytest.raises(FormatError, match="no finite numbers") as error:
         array.read()
     assert error.value.place == f"{weight.name}_blocks"
+
+
+@given(weights(), st.sampled_from(("bfloat16", "float32", "float16")), st.data())
+def test_scales_that_are_looked_at_are_refused_where_reading_refuses_them(weight, to, data):
+    """Of most only those of least and largest magnitude are made numbers of; reading looks at each."""
+    (found,) = weights_in(weight.tree).readable.values()
+    scales = weight.arrays[data.draw(st.sampled_from([each.name for each in found.scales]))]
+    carriers = scales.reshape(-1).view(f"u{scales.dtype.itemsize}")
+    places = st.integers(0, carriers.size - 1)
+    patterns = st.integers(0, 2 ** (8 * scales.dtype.itemsize) - 1)
+    for place, pattern in data.draw(st.dictionaries(places, patterns, max_size=2)).items():
+        carriers[place] = pattern
+    array = logical_array(weight, to)
+    try:
+        array.read()
+        is_refused = False
+    except DamagedScalesError:
+        is_refused = True
+    said = value_faults(weight.tree, [found], DTYPES[to])
+    assert bool(said.damaged) == is_refused
+    decoding = next(each for each in distinct([array]) if isinstance(each, Dequantized)).decoding
+    factors = decoding.factors([carriers_of(weight.arrays[each.name]) for each in found.scales])
+    assert bool(said.not_positive) == bool((factors <= 0).any())
+
+
+def carriers_of(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")

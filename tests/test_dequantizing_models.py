@@ -18,7 +18,7 @@ from support.places import GOLDEN, ROOT
 
 import ckpttools
 from ckpttools.array.tree import dotted
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.doctor.examine import examine
 from ckpttools.formats.registry import open_tree
 
@@ -141,6 +141,40 @@ def test_scales_that_have_changed_since_the_plan_are_refused(fp8, tmp_path):
     save_file({name: 2 * array for name, array in load_file(scales).items()}, scales)
     refused = run("run", tmp_path / "plan", "--part", "0/1", code=3)
     assert f"{scales.name} is not the file that the plan was made of" in " ".join(refused.split())
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_damaged_scales_are_all_listed_before_they_are_used_or_then(pair, tmp_path, gcs, is_far):
+    """Those that lie far away are looked at when they are used, and the others once one is found."""
+    broken = []
+
+    def damage(arrays):
+        scales = {name: array for name, array in arrays.items() if "_scale" in name and ".mlp." in name}
+        for name in (min(scales), max(scales)):
+            carriers = scales[name].reshape(-1).view(f"u{scales[name].dtype.itemsize}")
+            carriers[-1] = np.iinfo(carriers.dtype).max
+            broken.append(name.partition("_scale")[0])
+
+    source = rewritten(pair, tmp_path / "damaged", damage)
+    if is_far:
+        source = gcs.filled({each.name: each.read_bytes() for each in source.iterdir()})
+    for read in (
+        lambda: ckpttools.cast(source, tmp_path / "out", dtype="bfloat16"),
+        lambda: ckpttools.hf_to_maxtext(source, tmp_path / "outside"),
+        lambda: ckpttools.stats(source),
+        lambda: ckpttools.verify(source, against=pair.plain),
+        lambda: ckpttools.hash(source, names="maxtext"),
+    ):
+        with pytest.raises(DamagedScalesError) as error:
+            read()
+        assert [name for name in broken if f"    {name}" not in str(error.value)] == []
+        assert "nan, of which no finite bfloat16 can be made" in str(error.value)
+        assert {each.name for each in tmp_path.iterdir()} <= {"damaged", "out.partial", "outside.partial"}
+    if not is_far:
+        (said,) = (each for each in ckpttools.doctor(source).findings if each.level == "error")
+        assert "and 1 more" in said.what
+        same = ckpttools.diff(source, source)
+        assert any("and 1 more" in str(each) for each in same.remarks)
 
 
 def rewritten(pair: Pair, directory: Path, change) -> Path:

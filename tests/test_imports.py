@@ -23,7 +23,15 @@ MAY = {
     "codecs": {"array"},
     "formats": {"array", "stores", "codecs"},
     "plan": {"array", "stores", "formats.base", "formats.placement"},
-    "run": {"array", "quantized.errors", "stores", "formats.base", "formats.placement", "plan"},
+    "run": {
+        "array",
+        "quantized.errors",
+        "quantized.damaged_scales",
+        "stores",
+        "formats.base",
+        "formats.placement",
+        "plan",
+    },
     "transforms": {"array", "quantized", "mapping"},
     "maxtext": {
         "array",

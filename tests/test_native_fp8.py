@@ -304,7 +304,7 @@ def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, mo
     weights = weights_in(tree).readable.values()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_values, "_TOGETHER", most)
-        found = stored_values.value_faults(tree, weights, are_kept=True)
+        found = stored_values.value_faults(tree, weights)
     assert [each.split(":")[0] for each in found.damaged] == [f"w{n}.weight_scale_inv" for n in sorted(bad)]
 
 

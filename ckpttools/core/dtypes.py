@@ -150,10 +150,11 @@ class DType:
     @property
     def not_finite_from(self) -> int | None:
         """The pattern, without sign, from which on elements are infinite or NaN; None where it is not so."""
-        if not (self.is_float and self.layout and self.layout.in_order and self.layout.nan):
+        layout = self.layout
+        if not (self.is_float and layout and layout.in_order and layout.sign and layout.nan):
             return None
         most = (1 << self.bits - 1) - 1
-        return most & -1 << self.layout.mantissa if self.layout.infinity else most
+        return most & -1 << layout.mantissa if layout.infinity else most
 
     @property
     def normal_from(self) -> int:
@@ -184,7 +185,7 @@ class DType:
 _FN = Float(3, infinity=False)
 _FNUZ = Float(3, infinity=False, in_order=False)
 _E5M2FNUZ = Float(2, infinity=False, in_order=False)
-_E8M0 = Float(0, infinity=False, zero=False, sign=False, in_order=False)
+_E8M0 = Float(0, infinity=False, zero=False, sign=False)
 # Spellings: safetensors from the Dtype enum of its Rust crate (0.8), zarr3 from tensorstore 0.1.86.
 # Layouts: OCP 8-bit floating point (E4M3, E5M2) and microscaling formats (the others), ml_dtypes.
 _TABLE = (

@@ -103,6 +103,10 @@ class SourceChangedError(FormatError):
     """A source is not what it was when it was planned, so what was read of it may be of two states."""
 
 
+class DamagedScalesError(FormatError):
+    """Of scales of quantised weights no finite numbers can be made."""
+
+
 class ConfigError(CheckpointError):
     """A model configuration is missing, unreadable or contradicts the weights."""
 

@@ -20,7 +20,7 @@ _FETCH = "fetch the checkpoint again, or restore it from another copy"
 
 
 def value_findings(tree: Tree, place: str) -> Iterator[Finding]:
-    """Shapes and scales of weights that can be read, of those that are few the values.
+    """Shapes of weights that can be read, and the values of scales that lie on this machine.
 
     Raises:
         CheckpointError: they cannot be read.
@@ -80,4 +80,4 @@ def _kept(place: Place, count: int) -> Finding:
 
 
 def _some(lines: Sequence[str]) -> str:
-    return lines[0] + (f" and {len(lines) - 1} more" if len(lines) > 1 else "")
+    return lines[0] + (f", and {len(lines) - 1} more" if len(lines) > 1 else "")

@@ -76,7 +76,7 @@ def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Bou
     numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
     native = native_of(arrays, files.config, tree.metadata.place, numbers)
     if native.scales:
-        check_values(tree, weights_in(tree).readable.values(), are_kept=True)
+        check_values(tree, weights_in(tree).readable.values())
     arrays = dict(native.arrays)
     plain = {key: array for key, array in arrays.items() if key not in native.scales}
     refuse_quantized(plain, tree.metadata.config, tree.metadata.place)

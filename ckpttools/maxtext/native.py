@@ -97,7 +97,7 @@ def kept_weights(tree: Tree) -> KeptWeights:
         faults += [f"{each.name}: {each.scheme}" for each in weights if _block(each) != _block(weights[0])]
     if faults:
         raise refusal(faults, config, place)
-    check_values(tree, weights, are_kept=True)
+    check_values(tree, weights)
     paths = {dotted(path): path for path in tree.arrays}
     away = {name for each in weights for name in each.stored if name != each.codes}
     scales = {each.name: _kept_scales(tree.arrays, paths, each) for each in weights}

@@ -12,7 +12,7 @@ from ckpttools.array.dequantized import DequantizedPiece
 from ckpttools.array.read_blocks import page
 from ckpttools.array.rounding import round_to
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import DamagedScalesError
 from ckpttools.core.region import Shape, ceil_div
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ckpttools.array.scratch import Scratch
 
+GET_AGAIN = "get the checkpoint again: its scales are damaged"
 Like = Literal["float32", "maxtext"]
 """How products are rounded: once, or as MaxText does, which rounds scales to bfloat16 first."""
 
@@ -164,27 +165,27 @@ class Decode:
         """Refuses factors that make no finite numbers of the largest code.
 
         Raises:
-            FormatError: there is one, or it is no number.
+            DamagedScalesError: there is one, or it is no number.
         """
-        least, most = float(factors.min()), float(factors.max())
-        if self._is_within(max(most, -least)):
-            return
-        wrong = self.is_beyond(factors)
-        if wrong.any():
-            raise FormatError(
+        wrong = self.beyond(factors)
+        if wrong.size:
+            raise DamagedScalesError(
                 "a quantised weight has scales of which no finite numbers can be made",
                 place=self.name,
-                got=", ".join(f"{value:g}" for value in factors[wrong][:3]),
+                got=", ".join(f"{value:g}" for value in wrong[:3]),
                 wanted=f"scales of which products are within the range of {self.result}",
-                hint="get the checkpoint again: its scales are damaged",
+                hint=GET_AGAIN,
             )
 
-    def is_beyond(self, factors: np.ndarray) -> np.ndarray:
-        """For each factor whether the largest code times it is beyond the result, or no number."""
+    def beyond(self, factors: np.ndarray) -> np.ndarray:
+        """Those of which the largest code makes a number beyond the result, and those that are no numbers."""
         import numpy as np
 
-        beyond: np.ndarray = ~self._is_within(np.abs(factors).astype(np.float64))
-        return beyond
+        least, most = float(factors.min(initial=0)), float(factors.max(initial=0))
+        if self._is_within(max(most, -least)):
+            return factors[:0].reshape(-1)
+        wrong: np.ndarray = factors[~self._is_within(np.abs(factors).astype(np.float64))]
+        return wrong
 
     def _is_within(self, factor: Any) -> Any:
         """Whether the largest code times a factor, or each of several, is a number of the result."""

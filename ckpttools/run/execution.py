@@ -14,6 +14,7 @@ from ckpttools.core.tally import add
 from ckpttools.formats.base import Extents
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
+from ckpttools.quantized.damaged_scales import naming_all
 from ckpttools.run.doing import DoesTasks, InThread, see_nothing
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
@@ -140,7 +141,7 @@ class Execution:
 
     def _raise(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise naming_all(self._error, self._plan.tree.arrays.values())
 
     def _start(self, todo: Iterator[_Group], process: DoesTasks | None) -> WorkerThread:
         doer = process or InThread(self._plan, self._watch)

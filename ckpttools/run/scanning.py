@@ -22,6 +22,7 @@ from ckpttools.array.lazy import ByteSource
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted_pieces
+from ckpttools.quantized.damaged_scales import naming_all
 from ckpttools.run.threads import WorkerThread, join_all, start_some
 from ckpttools.stores.unchanged import check_unchanged
 
@@ -160,7 +161,7 @@ class _Scan(Generic[Result]):
                     observe(self._nbytes(index, region))
                     yield Seen(index, region, result)
                 if batch.error is not None:
-                    raise batch.error
+                    raise naming_all(batch.error, chain.from_iterable(self._items))
             # What was seen is of one state only if all of it still is.
             check_unchanged(_files(self._items))
         finally:

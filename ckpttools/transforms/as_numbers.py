@@ -31,8 +31,8 @@ def as_numbers(tree: Tree, dtype: DType | None = None, *, is_read: bool = False)
     Args:
         tree: any checkpoint.
         dtype: of the numbers; None for bfloat16.
-        is_read: whether all numbers are going to be read: scales are looked at before, where they are few,
-            and what is left as it is stored is told of.
+        is_read: whether all numbers are going to be read: scales are looked at before, and what is left as
+            it is stored is told of.
 
     Raises:
         FormatError: a scale that is looked at makes no finite number; lists all.

@@ -25,7 +25,7 @@ LIKES: tuple[Like, ...] = ("float32", "maxtext")
 class Dequantize:
     """Quantised weights as the numbers that they stand for; other arrays stay as they are.
 
-    Of what is stored it reads the shapes that some schemes keep as arrays, and scales where they are few.
+    Of what is stored it reads shapes that some schemes keep as arrays, and scales that lie on this machine.
 
     Attributes:
         dtype: of the numbers, or its name; None for bfloat16.
@@ -59,17 +59,20 @@ def with_notes(made: Logical, tree: Tree) -> Transformed:
     return Transformed(made.tree, made.notes + Notes(remarks=(said,)))
 
 
-def dequantized(tree: Tree, dtype: DType | None = None, like: Like = "float32") -> Logical:
+def dequantized(
+    tree: Tree, dtype: DType | None = None, like: Like = "float32", *, is_read: bool = True
+) -> Logical:
     """The tree of plain numbers; as it is where no configuration says how weights are quantised.
 
-    Arguments and errors are those of `Dequantize`.
+    Arguments and errors are those of `Dequantize`. Scales are looked at if numbers are going to be read.
     """
     if like not in LIKES:
         raise UsageError(f"unknown {option('dequantize_like', like)}", wanted=" or ".join(LIKES))
     if not is_said_to_be_quantized(tree):
         return Logical(tree, Notes(), {})
     made = logical(tree, dtype, like=like)
-    check_values(tree, made.weights.values(), dtype)
+    if is_read:
+        check_values(tree, made.weights.values(), dtype)
     return made
 
 

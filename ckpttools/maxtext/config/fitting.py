@@ -31,7 +31,7 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
     """
     if is_said_to_be_quantized(tree) and weights_in(tree).is_whole:
         return
-    arrays = by_name(dequantized(tree, None, "float32").tree.arrays)
+    arrays = by_name(dequantized(tree, is_read=False).tree.arrays)
     table = family.table(config, CONFIG, spelling=family.spelling_of(arrays))
     try:
         replace(table, place=tree.metadata.place).require_fit(arrays)

@@ -1,0 +1,96 @@
+"""Scales of which no finite numbers can be made, listed from all that a failed run was to read.
+
+Whoever multiplies by scales looks at them, and stops at the first that is damaged. That costs a run which
+succeeds next to nothing, and says nothing of the others: these are looked for once it has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ckpttools.array.dequantized import Dequantized
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Elementwise, distinct
+from ckpttools.core.errors import CheckpointError, DamagedScalesError, listing
+from ckpttools.core.region import Region, split_to
+from ckpttools.quantized.decoding import GET_AGAIN, Decode
+from ckpttools.quantized.sound_scales import Sound
+
+# Elements that are read at once, beside the buffers of the workers that have failed.
+_TOGETHER = 1 << 18
+# Weights that are looked at where each takes a request to a store behind a network: for some 30 s.
+_MOST_FAR = 1000
+
+
+def damaged_error(
+    lines: Iterable[str], *, place: str | None = None, got: str | None = None, hint: str = GET_AGAIN
+) -> DamagedScalesError:
+    """The error for damaged scales.
+
+    Args:
+        lines: one for each quantised weight that has some.
+        place: the checkpoint.
+        got: how its weights are quantised.
+        hint: the next step.
+    """
+    return DamagedScalesError(
+        "these quantised weights have scales of which no finite numbers can be made:" + listing(list(lines)),
+        place=place,
+        got=got,
+        hint=hint,
+    )
+
+
+def of_no_numbers(decode: Decode) -> str:
+    """How a line goes on after the value of a damaged scale."""
+    return f"of which no finite {decode.result} can be made"
+
+
+def are_near(scales: Iterable[LazyArray]) -> bool:
+    """Whether reading them takes no request to a store behind a network."""
+    return all(getattr(source, "price", 1) == 1 for each in scales for source in each.sources())
+
+
+def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseException:
+    """The error with all damaged scales of some arrays, where it is about one; else as it is.
+
+    Args:
+        error: what reading them has raised.
+        arrays: all that was to be read. Of scales that lie behind a network the first are looked at.
+    """
+    if not isinstance(error, DamagedScalesError):
+        return error
+    scaled = {decode.name: (decode, scales) for decode, scales in _scaled(arrays)}
+    far = [name for name, (_, scales) in scaled.items() if not are_near(scales)]
+    rest = {*far[_MOST_FAR:]} - {error.place}
+    try:
+        lines = [_line(*each) for name, each in scaled.items() if name not in rest]
+    except CheckpointError:
+        return error
+    unseen = f"; scales of {len(rest):,} more weights were not looked at" if rest else ""
+    return damaged_error(filter(None, lines), hint=GET_AGAIN + unseen)
+
+
+def _line(decode: Decode, scales: Sequence[LazyArray]) -> str:
+    """What to say of scales of which no finite numbers can be made; empty where there are none."""
+    wrong = next(_wrong(decode, scales), None)
+    return "" if wrong is None else f"{decode.name}: {wrong:g}, {of_no_numbers(decode)}"
+
+
+def _scaled(arrays: Iterable[LazyArray]) -> Iterator[tuple[Decode, Sequence[LazyArray]]]:
+    """What makes numbers of scales, and these, of all arrays that are made of quantised weights."""
+    for each in distinct(arrays):
+        if isinstance(each, Dequantized) and isinstance(each.decoding, Decode):
+            yield each.decoding, each.scales[: len(each.decoding.scales)]
+        elif isinstance(each, Elementwise) and isinstance(each.op, Sound):
+            yield each.op.decode, (each.source,)
+
+
+def _wrong(decode: Decode, scales: Sequence[LazyArray]) -> Iterator[float]:
+    """Factors of which no finite numbers can be made."""
+    first, *others = scales
+    # All but the first have one element.
+    ones = [each.read().view(each.dtype.carrier) for each in others]
+    for region in split_to(Region.whole(first.shape), _TOGETHER):
+        some = first.read(region).view(first.dtype.carrier)
+        yield from map(float, decode.beyond(decode.factors([some, *ones])))
