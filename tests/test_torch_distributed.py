@@ -110,12 +110,9 @@ class TestMetadataAndFiles:
             for number, content in enumerate(contents * processes if len(contents) == 1 else contents):
                 (tmp_path / str(number)).write_bytes(content)
                 file, within = parse(tmp_path / str(number)).open(), spans.get(f"of_{number}", {(0, 8)})
-                files[str(number)] = ProcessFile([lazy(np.stack(rows))], file, lambda within=within: within)
-            try:
-                refuse_copies(files, parse("/x"), "")
-            except FormatError:
-                return True
-            return False
+                part = {"x": lazy(np.stack(rows))}
+                files[str(number)] = ProcessFile(part, file, lambda within=within: within)
+            return are_refused(files)
 
         row, other = np.arange(64, dtype="f4"), np.arange(1, 65, dtype="f4")
         assert refused([row, other], b"a" * 8)
@@ -126,6 +123,32 @@ class TestMetadataAndFiles:
         assert refused([row, other], b"a" * 16, of_0={(0, 8)}, of_1={(0, 8), (8, 8)})
         expert = [row.reshape(8, 8)]
         assert refused(expert, b"a" * 8) and not refused(expert, b"a" * 8, processes=3)
+
+    def test_experts_of_some_processes(self, tmp_path):
+        """With pipelines each process has layers of its own, and of those all have alike experts."""
+        (tmp_path / "file").write_bytes(b"a" * 8)
+        file = parse(tmp_path / "file").open()
+
+        def refused(*held):
+            arrays = ({what: lazy(np.full((1, 8, 8), 0.5) + np.eye(8) * n)} for what, n in held)
+            return are_refused(
+                {str(k): ProcessFile(each, file, lambda: {(0, 8)}) for k, each in enumerate(arrays)}
+            )
+
+        first, second = ("layers.0", 1), ("layers.1", 2)
+        assert not refused(*[first] * 3, *[second] * 3)
+        # A file under another's name: of the same layer, where experts are no copies, or of another one.
+        assert refused(first, first, ("layers.0", 2)) and refused(*[first] * 3, ("layers.0", 2))
+        assert refused(*[first] * 3, *[second] * 3, ("layers.1", 1))
+        assert refused(*[first] * 3, *[("layers.1", 1)] * 3)
+
+
+def are_refused(files):
+    try:
+        refuse_copies(files, parse("/x"), "")
+    except FormatError:
+        return True
+    return False
 
 
 class TestSafetensors:

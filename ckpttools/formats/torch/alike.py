@@ -6,7 +6,7 @@ numbers of it, and no two have the same in different parts: else files are mixed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,6 +21,10 @@ from ckpttools.stores.place import Place
 _ENDS = 4096
 # Places of files that look alike which are looked at as well.
 _MOST_SPANS = 64
+
+_Look = tuple[Shape, int, bytes]
+"""A part's shape, bytes of an element, and elements at both ends."""
+_Looks = Mapping[str, _Look]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,12 @@ class ProcessFile:
     """What one process saved.
 
     Attributes:
-        parts: some arrays of which each other process has another part.
+        parts: of some arrays, by name, what it has; each other process has another part.
         file: it lies in.
         spans: gives offset and length in bytes of all that is in it, which is asked of few files.
     """
 
-    parts: Sequence[LazyArray]
+    parts: Mapping[str, LazyArray]
     file: ByteSource
     spans: Callable[[], Set[tuple[int, int]]]
 
@@ -97,17 +101,19 @@ def refuse_copies(files: Mapping[str, ProcessFile], place: Place, hint: str) -> 
         FormatError: two files are alike.
     """
 
-    def looked_at(name: str) -> tuple[tuple[Shape, int, bytes], ...]:
-        return tuple((each.shape, each.dtype.itemsize, ends_of(each)) for each in files[name].parts)
+    def looked_at(name: str) -> _Looks:
+        parts = files[name].parts.items()
+        return {what: (each.shape, each.dtype.itemsize, ends_of(each)) for what, each in parts}
 
-    groups: dict[tuple[tuple[Shape, int, bytes], ...], list[str]] = {}
-    for name, found in zip(files, at_once(place.store, looked_at, files), strict=True):
-        if not all(_is_of_one_number(ends, itemsize) for _, itemsize, ends in found):
-            groups.setdefault(found, []).append(name)
+    looks = dict(zip(files, at_once(place.store, looked_at, files), strict=True))
+    groups: dict[tuple[_Look, ...], list[str]] = {}
+    for name, found in looks.items():
+        if not all(_is_of_one_number(ends, itemsize) for _, itemsize, ends in found.values()):
+            groups.setdefault(tuple(found.values()), []).append(name)
     twice = [
         " = ".join(names)
         for suspect in groups.values()
-        if len(suspect) > 1 and not _are_experts(files, suspect)
+        if len(suspect) > 1 and not _are_experts([files[name].parts for name in suspect], looks.values())
         for names in _alike(files, suspect)
     ]
     if twice:
@@ -150,12 +156,25 @@ def _alike(files: Mapping[str, ProcessFile], names: Sequence[str]) -> list[list[
     return [each for each in groups.values() if len(each) > 1]
 
 
-def _are_experts(files: Mapping[str, ProcessFile], alike: Sequence[str]) -> bool:
-    """Whether files that are alike are so since their rows are: of experts that are copies of each other."""
-    parts = files[alike[0]].parts
-    if len(alike) == len(files) > 2 and all(each.ndim > 2 for each in parts):
+def _are_experts(alike: Sequence[Mapping[str, LazyArray]], looks: Collection[_Looks]) -> bool:
+    """Whether what files have alike are experts that are copies of each other.
+
+    Its rows repeat in each file; or it is of the same arrays, and all files with any of these, three or more,
+    have matrices of them that are alike.
+
+    Args:
+        alike: what each of these files has.
+        looks: how that of all files looks.
+    """
+    first = alike[0]
+
+    def are_copies(what: str) -> bool:
+        found = [each[what] for each in looks if what in each]
+        return first[what].ndim > 2 and len(found) > 2 and len({*found}) == 1
+
+    if all(map(_is_repeated, first.values())):
         return True
-    return all(map(_is_repeated, parts))
+    return all(each.keys() == first.keys() for each in alike) and all(map(are_copies, first))
 
 
 def _is_repeated(array: LazyArray) -> bool:

@@ -140,18 +140,18 @@ def _piece(box: Region, dtype: Any, entry: _DcpItem, files: Mapping[str, File]) 
 
 def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, ProcessFile]:
     """Of some files the parts that they have of a few large tensors, which others have other parts of."""
-    found: dict[str, list[LazyArray]] = {name: [] for name in islice(files, _MOST_COMPARED)}
+    found: dict[str, dict[str, LazyArray]] = {name: {} for name in islice(files, _MOST_COMPARED)}
     for name in _of_many_shapes(listed):
         _, dtype, boxes = listed.arrays[name]
         entries = {(entry := listed.entries[name, box.start]).file: (box, entry) for box in boxes if box.size}
         for file, (box, entry) in entries.items() if len(entries) > 1 else ():
             if file in found and len(found[file]) < _TENSORS:
-                found[file].append(_piece(box, dtype, entry, files).array)
+                found[file][name] = _piece(box, dtype, entry, files).array
         if all(len(each) == _TENSORS for each in found.values()):
             break
     return {
-        name: ProcessFile(parts, files[name], partial(_spans, listed, name))
-        for name, parts in found.items()
+        file: ProcessFile(parts, files[file], partial(_spans, listed, file))
+        for file, parts in found.items()
         if parts
     }
 

@@ -212,7 +212,7 @@ def _refuse_copies(step: Place, vectors: Mapping[str, Sequence[Stored]]) -> None
     for name, held in vectors.items():
         largest = max(held, key=lambda each: each.size, default=None)
         if largest is not None and largest.size:
-            files[name] = ProcessFile([largest], largest.source, partial(_spans, held))
+            files[name] = ProcessFile({"": largest}, largest.source, partial(_spans, held))
     refuse_copies(files, step, _HINT)
 
 
