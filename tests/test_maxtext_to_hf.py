@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.golden_data import FAMILIES, SCAN_NAMES, convert, golden_checkpoint
-from support.places import GOLDEN, HF, TRAINED
+from support.places import FIXTURES, GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.conversion import Resources
@@ -39,6 +39,7 @@ from ckpttools.testing.strategies import stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.select import Select
 
+DESCRIBED = "config.json describes the whole model, also what is left out"
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 # One with values that are scaled, norms in float32 and arrays that are left out; one of the plainest.
 
@@ -426,9 +427,39 @@ class TestDtypes:
         ] * 2
 
     def test_what_is_left_out_is_still_described_and_that_is_told(self, tmp_path):
-        selected = open_tree(hf("gemma3")).pipe(Select(drop=["*vision*"]))
-        (told,) = plan_save(selected).plan.remarks
-        assert told == "config.json describes the whole model, also what is left out"
+        for family, name in (
+            ("gemma3", "*vision*"),
+            ("gemma3", "*vision_tower.head.probe"),
+            ("qwen2.5", "model.layers.3.self_attn.q_proj.bias"),
+            ("qwen3-next", "model.norm.weight"),
+            ("deepseek3", "*.2.mlp.gate.e_score_correction_bias"),
+        ):
+            selected = open_tree(hf(family)).pipe(Select(drop=[name]))
+            (told,) = plan_save(selected).plan.remarks
+            assert told == DESCRIBED, name
+
+    @pytest.mark.parametrize(
+        ("trainer", "said", "is_told"),
+        [
+            ("open-instruct", {"drop": "value_head"}, False),
+            ("open-instruct", {"drop": ["value_head", "policy.model.norm"]}, True),
+            ("torchtitan/step-10", {"strip_optimizer": True}, False),
+            ("torchtitan/step-10", {"drop": ["optimizer", "train_state"], "names": "hub"}, False),
+            ("torchtitan/step-10", {"strip_optimizer": True, "drop": "layers.1", "names": "hub"}, True),
+            ("torchtitan/step-10", {"strip_optimizer": True, "drop": "output.weight"}, True),
+        ],
+    )
+    def test_what_trainers_put_beside_a_model_it_does_not_describe(self, tmp_path, trainer, said, is_told):
+        source = FIXTURES / "torch" / "trainers" / trainer
+        plan = ckpttools.convert.plan(source, tmp_path / "out", format="safetensors", **said).plan
+        assert plan.notes.dropped and (DESCRIBED in plan.remarks) == is_told
+
+    def test_of_a_model_that_is_not_known_all_but_an_optimizer_may_be_described(self, tmp_path):
+        save_file({name: np.ones(2, "f4") for name in ("a", "b", "optimizer.mu")}, tmp_path / "a.safetensors")
+        (tmp_path / "config.json").write_text('{"model_type": "own"}')
+        for drop, is_told in (("optimizer", False), ("b", True)):
+            plan = plan_save(open_tree(tmp_path).pipe(Select(drop=[drop]))).plan
+            assert (DESCRIBED in plan.remarks) == is_told
 
     @pytest.mark.parametrize(("family", "way"), [("llama3.1", "drop"), ("gemma2", "materialize")])
     def test_a_head_against_the_default_is_said(self, tmp_path, family, way):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, by_name
+from ckpttools.array.tree import Tree, by_name, dotted
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.sidecar import CARRIED, Companions, WithSidecars
+from ckpttools.maxtext.llama_names import hub_name
 from ckpttools.maxtext.model import CONFIG
-from ckpttools.maxtext.model_config import true_config
+from ckpttools.maxtext.model_config import absent_prediction, absent_towers, true_config
 from ckpttools.maxtext.model_files import (
     ModelFiles,
     companions_of,
@@ -23,6 +24,8 @@ from ckpttools.maxtext.model_files import (
     untrue_files,
     untrue_notes,
 )
+from ckpttools.maxtext.recognition import rows_named
+from ckpttools.roles.names import container
 from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import parse
 
@@ -59,10 +62,35 @@ def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str,
         return {}, Notes()
     config = true_config(_config(tree, companions), _weights(tree))
     remarks = [f"{CONFIG}: {change}" for change in config.changes]
-    if tree.metadata.notes.dropped and not tree.metadata.is_other_model:
+    if not tree.metadata.is_other_model and _lacks_described(tree, config.config):
         remarks.append(f"{CONFIG} describes the whole model, also what is left out")
     content = config_bytes(ModelFiles(companions=companions.files), config)
     return {CONFIG: content}, Notes(remarks=tuple(remarks))
+
+
+def _lacks_described(tree: Tree, config: Mapping[str, Any]) -> bool:
+    """Whether something was left out that a configuration describes: no optimizer, and no head of a trainer.
+
+    Of a model that is not known everything may be, but an optimizer.
+    """
+    kept = [dotted(path) for path in tree]
+    gone = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
+    gone = [name for name in gone if container(name.partition(".")[0]) is None]
+    if not gone:
+        return False
+    is_row = rows_named(config)
+    if is_row is None or absent_towers(config, kept) or absent_prediction(config, kept):
+        return True
+    lost = {next(filter(is_row, _names_within(name)), None) for name in gone} - {None}
+    return bool(lost) and not lost <= {next(filter(is_row, _names_within(name)), None) for name in kept}
+
+
+def _names_within(name: str) -> Iterator[str]:
+    """What an array may be called on the hub, whatever trainers put in front of that; the longest first."""
+    keys = name.split(".")
+    for at in range(len(keys)):
+        end = ".".join(keys[at:])
+        yield from filter(None, (end, hub_name(end)))
 
 
 def _is_model(tree: Tree, companions: Companions) -> bool:

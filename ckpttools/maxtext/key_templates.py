@@ -158,6 +158,11 @@ def _split(name: str) -> tuple[str, list[str]]:
     return "#".join(pieces[::2]), pieces[1::2]
 
 
+def numberless(name: str) -> str:
+    """A name with "#" for each number."""
+    return _split(name)[0]
+
+
 def alike(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[Alike, list[str]]:
     """The names by what they have in common; only numbers count that some template has as they are."""
     fixed: dict[str, set[int]] = {}

@@ -16,7 +16,7 @@ from ckpttools.core.wording import step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families
 from ckpttools.mapping.keys import Key
-from ckpttools.maxtext.key_templates import Alike, FamilyKeys, alike, family_keys
+from ckpttools.maxtext.key_templates import Alike, FamilyKeys, alike, family_keys, numberless
 from ckpttools.maxtext.view import view_of
 
 NameSide = Literal["maxtext", "huggingface"]
@@ -94,17 +94,44 @@ def strangers_in(tree: Tree) -> Strangers | None:
     model, arrays outside of layers are of its other head.
     """
     config = tree.metadata.config or {}
-    kind, made = config.get("model_type"), config.get("architectures")
-    known = [each for each in families().values() if kind in each.model_types]
-    if not known or config.get("auto_map"):
+    known = _families_of(config)
+    if not known:
         return None
     names = _strange(tree, known)
     if names and not _strange(_renamed(tree, _BODY.__add__), known):
         names = ()
-    if isinstance(made, list) and made and not any(str(each).endswith(_LANGUAGE_MODELS) for each in made):
+    if not _is_language_model(config):
         names = tuple(each for each in names if _LAYER.search(each))
     prefixes = tuple(each for each in _prefixes(names) if not _strange(_below(tree, each), known))
     return Strangers(known[0].name, names, prefixes)
+
+
+def rows_named(config: Mapping[str, object]) -> Callable[[str], bool] | None:
+    """Tells names that the configuration's family has in its rows, or has no place for; numbers may be any.
+
+    None where no family is known of it, or its model has arrays that no row has: a head that is no language
+    model's, or what code of its own makes.
+    """
+    known, view = _families_of(config), view_of(Tree({}))
+    if not known or not _is_language_model(config):
+        return None
+    forms = [keys for family in known for keys in family_keys(family, view)]
+    texts = {text for keys in forms for text in keys.by_text}
+    homeless = {each for keys in forms for each in keys.ignored if each not in keys.family.dropped}
+    return lambda name: numberless(name) in texts or any(fnmatchcase(name, pattern) for pattern in homeless)
+
+
+def _families_of(config: Mapping[str, object]) -> list[Family]:
+    """The families of a configuration; none where code of its own makes the model."""
+    kind = config.get("model_type")
+    return (
+        [] if config.get("auto_map") else [each for each in families().values() if kind in each.model_types]
+    )
+
+
+def _is_language_model(config: Mapping[str, object]) -> bool:
+    made = config.get("architectures")
+    return not (isinstance(made, list) and made) or any(str(each).endswith(_LANGUAGE_MODELS) for each in made)
 
 
 def below(prefixes: Sequence[str]) -> str:
