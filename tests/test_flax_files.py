@@ -205,7 +205,8 @@ def zarr_array(path, value):
 @pytest.mark.parametrize("how", ("t5x", "orbax"))
 def test_small_arrays_beside_those_of_tensorstore(tmp_path, how):
     """T5X's specification of tensorstore, and the placeholder of the first versions of Orbax."""
-    value = np.arange(12, dtype="f4").reshape(3, 4)
+    value, run_directory = np.arange(12, dtype="f4").reshape(3, 4), tmp_path
+    tmp_path = tmp_path / "checkpoint_1000"
     zarr_array(tmp_path / "target.decoder.kernel", value)
     spec = {
         "driver": "zarr",
@@ -218,6 +219,9 @@ def test_small_arrays_beside_those_of_tensorstore(tmp_path, how):
     tree = open_tree(tmp_path)
     assert np.array_equal(tree["optimizer/target/decoder/kernel"].read(), value)
     assert np.array_equal(tree["optimizer/target/decoder/bias"].read(), value[0])
+    # Of a run with one step it is that which is meant: small arrays lie in a file of it.
+    assert open_tree(run_directory).keys() == tree.keys()
+    assert "\n1 checkpoint of zarr-tree\n" in ckpt("doctor", run_directory).output
     zarr_array(tmp_path / "target.other", value)
     assert "here, and not named there (1):\n    target.other" in run("hash", tmp_path, code=3)
     shutil.rmtree(tmp_path / "target.other")

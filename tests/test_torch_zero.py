@@ -67,7 +67,7 @@ def test_commands(tmp_path):
     run("convert", "to-safetensors", source, tmp_path / "out")
     run("verify", tmp_path / "out", "--against", source)
     assert "deepspeed-zero" in ckpt("inspect", "tree", source / "global_step7").output
-    assert "healthy" in ckpt("doctor", source).output
+    assert "\n1 checkpoint of deepspeed-zero\n\nhealthy" in ckpt("doctor", source).output
 
 
 def test_files_of_two_saves(tmp_path):

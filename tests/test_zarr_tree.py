@@ -99,6 +99,18 @@ def test_steps_of_a_run_are_named(tmp_path):
         write(tmp_path / step / "model/w", np.ones(3, "f4"))
     told = run("hash", tmp_path, code=3)
     assert f"name what lies in it: {tmp_path}/step-10, {tmp_path}/step-20" in told
+    assert "\n2 checkpoints of zarr-tree\n" in ckpt("doctor", tmp_path).output
+
+
+@pytest.mark.parametrize(("name", "said", "keys"), [("step-10", 7, 2), ("7", 7, 2), ("7", None, 3)])
+def test_one_step_is_the_run(tmp_path, name, said, keys):
+    """A number alone may be a key, where nothing else says that it is a step."""
+    write(tmp_path / name / "model/w", np.ones(3, "f4"), "zarr3")
+    if said:
+        (tmp_path / name / "metadata.json").write_text(json.dumps({"step": said}))
+    tree = open_tree(tmp_path)
+    assert [len(path) for path in tree] == [keys] and tree.metadata.step == said
+    assert "\n1 checkpoint of zarr-tree\n" in ckpt("doctor", tmp_path).output
 
 
 def test_saves_of_orbax_without_their_metadata_stay_refused(tmp_path):

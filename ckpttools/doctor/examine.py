@@ -140,11 +140,13 @@ def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
 
 
 def _counted(inventory: Inventory) -> Iterator[str]:
+    found = {place for each in inventory.others.values() for place in each}
+    hierarchies = [each for each in inventory.hierarchies if found.isdisjoint(each.parents)]
     counts = [
         (len(inventory.steps), "step", "steps"),
         (len(inventory.items), "item", "items"),
         (len(inventory.weights), "directory of safetensors", "directories of safetensors"),
-        (len(inventory.hierarchies), "zarr v3 hierarchy", "zarr v3 hierarchies"),
+        (len(hierarchies), "zarr v3 hierarchy", "zarr v3 hierarchies"),
         (len(inventory.leftovers), "leftover", "leftovers"),
         *(
             (len(each), f"checkpoint of {name}", f"checkpoints of {name}")

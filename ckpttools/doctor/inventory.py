@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.doctor.probing import is_directory
-from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.base import ReadOptions, TellsPlace
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.json_file import json_object
 from ckpttools.formats.orbax.entries import Entries, entries_of
@@ -303,15 +303,19 @@ class _Walk:
 
 
 def _others(places: Iterable[Place]) -> dict[str, list[Place]]:
-    """Places that formats recognise of which nothing is known here."""
-    found: dict[str, list[Place]] = defaultdict(list)
+    """Places that formats recognise of which nothing is known here, each once."""
+    found: dict[str, dict[Place, None]] = defaultdict(dict)
     others = [(name, format) for name, format in formats().items() if name not in _OWN]
     for place in places:
         for name, format in others:
             with suppress(CheckpointError):
-                if format.why_not(place) is None:
-                    found[name].append(place)
-    return dict(found)
+                if format.why_not(place) is not None:
+                    continue
+                if not isinstance(format, TellsPlace):
+                    found[name][place] = None
+                elif found[name].keys().isdisjoint((at := format.lies_at(place)).parents):
+                    found[name][at] = None
+    return {name: [*each] for name, each in found.items()}
 
 
 def _has_weights(directory: Directory) -> bool:

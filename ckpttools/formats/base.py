@@ -109,6 +109,14 @@ class TellsSteps(Protocol):
 
 
 @runtime_checkable
+class TellsPlace(Protocol):
+    """A format whose checkpoints are directories and all below them, which directories above open, too."""
+
+    def lies_at(self, path: Place) -> Place:
+        """The directory of the checkpoint that is opened at a place: of a run that of a step."""
+
+
+@runtime_checkable
 class TellsStorage(Protocol):
     """A format that knows more of how its arrays lie in files than the arrays themselves tell."""
 

@@ -54,6 +54,10 @@ class UniversalFormat(ReadOnlyFormat):
             message = "the files of the parameters do not add up"
             raise FormatError(message, place=path, got=str(error), hint=_HINT) from error
 
+    def lies_at(self, path: Place) -> Place:
+        """As `ckpttools.formats.base.TellsPlace.lies_at`."""
+        return step_named(path, _LATEST)
+
 
 FORMAT = UniversalFormat()
 

@@ -74,6 +74,10 @@ class ZeroFormat(ReadOnlyFormat):
         except (ValueError, NotReadableError) as error:
             raise _damaged(path, str(error)) from error
 
+    def lies_at(self, path: Place) -> Place:
+        """As `ckpttools.formats.base.TellsPlace.lies_at`."""
+        return step_named(path, _LATEST)
+
 
 FORMAT = ZeroFormat()
 

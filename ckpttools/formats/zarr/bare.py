@@ -68,7 +68,19 @@ class BareFormat(ReadOnlyFormat):
         return None if _has_array(path) else "no array of zarr in it"
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
-        return _opened(path, options)
+        return _opened(self.lies_at(path), options)
+
+    def lies_at(self, path: Place) -> Place:
+        """As `ckpttools.formats.base.TellsPlace.lies_at`: a step has small arrays and its number in files."""
+        entries = path.entries()
+        below = [each.name for each in entries if each.is_dir]
+        names = {each.name for each in entries}
+        if len(below) != 1 or names & {*_DOCUMENTS, MANIFEST, _STATE, _METADATA}:
+            return path
+        step = path / below[0]
+        # A number alone may be a key.
+        is_step = _STEP.fullmatch(step.name) and not step.name.isdecimal()
+        return step if is_step or _has_state(step) or _said(step) else path
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
         """As `ckpttools.formats.base.TellsStorage.storage`."""
