@@ -219,6 +219,31 @@ class TestWhatTrainersLeave:
                 succeed(*shlex.split(command.replace(" DST", f" {out}"))[1:])
                 assert ckpttools.verify(out, trainers / "hub").equal, command
 
+    @pytest.mark.parametrize("is_written", [True, False])
+    def test_how_a_configuration_comes_beside_weights(self, is_written, tmp_path, monkeypatch):
+        """Both ways: into the directory, and beside a copy where nothing can be written there."""
+        monkeypatch.chdir(tmp_path)
+        trainers = FIXTURES / "torch" / "trainers"
+        shutil.copytree(
+            trainers / "torchtitan/step-10", "my titan", ignore=shutil.ignore_patterns("config.json")
+        )
+        succeed("convert", "hf-to-maxtext", trainers / "hub", "maxtext")
+        drop = "--drop", "optimizer", "--drop", "train_state"
+        refused = ckpt("convert", "hf-to-maxtext", "my titan", "out", *drop)
+        asked = ckpt("verify", "maxtext", "--against", "my titan", *drop)
+        assert refused.exit_code == asked.exit_code == 3
+        commands = re.findall("`(.*?)`", refused.output)
+        assert commands == re.findall("`(.*?)`", asked.output)
+        beside, kept, copied = map(shlex.split, commands)
+        assert beside == ["cp", "HF_DIR/config.json", "my titan"]
+        if not is_written:
+            succeed(*kept[1:])
+        shutil.copy(trainers / "hub/config.json", (beside if is_written else copied)[2])
+        source = "my titan" if is_written else "MODEL"
+        succeed("convert", "hf-to-maxtext", source, "out", *drop)
+        succeed("verify", "maxtext", "--against", source, *drop)
+        assert ckpttools.diff("out", "maxtext").equal
+
     @pytest.mark.parametrize("sides", [(0, 1), (1, 0)])
     def test_verify_says_what_goes_first_where_names_differ(self, sides, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.wording import flag
 from ckpttools.families.registry import families
 from ckpttools.maxtext.llama_names import has_llama_names, on_hub
+from ckpttools.maxtext.model import config_copy
 from ckpttools.maxtext.recognition import guess_families, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
@@ -55,8 +56,7 @@ def commands(tree: Tree, place: Place) -> Iterator[str]:
     elif not is_llama and not guess_families(weights, families().values()):
         return
     elif tree.metadata.config is None:
-        if place.store.scheme == "file":
-            yield f"cp HF_DIR/config.json {quote(str(place if place.is_dir() else place.parent))}"
+        yield from filter(None, (config_copy(place),))
     elif not is_llama:
         drop = "".join(f" {flag('drop', quote(each))}" for each in beside)
         yield f"ckpt convert hf-to-maxtext {path} DST{drop}"

@@ -14,6 +14,7 @@ from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option, several
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
+from ckpttools.maxtext.model import config_beside
 from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
@@ -24,10 +25,6 @@ _RULES = (
     *(Rule(*each) for each in REARRANGED),
     *(Rule(*each) for each in RENAMED),
     *(Rule(name, hub, optional=True) for name, hub in OPTIONAL),
-)
-_CONFIG_BESIDE = (
-    "copy the model's config.json beside it (cp HF_DIR/config.json DIR); where nothing can be written there, "
-    "convert it with the names that it has, copy config.json into that directory, and convert it once more"
 )
 # Dictionaries beside a model's, of which trainers have a handful. Each is looked for in all names, twice:
 # 10,000 names take 0.2 s with 32 of them, and 6 s with 1,000, as where they are no trainer's.
@@ -126,7 +123,7 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
         raise FormatError(others, place=place, got=", ".join(found), hint=hint)
     made = with_hub_names(plain.tree)
     if has_llama_names(map(dotted, made.tree.arrays)):
-        hint = OF_OTHER_MODELS if tree.metadata.config else _CONFIG_BESIDE
+        hint = OF_OTHER_MODELS if tree.metadata.config else config_beside(tree.metadata.place)
         raise FormatError(names, place=place, hint=hint)
     return Transformed(made.tree, plain.notes + made.notes)
 

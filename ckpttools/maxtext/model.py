@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from shlex import quote
 
 from ckpttools.core.checked import checked_options
 from ckpttools.core.errors import ConfigError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.wording import option, step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_called, family_of
 from ckpttools.mapping.flags import Flag
 from ckpttools.maxtext.tying import WAYS
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 ROPE_LAYOUTS = ("halves", "interleaved")
 CONFIG = "config.json"
+_OF_MODEL = f"HF_DIR/{CONFIG}"
 
 
 @checked_options
@@ -59,11 +63,14 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, place
 
 
 def required(
-    config: Mapping[str, object] | None,
-    place: str,
-    hint: str = "copy it there from where the weights came from",
+    config: Mapping[str, object] | None, place: str, hint: str | None = None
 ) -> Mapping[str, object]:
-    """`config`, which must be there; the hint says what to do otherwise.
+    """`config`, which must be there.
+
+    Args:
+        config: of the model, if it is known.
+        place: where the weights lie.
+        hint: what to do otherwise; None for what brings it there.
 
     Raises:
         ConfigError: it is not.
@@ -73,9 +80,31 @@ def required(
             "there is no config.json beside the weights",
             place=place,
             wanted="the model's config.json, which says its family and sizes",
-            hint=hint,
+            hint=hint or config_beside(place),
         )
     return config
+
+
+def config_beside(place: str) -> str:
+    """How a model's configuration comes to lie beside its weights: a hint."""
+    if not place:
+        return "copy it there from where the weights came from"
+    converted = step(
+        f'ckpttools.convert("{place}", "MODEL", format="safetensors")',
+        f"ckpt convert to-safetensors {quote(place)} MODEL",
+    )
+    elsewhere = f"{converted} and `cp {_OF_MODEL} MODEL`, and go on with MODEL"
+    copy = config_copy(parse(place))
+    if copy is None:
+        return elsewhere
+    return f"`{copy}`, of the model that was trained; where nothing can be written there, {elsewhere}"
+
+
+def config_copy(place: Place) -> str | None:
+    """The command that copies a model's configuration beside weights; None where no file system is."""
+    if place.store.scheme != "file":
+        return None
+    return f"cp {_OF_MODEL} {quote(str(place if place.is_dir() else place.parent))}"
 
 
 def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:

@@ -38,7 +38,6 @@ from ckpttools.transforms.dequantize import require_numbers
 
 # Numbers of layers that are tried for the nearest that fits.
 _MOST_TRIED = 16
-_COPY = "copy it there from where the weights came from"
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Shrink:
         _refuse_quantised(tree)
         view, place = view_of(tree), tree.metadata.place
         files = ModelFiles.of(tree, self.like) if view.is_maxtext else ModelFiles(tree.metadata.config)
-        hint = f"say {option('like', 'HF_DIR')}, the model that it came from" if view.is_maxtext else _COPY
+        hint = f"say {option('like', 'HF_DIR')}, the model that it came from" if view.is_maxtext else None
         config = required(files.config, place, hint)
         family = family_for(config, ModelOptions(self.family), place)
         small = smaller_config(config, family, self.how)
