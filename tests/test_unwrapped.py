@@ -176,8 +176,19 @@ def test_names_of_the_source_and_of_the_hub_are_dropped_alike():
     # What the hub has no name for is left out with the names.
     with_angles = Tree({**tree, ("rope.freqs",): tree["norm.weight"]}, tree.metadata)
     assert to_maxtext(with_angles, ToMaxText(drop=(*beside, "rope.freqs"))).state.arrays
-    with pytest.raises(UsageError, match="nothing has a name"):
-        to_maxtext(tree, ToMaxText(drop=(*beside, "layers.7")))
+    # Keys are joined by slashes where `ckpt inspect tree --flat` shows them.
+    for slashes in (("optimizer/state/*", "optimizer/param_groups"), ("optimizer/*",)):
+        assert len(to_maxtext(tree, ToMaxText(drop=(*slashes, "train_state/step"))).notes.dropped) == 8
+    for pattern, near in (
+        ("layers.7", "layers.1"),
+        ("model.layers.7*", "model.layers.1"),
+        ("optim", "optimizer"),
+        ("optimiser/state", "optimizer/state"),
+    ):
+        with pytest.raises(UsageError, match="nothing has a name") as caught:
+            to_maxtext(tree, ToMaxText(drop=(*beside, pattern)))
+        assert caught.value.got == pattern and caught.value.wanted.startswith("names of the source, or")
+        assert caught.value.hint.startswith(f"did you mean {near}")
 
 
 @pytest.mark.parametrize("places", [(TITAN, HUB), (HUB, FSDP), (TITAN, FSDP), (TITAN, TITAN), ("bare", HUB)])
@@ -210,7 +221,7 @@ def test_safetensors_in_names_of_the_hub(tmp_path):
     refused = {
         "there is more than a model": open_tree(TITAN),
         "are read of models with model_type llama": alone.with_metadata(config={"model_type": "qwen3"}),
-        "copy config.json": alone.with_metadata(config=None),
+        "cp HF_DIR/config.json": alone.with_metadata(config=None),
         "names of MaxText": to_maxtext(alone, ToMaxText()).state,
         "are here behind policy": open_tree(TRAINERS / "open-instruct"),
     }

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.patterns import matching, whole_branches
+from ckpttools.array.patterns import first_match, matching, prefixes, whole_branches
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, by_name, dotted
-from ckpttools.core.errors import CoverageError
+from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural
 from ckpttools.core.wording import several
@@ -39,6 +39,7 @@ from ckpttools.maxtext.versions import version_called
 from ckpttools.quantized.refusals import refuse_unmappable
 from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized
+from ckpttools.transforms.select import unmatched
 from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
 _OF_FLAX = "these are names of Flax, whose matrices have inputs first: rules of `ckpt remap` mend both"
@@ -71,12 +72,17 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
         FormatError: weights are quantised in a way that is not read, or are not with their scales.
     """
-    drop = whole_branches(options.drop, map(dotted, tree.arrays))
+    drop = whole_branches(_with_dots(options.drop, tree), map(dotted, tree.arrays))
     plain = unwrapped(tree, drop)
     hub = with_hub_names(plain.tree)
     options = replace(options, drop=_of_hub_names(drop, tree, plain.tree, hub.tree))
     try:
         return _to_maxtext(hub.tree, options, tree.metadata.notes + plain.notes + hub.notes)
+    except UsageError as error:
+        if error.got is not None and error.got in options.drop:
+            wanted = None if hub.tree is tree else "names of the source, or those that they become"
+            raise unmatched(error.got, [*tree, *hub.tree], tree.metadata.place, wanted) from error
+        raise
     except CoverageError as error:
         if has_llama_names(map(dotted, hub.tree.arrays)):
             raise error.at(hint=OF_OTHER_MODELS) from error
@@ -88,6 +94,16 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         if (found := strangers_in(hub.tree)) and found.prefixes:
             raise error.at(hint=f"{below(found.prefixes)}; convert that") from error
         raise
+
+
+def _with_dots(drop: Sequence[str], tree: Tree) -> list[str]:
+    """Patterns of names whose keys are joined by dots; the user may have joined them by slashes."""
+    names = {each for path in tree for each in prefixes(dotted(path), ".")}
+
+    def is_joined(pattern: str) -> bool:
+        return not matching(names, (pattern,)) and any(first_match(path, (pattern,)) for path in tree)
+
+    return [each.replace("/", ".") if "/" in each and is_joined(each) else each for each in drop]
 
 
 def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tuple[str, ...]:

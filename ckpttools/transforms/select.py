@@ -108,15 +108,21 @@ def require_matches(patterns: Iterable[str], paths: Iterable[Path], place: str) 
     known = list(paths)
     for pattern in patterns:
         if not any(first_match(path, (pattern,)) for path in known):
-            near = [_as_pattern(name, known) for name in near_names(pattern.strip("*/."), _names(known))]
-            raise UsageError(
-                "nothing has a name that matches",
-                place=place or None,
-                got=pattern,
-                hint=f"did you mean {' or '.join(near)}?"
-                if near
-                else f"`ckpt inspect tree {quote(place or 'SRC')} --flat` shows all names",
-            )
+            raise unmatched(pattern, known, place)
+
+
+def unmatched(pattern: str, paths: Sequence[Path], place: str, wanted: str | None = None) -> UsageError:
+    """The error of a pattern that names none of some paths; says which are near, and what they are."""
+    near = [_as_pattern(name, paths) for name in near_names(pattern.strip("*/."), _names(paths))]
+    return UsageError(
+        "nothing has a name that matches",
+        place=place or None,
+        got=pattern,
+        wanted=wanted,
+        hint=f"did you mean {' or '.join(near)}?"
+        if near
+        else f"`ckpt inspect tree {quote(place or 'SRC')} --flat` shows all names",
+    )
 
 
 def _as_pattern(name: str, paths: Sequence[Path]) -> str:
@@ -130,9 +136,10 @@ def _matched(tree: Tree, patterns: Sequence[str]) -> set[Path]:
 
 
 def _names(paths: Iterable[Path]) -> list[str]:
-    """Every path and every key above one, and the words between slashes and dots, each once."""
+    """Every path, what of it ends before a slash or a dot, and the words between these, each once."""
     names: dict[str, None] = {}
     for path in paths:
         names.update(dict.fromkeys(prefixes(keystr(path), "/")))
+        names.update(dict.fromkeys(prefixes(dotted(path), ".")))
         names.update(dict.fromkeys(dotted(path).replace("/", ".").split(".")))
     return list(names)
