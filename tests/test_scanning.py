@@ -19,7 +19,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError
 from ckpttools.core.region import Region, Shape, contiguous_runs
-from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, fitted_pieces, grain, rows
+from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, consecutive, fitted_pieces, grain
 from ckpttools.run.scanning import scan
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.refusing import Refusing
@@ -27,7 +27,7 @@ from ckpttools.testing.strategies import Known, chunk_shapes, chunked, lazy_arra
 
 MIB = 1 << 20
 BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]
-CUTS = pytest.mark.parametrize("cut", [rows, Tiles()])
+CUTS = pytest.mark.parametrize("cut", [consecutive, Tiles()])
 
 
 def copied(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> list[np.ndarray]:
@@ -66,7 +66,7 @@ def test_pieces_tile_an_array_and_hold_its_elements(
 @given(known=lazy_arrays(depth=1), most=st.integers(1, 50))
 def test_rows_follow_each_other_in_c_order(known: Known, most: int):
     end = 0
-    for region in rows((known.array,), most):
+    for region in consecutive((known.array,), most):
         ((start, length),) = contiguous_runs(known.array.shape, region)
         assert start == end
         end += length
@@ -93,8 +93,8 @@ def test_the_order_is_the_same_with_any_number_of_workers(sizes: list[int], jobs
             time.sleep(0.0005)
         return int(values[0].sum())
 
-    seen = list(scan(items, slow_in_front, memory=1 << 30, jobs=jobs, cut=small(rows, most)))
-    wanted = [(k, region) for k, item in enumerate(items) for region in rows(item, most)]
+    seen = list(scan(items, slow_in_front, memory=1 << 30, jobs=jobs, cut=small(consecutive, most)))
+    wanted = [(k, region) for k, item in enumerate(items) for region in consecutive(item, most)]
     assert [(each.index, each.region) for each in seen] == wanted
     assert [each.result for each in seen] == [
         int(noise((sizes[k],), F32, sizes[k])[region.slices].sum()) for k, region in wanted
@@ -116,7 +116,7 @@ def test_every_byte_is_observed_in_the_thread_that_asked():
             copied,
             memory=1 << 30,
             jobs=3,
-            cut=small(rows, 10),
+            cut=small(consecutive, 10),
             observe=lambda nbytes: heard.append((nbytes, threading.get_ident())),
         )
     )
@@ -140,7 +140,7 @@ class TestErrors:
         items: list[Item] = [(good,), (good,), (short,), (short,), (good,)]
         seen, before = [], threading.active_count()
         with pytest.raises(FormatError, match="short ends too early"):
-            for each in scan(items, copied, memory=1 << 30, jobs=jobs, cut=small(rows, 3)):
+            for each in scan(items, copied, memory=1 << 30, jobs=jobs, cut=small(consecutive, 3)):
                 seen.append((each.index, each.region.start))
         assert seen == [(0, (0,)), (0, (3,)), (0, (6,)), (1, (0,)), (1, (3,)), (1, (6,)), (2, (0,))]
         assert threading.active_count() == before

@@ -14,7 +14,7 @@ from ckpttools.core.region import Region
 from ckpttools.digest.block_hasher import BlockHasher, Room
 from ckpttools.digest.digest import Digest
 from ckpttools.digest.stacks import WholeArray, cheapest_reads, wholes
-from ckpttools.plan.pieces import Item, Tiles, fitted_pieces, rows
+from ckpttools.plan.pieces import Item, Tiles, consecutive, fitted_pieces
 from ckpttools.run.events import Watch
 from ckpttools.run.scanning import scan
 
@@ -122,7 +122,7 @@ class Digester:
         def cut(item: Item, most: int) -> Iterator[Region]:
             # Pieces that are cheap to read may be columns: those of an array are kept until it is whole.
             fits = largest[id(item[0])] <= self._room.nbytes
-            return (tiles if fits else rows)(item, most)
+            return (tiles if fits else consecutive)(item, most)
 
         def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
             self.add(reads[index], region, values[0])

@@ -1,7 +1,8 @@
 """Cutting arrays that are only looked at: into pieces that fit a worker's buffers and are cheap to read.
 
-An item is one array, or several of one shape whose elements are looked at side by side. `rows` and `Tiles`
-are the two ways to cut one; both tile it exactly, in C order of their pieces.
+An item is one array, or several of one shape whose elements are looked at side by side. There are two ways
+to cut one, and both cover it exactly once: `consecutive`, along the C order of the elements, and `Tiles`, by
+what is cheap to read.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _choices(jobs: int) -> Iterator[tuple[int, int]]:
     yield from ((1, size) for size in sizes if size < PIECE_BYTES)
 
 
-def rows(item: Item, most: int) -> Iterator[Region]:
+def consecutive(item: Item, most: int) -> Iterator[Region]:
     """Pieces that follow each other in the C order of the elements, each a stretch of it.
 
     Args:

@@ -22,7 +22,7 @@ from ckpttools.core.wording import option, place
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import ChunkFiles, Placement, Referenced
 from ckpttools.plan.reading import reading_costs
-from ckpttools.plan.streamed import cut_in_order, groups, in_order, most_groups, task_sizes
+from ckpttools.plan.streamed import cut_in_order, groups, in_write_order, most_groups, task_sizes
 from ckpttools.plan.task import LARGEST_TASK, Task, cut
 from ckpttools.stores.costs import Streams
 
@@ -226,7 +226,7 @@ def _in_order(tree: Tree, layout: Layout, most: int) -> list[Task]:
     written = _written(tree, layout)
     sizes = task_sizes(written, layout, most)
     cuts = (cut_in_order(path, written[path], layout.placements[path], size) for path, size in sizes.items())
-    return in_order(chain.from_iterable(cuts), layout)
+    return in_write_order(chain.from_iterable(cuts), layout)
 
 
 def _in_any_order(tree: Tree, layout: Layout, most: int, jobs: int) -> list[Task]:

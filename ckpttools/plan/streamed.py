@@ -150,7 +150,7 @@ def _covered(shape: Shape, placement: Placement, cells: Region) -> Region:
     )
 
 
-def in_order(tasks: Iterable[Task], layout: Layout) -> list[Task]:
+def in_write_order(tasks: Iterable[Task], layout: Layout) -> list[Task]:
     """Tasks by what they write: file, and place in it; appended chunks stay in the order that they have."""
     return sorted(tasks, key=lambda task: _first_byte(task, layout.placements[task.path]))
 
@@ -168,7 +168,7 @@ def groups(tasks: Sequence[Task], layout: Layout, most: int) -> Iterator[Sequenc
     """The numbers of the tasks that belong to one object each.
 
     Args:
-        tasks: as `in_order` sorts them.
+        tasks: as `in_write_order` sorts them.
         layout: where they write.
         most: bytes of chunks, before they are encoded, that are appended to one object.
     """

@@ -21,7 +21,7 @@ from ckpttools.core.region import Region, grid_cell, split_to
 from ckpttools.formats.base import Writer
 from ckpttools.formats.placement import Placement
 from ckpttools.plan.plan import Plan
-from ckpttools.plan.streamed import in_order
+from ckpttools.plan.streamed import in_write_order
 from ckpttools.plan.task import Task
 from ckpttools.run.entries import UnfinishedError
 from ckpttools.run.events import Observer, Receipt
@@ -205,7 +205,7 @@ def _dealt(plan: Plan, count: int) -> _Dealt:
     for owner, task in _owned_tasks(plan):
         tasks[owner].append(task)
     if plan.streams is not None:
-        tasks = [in_order(each, plan.layout) for each in tasks]
+        tasks = [in_write_order(each, plan.layout) for each in tasks]
     groups = [sum(1 for _ in replace(plan, tasks=tuple(each)).groups) for each in tasks]
     return _Dealt(
         replace(plan, tasks=tuple(chain.from_iterable(tasks))),
