@@ -362,6 +362,15 @@ def test_what_maxtext_has_no_place_for_is_refused(tmp_path, case, told):
     assert told in said and "ckpt adapter merge" in said and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("size", ["intermediate_size", "hidden_size", "num_attention_heads"])
+def test_factors_of_another_size_are_not_filled_up(tmp_path, size):
+    """Names are those of the base; zeros are for ranks alone."""
+    config = json.loads((base_of("plain") / "config.json").read_bytes())
+    write_llama(tmp_path / "base", **{**config, "dtype": "float32", size: config[size] * 2})
+    said = run("adapter", "to-maxtext", PEFT / "plain", tmp_path / "out", "--base", tmp_path / "base", code=3)
+    assert "not those of the base's weight" in said and not (tmp_path / "out").exists()
+
+
 def test_an_alpha_that_nothing_says_must_be_said(tmp_path):
     """As of Tunix, which notes none."""
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "noted", base=base_of("plain"))

@@ -162,6 +162,21 @@ def test_llama_names_of_another_model():
         to_maxtext(tree, ToMaxText())
 
 
+def test_the_file_of_one_device_of_several_is_no_model():
+    """As `consolidated.00.pth` beside others: every matrix is cut, every name is there."""
+    tree = Select(drop=("optimizer", "train_state"))(open_tree(TITAN)).tree
+    half = {
+        path: lazy(array.read()[:, ::2]) if len(array.shape) == 2 else array
+        for path, array in tree.arrays.items()
+    }
+    cut = Tree(half, tree.metadata)
+    assert NamedByHub()(tree)
+    with pytest.raises(FormatError, match=r"other shapes than config\.json says(.|\n)*consolidated\.01"):
+        NamedByHub()(cut)
+    with pytest.raises(CoverageError, match="of another shape"):
+        to_maxtext(cut, ToMaxText())
+
+
 def test_names_of_the_source_and_of_the_hub_are_dropped_alike():
     tree = open_tree(TITAN)
     beside = ("optimizer", "train_state")

@@ -88,7 +88,7 @@ class FactorPair:
 
     def delta(self, shape: Shape) -> LazyArray:
         """The product of the factors for a weight of this shape, float32; errors as of `change`."""
-        self._check(shape)
+        self.require_fit(shape)
         if self.kind == "embedding":
             return low_rank(swapped(self.a), swapped(self.b), self.scale)
         if self.kind == "linear":
@@ -115,7 +115,7 @@ class FactorPair:
             )
         return shape[1:] == (self.a.shape[1], self.b.shape[0])
 
-    def _check(self, shape: Shape) -> None:
+    def require_fit(self, shape: Shape) -> None:
         """Raises FormatError where the factors are not those of a weight of this shape."""
         if not self.fits(shape):
             raise FormatError(

@@ -79,6 +79,8 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     known = rows_of_factors(base, options.scan_axis if options.scan else None, family)
     by_weight = {name: row for row in known.rows for name in weight_names(row, known.sizes)}
     _refuse_what_maxtext_lacks(fit, by_weight)
+    for factor in fit.factors:
+        factor.require_fit(base.weights[factor.name].shape)
     rank = max(factor.rank for factor in fit.factors)
     scale, ratios = _scales(fit.factors)
     touched = dict.fromkeys(by_weight[factor.name] for factor in fit.factors)

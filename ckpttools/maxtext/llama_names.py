@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttools.array.tree import Tree, dotted
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option, several
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
-from ckpttools.maxtext.model import config_beside
+from ckpttools.families.registry import family_of
+from ckpttools.mapping.coverage import NotCoveredError
+from ckpttools.maxtext.model import CONFIG, config_beside
 from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
@@ -113,8 +115,8 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
         names: what to say of names of Meta's own code where they stay.
 
     Raises:
-        FormatError: either.
-        CheckpointError: the sizes of the configuration are not those of the arrays.
+        FormatError: either; or the sizes of the configuration are not those of the arrays.
+        CheckpointError: they do not go into these at all.
     """
     place = tree.metadata.place or None
     plain = unwrapped(tree)
@@ -125,7 +127,33 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
     if has_llama_names(map(dotted, made.tree.arrays)):
         hint = OF_OTHER_MODELS if tree.metadata.config else config_beside(tree.metadata.place)
         raise FormatError(names, place=place, hint=hint)
+    if made.tree is not plain.tree:
+        _require_sizes(made.tree)
     return Transformed(made.tree, plain.notes + made.notes)
+
+
+def _require_sizes(tree: Tree) -> None:
+    """Raises FormatError where arrays under the names of the hub are larger or smaller than the model's.
+
+    Meta's own code writes a file for each of several devices, `consolidated.00.pth` and so on, in which
+    matrices are cut. Nothing in such a file says that it is one of several.
+    """
+    config = tree.metadata.config or {}
+    try:
+        table = family_of(config, CONFIG).table(config, CONFIG)
+        table.require_fit({dotted(path): array for path, array in tree.arrays.items()})
+    except NotCoveredError as error:
+        if error.coverage.misshapen:
+            raise FormatError(
+                "arrays have other shapes than config.json says:"
+                + listing([str(each) for each in error.coverage.misshapen]),
+                place=tree.metadata.place or None,
+                hint="where there are consolidated.01.pth and so on, each file has a part of the matrices: "
+                "convert_llama_weights_to_hf.py of transformers puts them together; else check that "
+                "config.json belongs to these weights",
+            ) from error
+    except ConfigError:
+        return  # where it is needed, it is read again
 
 
 def told_of_names(tree: Tree) -> Transformed:
