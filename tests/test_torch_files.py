@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, run
 from support.torch_files import View, archived, pickled, save, whole
 
-from ckpttools.array.tree import Empty, Text
+from ckpttools.array.tree import Empty, Text, dotted
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
@@ -243,6 +243,36 @@ def test_nothing_is_called_and_what_would_be_is_named(tmp_path, protocol, monkey
     monkeypatch.setattr(os, "system", lambda *_: pytest.fail("it was called"))
     told = ckpt("inspect", "tree", path).output
     assert "posix.system" in told and "nothing of it was executed" in told
+
+
+class QuantisedTensor:
+    """As those of Transformer Engine: what makes one is a method of the class."""
+
+    @classmethod
+    def made(cls, *_):
+        pytest.fail("it was called")
+
+    def __reduce_ex__(self, protocol):
+        return QuantisedTensor.made, (0,)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_method_that_is_called_is_named_with_its_class(tmp_path, protocol):
+    path = archived(tmp_path / "x.pt", pickle.dumps({"x": QuantisedTensor()}, protocol), {})
+    told = ckpt("inspect", "tree", path).output
+    assert "getattr" in told and "QuantisedTensor" in told and "tensor.dequantize()" in told
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path, protocol):
+    """FP8 scales of Transformer Engine before 1.14."""
+    path = archived(
+        tmp_path / "x.pt", pickle.dumps({"a._extra_state": io.BytesIO(b"s"), "n": 3}, protocol), {}
+    )
+    tree = open_tree(path)
+    assert [*map(dotted, tree)] == ["n"] and "a._extra_state (_io.BytesIO)" in str(
+        tree.metadata.notes.remarks
+    )
 
 
 def names_in(data: bytes) -> set[str]:

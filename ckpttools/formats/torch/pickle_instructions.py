@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpttools.formats.torch.pickle_limits import PER_ITEM
 from ckpttools.formats.torch.pickle_stack import Machine
-from ckpttools.formats.torch.pickled import DamagedPickleError, Global, Persistent, Record
+from ckpttools.formats.torch.pickled import DamagedPickleError, Global, NamelessCallError, Persistent, Record
 
 # What `pickletools` calls these instructions; those of protocols 0 and 1, and EXT, nobody writes any more.
 _PROTO, _FRAME, _MARK = 0x80, 0x95, 0x28
@@ -19,6 +19,8 @@ _LONGEST_INTEGER = 64
 
 def _made(machine: Machine, what: object, args: object) -> Any:
     """What a call would give: mappings of the standard library are what they hold, the rest are records."""
+    if isinstance(what, Record):
+        raise NamelessCallError("a call of what a call has made")
     if not isinstance(what, Global) or not isinstance(args, tuple):
         raise DamagedPickleError("a call of what is no name")
     if (what.module, what.name) in _MAPPINGS:

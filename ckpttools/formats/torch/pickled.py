@@ -56,6 +56,10 @@ class DamagedPickleError(Exception):
     """The bytes are no pickle, are cut, or do what no pickle of data does."""
 
 
+class NamelessCallError(DamagedPickleError):
+    """What is called is itself made by a call, as a method of a class is by `getattr`."""
+
+
 def in_few_words(value: Any) -> str:
     """What a value is, in a few words: what it holds may be endless."""
     if isinstance(value, Record):

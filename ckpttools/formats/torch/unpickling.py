@@ -8,16 +8,16 @@ and has no way to reach a module: what a name stands for stays a name (`Global`)
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any
 
 from ckpttools.core.budget import check_resident
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.torch.pickle_instructions import INSTRUCTIONS
 from ckpttools.formats.torch.pickle_limits import COSTS, TooMuchError
 from ckpttools.formats.torch.pickle_stack import Machine
-from ckpttools.formats.torch.pickled import DamagedPickleError, Global
+from ckpttools.formats.torch.pickled import DamagedPickleError, Global, NamelessCallError
 
 _STOP = 0x2E
 # Instructions between two looks at the memory: they take some 50 MiB, and a look 40 microseconds.
@@ -47,26 +47,30 @@ def unpickled(data: bytes, allowed: Callable[[Global], bool], place: str) -> Any
     try:
         value = _run(machine, place)
     except _FAULTS as error:
+        if isinstance(error, NamelessCallError):
+            _refuse_strange(machine, allowed, place)
         raise FormatError(
             "the pickle is damaged, or is none",
             place=place,
             got=f"{type(error).__name__} at byte {machine.at:,} of {len(data):,}: {error}",
             hint="fetch or write the file again",
         ) from error
-    strange = sorted({str(each) for each in machine.globals.values() if not allowed(each)})
-    if strange:
-        _refuse(strange, place)
+    _refuse_strange(machine, allowed, place)
     return value
 
 
-def _refuse(strange: Sequence[str], place: str) -> NoReturn:
-    raise FormatError(
-        "the pickle has objects that no weights are made of:" + listing(strange),
-        place=place,
-        wanted="tensors, numbers, texts, lists and dictionaries",
-        hint="nothing of it was executed; where you trust who wrote it, save the weights alone from there: "
-        "torch.save(model.state_dict(), FILE), or as safetensors",
-    )
+def _refuse_strange(machine: Machine, allowed: Callable[[Global], bool], place: str) -> None:
+    strange = sorted({str(each) for each in machine.globals.values() if not allowed(each)})
+    if strange:
+        alone = "the weights alone from there: torch.save(model.state_dict(), FILE), or as safetensors"
+        plain = "plain tensors from there, of such as are quantised tensor.dequantize()"
+        raise FormatError(
+            "the pickle has objects that no weights are made of:" + listing(strange),
+            place=place,
+            wanted="tensors, numbers, texts, lists and dictionaries",
+            hint="nothing of it was executed; where you trust who wrote it, save "
+            + (plain if any(each.endswith("Tensor") for each in strange) else alone),
+        )
 
 
 def _run(machine: Machine, place: str) -> Any:
