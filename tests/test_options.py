@@ -86,6 +86,7 @@ def called(
     size: Size = 0,
     share: float = 0.0,
     kind: Literal["a", "b"] | None = None,
+    chunks: str | Mapping[str, Sequence[int | None]] | None = None,
     loud: bool = False,
     jobs: int | None = None,
 ):
@@ -114,7 +115,9 @@ def test_what_is_natural_in_python_is_taken():
         ("kind", "c", '"a" or "b" or None'),
         ("paths", b"a", "a list of text or paths"),
         ("steps", "12", "a list of whole numbers"),
-        ("named", ["float32"], "a dictionary or None"),
+        ("named", ["float32"], "a dictionary {text: a dtype or text} or None"),
+        ("named", {"*": 4}, "a dictionary {text: a dtype or text} or None"),
+        ("chunks", {"*": "4x4"}, "text or a dictionary {text: a list of whole numbers or None} or None"),
         ("jobs", 0, "a whole number from 1 on or None"),
     ],
 )
@@ -136,7 +139,7 @@ def test_what_would_be_taken_for_something_else_is_refused(name, value, wanted):
         (ckpttools.ForceUnroll, {"flavour": "jax"}, '"same" or "linen" or "nnx"'),
         (ckpttools.Select, {"prefix": None}, "text"),
         (ckpttools.CastTo, {"dtype": float}, "a dtype or text"),
-        (ckpttools.CastMap, {"dtypes": ["bfloat16"]}, "a dictionary"),
+        (ckpttools.CastMap, {"dtypes": ["bfloat16"]}, "a dictionary {text: a dtype or text}"),
         (ckpttools.Resources, {"jobs": 0}, "a whole number from 1 on or None"),
     ],
 )

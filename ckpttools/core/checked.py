@@ -235,7 +235,8 @@ def _words(kind: Any) -> list[str]:
     if origin is PathLike:
         return ["a path"]
     if origin is Mapping:
-        return ["a dictionary"]
+        key, value = (" or ".join(_words(each)) for each in inner)
+        return [f"a dictionary {{{key}: {value}}}"]
     if origin is Callable or (_is_protocol(kind) and "__call__" in _members(kind)):
         return ["a function"]
     word = _WORDS.get(kind) or getattr(kind, "called", f"a {getattr(kind, '__name__', kind)}")
