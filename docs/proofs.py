@@ -27,23 +27,24 @@ HEAD = """## How it was proved
 
 For each version of MaxText, each form of the layers, each way, and towers by themselves:
 
-* *golden*: tiny models of which every array is bit for bit what this version's own converter made; on the
-  way back, of which every tensor is bit for bit what it was (`--exact` where 16 bits would round).
-* *logits*, *trained*, *images*: tiny models of random weights that MaxText itself loads, and computes as
-  transformers does: converted; after MaxText's own training, on the way back; of prompts with images. The
-  number is the largest difference that [the oracle](oracle.md) found, which says of what and when;
-  **no** where it is larger than it should be, or where `ckpt` refused what MaxText made.
+* *golden*: tiny models whose arrays are all bit for bit what this version's own converter made; on the way
+  back, whose tensors are all bit for bit what they were (with `--exact` where 16 bits would round).
+* *logits*, *trained*, *images*: tiny models of random weights that MaxText itself loads and computes like
+  transformers: after conversion; after MaxText's own training, on the way back; with images in the prompt.
+  The number is the largest difference that [the oracle](oracle.md) found, where you see for which model and
+  when; **no** means that it is larger than it should be, or that `ckpt` refused what MaxText made.
 * *refused*: MaxText has no such form, and neither has `ckpt`.
-* In brackets stand the models that it was tried with. Where a cell is empty nothing but the rows says it:
-  this version's converter refuses such models or knows none, and they were not run.
+* The models that were tried are in brackets. An empty cell was not run, as this version's converter refuses
+  such models or knows none: there only the rows say how it goes.
 
-Of every family, models of random sizes come back to the bit in all forms. Models with towers whose inner
-blocks the layers look into are scanned as their text alone. *Left out* is what MaxText has no place for, or
-no row takes: `--carry` keeps it.
+Models of random sizes come back to the bit in all forms, for every family. Models in which layers take what a
+tower's inner blocks see are scanned without the tower. *Left out* is what MaxText has no place for, or no row
+takes; `--carry` keeps it.
 
 Weights of [quantised sources](quantized.md) become the numbers that they stand for before any row sees them,
-whatever the family, which is proved by products made one by one. *Quantised* says where MaxText then computes
-as transformers does with these numbers, and which FP8 checkpoints are those of MaxText's own converter.
+whatever the family; tests compare these with products that are made one by one. *Quantised* says where
+MaxText then computes as transformers does with these numbers, and which FP8 checkpoints equal those of
+MaxText's own converter.
 """
 
 
