@@ -31,6 +31,27 @@ def test_what_is_not_read_is_named(tmp_path, name, what, way, in_directory):
     assert what in told and way in " ".join(told.split()) and name in told
 
 
+def test_what_lies_in_a_directory_of_a_trainer_is_named(tmp_path):
+    """Of accelerate beside states of random numbers, of verl, of Meta's code; deeper as well."""
+    trainers = FIXTURES / "trainers"
+    shutil.copytree(trainers / "fsdp", tmp_path / "run/checkpoint-20")
+    (tmp_path / "run/checkpoint-20/random_states_0.pkl").touch()
+    inside = f"{tmp_path}/run/checkpoint-20/pytorch_model_fsdp_0"
+    for place in ("run", "run/checkpoint-20"):
+        assert f"name what lies in it: {inside}" in run("hash", tmp_path / place, code=3)
+    assert run("hash", inside)
+    actor = shutil.copytree(trainers / "verl/global_step_10/actor", tmp_path / "a/b/c/global_step_1/actor")
+    (actor.parent / "data.pt").touch()
+    assert f"name what lies in it: {actor}" in run("hash", actor.parent, code=3)
+    assert f"lie in the directory above: name {actor}" in run("hash", actor / "huggingface", code=3)
+    assert f"ckpt {actor}" in succeed(tmp_path / "a").output
+    meta = tmp_path / "meta"
+    meta.mkdir()
+    shutil.copy(FIXTURES / "full.pt", meta / "consolidated.00.pth")
+    shutil.copy(trainers / "hub/config.json", meta)
+    assert f"name what lies in it: {meta}/consolidated.00.pth" in run("hash", meta, code=3)
+
+
 def test_several_kinds_none_of_which_is_read(tmp_path):
     for name in ("a.gguf", "tf_model.h5"):
         (tmp_path / name).touch()

@@ -209,7 +209,12 @@ class TestRanks:
         part = copied(RANKS, tmp_path / "c")
         (part / f"model_world_size_4_rank_{rank}.pt").unlink()
         told = run("hash", part, code=3)
-        assert f"1 others are missing, the first of rank {rank}" in told and "layers.0.weight" in told
+        assert f"from the files of 3 processes; that of rank {rank} is missing:" in told
+        assert "layers.0.weight" in told
+        (part / f"model_world_size_4_rank_{(rank + 1) % 4}.pt").unlink()
+        assert "files of 2 processes; those of ranks " in run("hash", part, code=3)
+        found = " ".join(ckpt("doctor", part).output.split())
+        assert "are missing: " in found and ":;" not in found
 
     def test_files_of_another_save(self, tmp_path):
         part = copied(RANKS, tmp_path / "c")
@@ -218,6 +223,14 @@ class TestRanks:
         (part / "model_world_size_8_rank_5.pt").unlink()
         shutil.copy(part / "model_world_size_4_rank_1.pt", part / "model_world_size_4_rank_2.pt")
         assert "two of its parts" in run("hash", part, code=3) or "elements out" in run("hash", part, code=3)
+
+    def test_a_file_that_is_there_twice_or_empty(self, tmp_path):
+        part = copied(RANKS, tmp_path / "c")
+        other = part / "model_world_size_4_rank_1.pt"
+        shutil.copy(part / "model_world_size_4_rank_0.pt", other)
+        assert "those of ranks 0 and 1 have the same parts:" in run("hash", part, code=3)
+        other.write_bytes(b"")
+        assert "got    an empty file" in run("hash", part, code=3)
 
     def test_what_several_processes_have_is_compared(self, tmp_path):
         """Other numbers of any tensor of any process are refused or read, never left out."""

@@ -15,8 +15,10 @@ from support.places import GOLDEN
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.direction import refuse_maxtext
 
 BOTH_WAYS = pytest.mark.parametrize("way", ["hf-to-maxtext", "maxtext-to-hf"])
 
@@ -81,6 +83,23 @@ def test_adapters_of_maxtext(maxtext, tmp_path, way, alone):
     assert f"ckpt select {tmp_path}/lora/0/items DST --drop '*lora_a*' --drop '*lora_b*'" in told
     run("select", tmp_path / "lora", tmp_path / "alone", *drop)
     run("convert", "maxtext-to-hf", tmp_path / "alone", tmp_path / "hf")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_model_that_peft_has_wrapped(tmp_path, apart):
+    """As verl saves it: `base_layer` and `lora_A.default` in one state, perhaps `lora_adapter` beside it."""
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    names = ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight")
+    actor = tmp_path / "actor"
+    leaves = {(f"{module}.{each}",): lazy(np.ones((2, 2), "f4")) for each in names}
+    if apart:
+        (actor / "lora_adapter").mkdir(parents=True)
+        (actor / "lora_adapter/adapter_config.json").touch()
+    with pytest.raises(FormatError) as error:
+        refuse_maxtext(Tree(leaves, Metadata(place=str(actor))))
+    told = str(error.value)
+    assert ("merge_and_unload() of PEFT" in told) is not apart and "ckpt select" not in told
+    assert (f"ckpt adapter merge BASE {actor}/lora_adapter DST" in told) is apart
 
 
 @pytest.mark.parametrize("carried", [True, False])

@@ -12,7 +12,7 @@ from ckpttools.formats.registry import is_checkpoint
 from ckpttools.stores.place import Place
 
 # Levels that are searched, and directories that are looked at in all.
-_DEEPEST, _MOST_TRIED = 3, 200
+_DEEPEST, _MOST_TRIED = 4, 200
 
 
 def checkpoints_below(place: Place, most: int) -> list[Place]:

@@ -13,6 +13,8 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.stores.place import Place
 
 _PIPELINE = "model_index.json"
+# Of accelerate and transformers' Trainer, beside the directory of a checkpoint: no weights of anybody.
+_RANDOM_STATES = "random_states_*.pkl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def _names(path: Place) -> tuple[Place, list[str]]:
     if not path.is_dir():
         return path.parent, [path.name]
     try:
-        return path, [each.name for each in path.entries()]
+        return path, [each.name for each in path.entries() if not fnmatchcase(each.name, _RANDOM_STATES)]
     except StorageError:
         return path, []
 

@@ -41,6 +41,8 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
 _MOST_TRIED, _MOST_NAMED = 100, 5
+# Files that are opened by their own names: a directory of such may hold anything.
+_SAVED_BY_TORCH = (".pth", ".pt", ".ckpt")
 # Modules of this package with a `FORMAT`, in the order in which they are tried.
 _BUILT_IN = (
     *("orbax.format", "safetensors.format", "zarr.read"),
@@ -260,19 +262,32 @@ def is_checkpoint(path: Place) -> bool:
 
 def _instead(path: Place) -> str:
     """What to name instead: what lies in the directory and may be opened."""
-    try:
-        below = sorted(each for each in path.iterdir() if each.is_dir())[:_MOST_TRIED]
-        found = [each for each in below if is_checkpoint(each)]
-    except CheckpointError:
-        found = []
+    found = _found_below(path)
     if not found:
         return _nothing_below(path)
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return f"name what lies in it: {', '.join(quote(str(each)) for each in found[:_MOST_NAMED])}{more}"
 
 
+def _found_below(path: Place) -> list[Place]:
+    """Checkpoints in a directory, else files of torch.save in it, else checkpoints in its directories."""
+    try:
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+        folders = [each for each in inside if each.is_dir()][:_MOST_TRIED]
+        if found := [each for each in folders if is_checkpoint(each)]:
+            return found
+        if files := [each for each in inside if each.suffix in _SAVED_BY_TORCH]:
+            return files
+        further = [each for above in folders for each in sorted(above.iterdir()) if each.is_dir()]
+        return [each for each in further[:_MOST_TRIED] if is_checkpoint(each)]
+    except CheckpointError:
+        return []
+
+
 def _nothing_below(path: Place) -> str:
     """What to do where nothing can be opened."""
+    if (path / "config.json").is_file() and is_checkpoint(path.parent):
+        return f"its weights lie in the directory above: name {quote(str(path.parent))}"
     if (path / "config.json").is_file():
         return (
             "there is the config.json of a model, and not its weights: copy its *.safetensors files, too, or "

@@ -58,7 +58,9 @@ def tied(name: str, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothe
     for other, same in alike.items():
         if same.dtype == array.dtype:
             cause = Cause(
-                "tied", f"it is {side}'s {other}", f"the other side ties them: {ways} makes both alike"
+                "tied",
+                f"it is {side}'s {other}",
+                f"the other side ties them: a conversion with {ways} makes both alike",
             )
             turned = (
                 same

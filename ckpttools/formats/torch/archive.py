@@ -109,6 +109,8 @@ def opened(file: File, most: int) -> Archive:
     Raises:
         FormatError: no such archive, a compressed or damaged one, or one of another byte order.
     """
+    if not file.size:
+        raise _damaged(file.path, "an empty file")
     try:
         positioned = _Positioned(file, _MOST_DIRECTORY)
         with zipfile.ZipFile(positioned) as archive:

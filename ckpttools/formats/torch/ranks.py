@@ -187,7 +187,7 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int], o
             wrong.append(f"{dotted(at)}: {error}")
     unlike, decided = _unlike(path, twins, options)
     if wrong or unlike:
-        _refuse(path, len(saved), missing, wrong, unlike)
+        _refuse(path, len(saved), _lacking(spread, missing) if wrong else "", wrong, unlike)
     config = sidecar_config(path) or sidecar_config(path / _BESIDE)
     notes, scalars = left_out(whole.others), frozenset(whole.scalars)
     metadata = Metadata(FORMAT.name, config=config, scalars=scalars, place=str(path), notes=notes + decided)
@@ -252,10 +252,27 @@ def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
     return whole, twins
 
 
+def _lacking(spread: Mapping[TreePath, _RankShards], missing: Sequence[int]) -> str:
+    """Which files are not there, or are there twice, as far as that can be told."""
+    ranks = some(list(map(str, missing)))
+    if missing:
+        return (
+            f"; those of ranks {ranks} are missing"
+            if len(missing) > 1
+            else f"; that of rank {ranks} is missing"
+        )
+    try:
+        # Replicas have the same part of some tensors, copies of all.
+        twins = [{*each.twins} for each in spread.values()]
+    except (ValueError, NotReadableError):
+        return ""
+    pairs = set.intersection(*twins) if twins else set()
+    return f"; those of ranks {min(pairs)[0]} and {min(pairs)[1]} have the same parts" if pairs else ""
+
+
 def _refuse(
-    path: Place, count: int, missing: Sequence[int], wrong: Sequence[str], unlike: Mapping[str, int]
+    path: Place, count: int, lacking: str, wrong: Sequence[str], unlike: Mapping[str, int]
 ) -> NoReturn:
-    lacking = f"; {len(missing)} others are missing, the first of rank {missing[0]}" if missing else ""
     owner = next(iter(unlike.values()), 0)
     preferred = wording.option("prefer_rank", owner)
     converted = wording.step(_CALL.format(preferred), _COMMAND.format(preferred))
