@@ -20,7 +20,7 @@ from ckpttools.adapters.from_maxtext import adapter_of_maxtext, said_of
 from ckpttools.adapters.merge import merged
 from ckpttools.adapters.peft import open_peft
 from ckpttools.array.tree import dotted
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.plan.node_lines import NodeLines, Nodes
@@ -385,6 +385,38 @@ def test_an_alpha_that_nothing_says_must_be_said(tmp_path):
     )
     names = [each.pop("base_model_name_or_path") for each in (one, two)]
     assert one == two and names == [str(base_of("plain")), "tiny/llama"]
+    ckpttools.adapter_to_peft(tree, tmp_path / "again", base=base_of("plain"), alpha=6)
+    with pytest.raises(UsageError, match=r"another alpha[^@]*\n +wanted 6 "):
+        ckpttools.adapter_to_peft(tree, tmp_path / "other", base=base_of("plain"), alpha=3)
+    # What this writes it replaces, its configuration as well, and nothing that lies beside.
+    words = "adapter", "to-peft", tmp_path / "noted", tmp_path / "again", "--base", base_of("plain")
+    assert "allow its replacement with --overwrite" in run(*words, code=2)
+    assert "28 arrays" in run(*words, "--overwrite")
+    (tmp_path / "again" / "notes.txt").touch()
+    assert "not part of the checkpoint: notes.txt" in run(*words, "--overwrite", code=2)
+
+
+@pytest.mark.parametrize("base", ["memory://adapters/base", base_of("plain")], ids=["memory", "local"])
+def test_what_is_said_of_the_wrong_thing_is_told(tmp_path, base):
+    """From a directory and from a store, as it would be written and as it is planned."""
+    if str(base).startswith("memory"):
+        ckpttools.copy(base_of("plain"), base)
+    merge = "adapter", "merge", base, PEFT / "plain", tmp_path / "out"
+    planned = json.loads(run(*merge, "--dry-run", "--json"))
+    assert (planned["source"], planned["arrays"]) == (str(base), 21) and not (tmp_path / "out").exists()
+    exchanged = run("adapter", "merge", PEFT / "plain", base, tmp_path / "out", "--json", code=3)
+    assert f"`ckpt adapter merge BASE {PEFT / 'plain'} DST` merges it into one" in exchanged
+    assert f"`ckpt {base}` says what it is" in run("adapter", "merge", base, base, tmp_path / "o", code=3)
+    assert "a MaxText checkpoint came from" in run(*merge, "--like", base, "--dry-run", code=2)
+    assert "unknown family 'lama'" in run(*merge, "--family", "lama", code=2)
+    assert "DST lies in ADAPTER" in run(*merge[:-1], PEFT / "plain" / "out", "--dry-run", code=2)
+    ckpttools.merge_adapter(base, tmp_path / "out", adapter=PEFT / "plain")
+    extract = "adapter", "extract", tmp_path / "out", base, "memory://adapters/extracted", "--rank", 2
+    done = run(*extract, "--overwrite")
+    assert "PEFT reads disks and the hub: `ckpt copy memory://adapters/extracted DIR`" in done
+    ckpttools.merge_adapter(base, tmp_path / "twice", adapter="memory://adapters/extracted")
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "twice"))
+    assert all(np.allclose(one[name], two[name], atol=1e-6) for name in one)
 
 
 LAYERS = 3

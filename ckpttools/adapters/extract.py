@@ -167,7 +167,7 @@ def _notes(factors: list[FactorPair], errors: Mapping[str, float], others: list[
     ranks = Counter(factor.rank for factor in factors)
     said = ", ".join(f"{rank} ({array_count(range(times))})" for rank, times in sorted(ranks.items()))
     worst = max(errors, key=lambda name: errors[name])
-    text = f"ranks {said}; of the worst, {worst}, {errors[worst]:.2%} of the difference are left"
+    text = f"ranks {said}; of the worst, {worst}, {errors[worst]:.2%} of the difference is left"
     return Notes((Note(array_count(factors), text),), remarks=tuple(_left_out(others)))
 
 

@@ -30,7 +30,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, distinct, inner
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import ConfigError, FormatError
+from ckpttools.core.errors import ConfigError, FormatError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME
 from ckpttools.formats.json_file import read_json
@@ -261,6 +261,14 @@ def _scale(said: Mapping[str, object], rank: int, alpha: float | None, place: st
             place=place,
             got=f"rank {rank}",
             wanted=f"{ranked:g} (lora_rank in the metadata)",
+        )
+    if alpha is not None and is_number(noted) and noted not in (0, alpha):
+        raise UsageError(
+            "the adapter was trained with another alpha",
+            place=place,
+            got=option("alpha", finite("alpha", alpha)),
+            wanted=f"{noted:g} (lora_alpha in the metadata)",
+            hint=f"leave it out; {option('scale', 'X')} multiplies what the adapter changes",
         )
     if alpha is not None:
         return finite("alpha", alpha) / rank

@@ -22,8 +22,10 @@ def is_peft_adapter(tree: Tree, place: Place) -> bool:
 def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
     """What loads an adapter, as it is typed, each on a line; nothing for what is no adapter."""
     if is_peft_adapter(tree, place):
-        merging = f"ckpt adapter merge BASE {quote(str(place))} DST"
-        return (f"PeftModel.from_pretrained(model, {json.dumps(str(place))})", f"in the weights: `{merging}`")
+        merging = f"in the weights: `ckpt adapter merge BASE {quote(str(place))} DST`"
+        if place.store.scheme not in ("file", "hf"):
+            return (f"PEFT reads disks and the hub: `ckpt copy {quote(str(place))} DIR`", merging)
+        return (f"PeftModel.from_pretrained(model, {json.dumps(str(place))})", merging)
     if not any("lora" in str(key) for path in tree.arrays for key in path[-2:]):
         return ()  # ten modules are of adapters alone
     from ckpttools.adapters.report import is_maxtext_adapter

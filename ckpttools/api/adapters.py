@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Literal, Unpack
 
 from ckpttools.adapters.bases import Base, base_of
@@ -11,6 +12,7 @@ from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.from_maxtext import adapter_of_maxtext, pairs_of
 from ckpttools.adapters.merge import merged
 from ckpttools.adapters.peft import STEP_0, is_peft, open_peft, weights_file
+from ckpttools.adapters.report import adapter_report
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import PeftFiles, to_peft
 from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
@@ -21,7 +23,9 @@ from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.wording import option, step
+from ckpttools.core.wording import place as called
+from ckpttools.families.registry import family_called
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, writer_for, writer_options
@@ -73,7 +77,7 @@ def merge_adapter(
             and no dtype is given.
         CheckpointError: as `ckpttools.convert`.
     """
-    check_apart(adapter, parse(destination, is_written=True), option("adapter"))
+    check_apart(adapter, parse(destination, is_written=True), called("adapter"))
     change = _Merge(adapter, scale, alpha, ModelOptions(text_of(family)), like)
     casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]
     return write_changed([*casts, change], source, destination, common)
@@ -91,7 +95,7 @@ class _Merge:
 
     def __call__(self, tree: Tree) -> Transformed:
         require_numbers(tree, "an adapter is added to numbers")
-        base = base_of(tree, self.model, self.like)
+        (base,) = _bases(self.model, self.like, tree)
         return merged(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
 
 
@@ -140,7 +144,7 @@ def adapter_to_maxtext(
     )
 
     def plan(resources: Resources) -> Conversion:
-        known = base_of(opened(base), model, like)
+        (known,) = _bases(model, like, opened(base))
         own = None if known.rows is None else known.rows.scan_axis
         scanned = scan if scan is not None else known.rows is None or own is not None
         axis = scan_axis if scan_axis is not None else 1 if own is None else own
@@ -192,7 +196,7 @@ def adapter_to_peft(
     read = read_options({"step": step, "max_index_bytes": max_index_bytes})
 
     def plan(resources: Resources) -> Conversion:
-        known = base_of(opened(base), model, like)
+        (known,) = _bases(model, like, opened(base))
         adapter = _of_maxtext(opened(source, read), known, alpha)
         made = to_peft(known, adapter, base_name, scale)
         return resources.plan(made.tree, _writer(made), made.notes)
@@ -241,14 +245,52 @@ def extract_adapter(
     model = ModelOptions(text_of(family))
 
     def plan(resources: Resources) -> Conversion:
-        known = base_of(opened(base), model, like)
-        made = extracted(base_of(opened(source), model, like), known, options, resources.memory // 2)
+        tuned, known = _bases(model, like, opened(source), opened(base))
+        made = extracted(tuned, known, options, resources.memory // 2)
         files = to_peft(known, made.adapter, base_name)
         rest = replace(resources, memory=resources.memory - made.nbytes)
         return rest.plan(files.tree, _writer(files), made.notes + files.notes)
 
     _check_base(base, destination)
     return prepare(plan, source, destination, **writing)
+
+
+def _bases(model: ModelOptions, like: Where | None, *trees: Tree) -> list[Base]:
+    """As `base_of`, of some models.
+
+    Raises:
+        FormatError: one is an adapter.
+        UnknownNameError: no family is of the name that the user says.
+        UsageError: it is said which model a MaxText checkpoint came from, and none is one.
+    """
+    for tree in trees:
+        _refuse_adapter(tree)
+    if model.family is not None:
+        family_called(model.family)
+    found = [base_of(tree, model, like) for tree in trees]
+    if like is not None and all(each.rows is None for each in found):
+        raise UsageError(
+            f"{option('like')} says which model a MaxText checkpoint came from",
+            place=trees[0].metadata.place or None,
+            got="a Hugging Face model",
+            hint="leave it out: its own config.json counts",
+        )
+    return found
+
+
+def _refuse_adapter(tree: Tree) -> None:
+    place = tree.metadata.place
+    if adapter_report(tree) is not None:
+        merging = step(
+            f'ckpttools.merge_adapter(BASE, DST, adapter="{place}")',
+            f"ckpt adapter merge BASE {quote(place)} DST",
+        )
+        raise FormatError(
+            "this is an adapter, and not a model",
+            place=place,
+            wanted="the model that was adapted",
+            hint=f"{merging} merges it into one",
+        )
 
 
 def _writer(files: PeftFiles) -> WithSidecars:
@@ -292,7 +334,7 @@ def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
             "this is no adapter",
             place=place,
             wanted=f"factors named lora_a and lora_b, or a directory with {ADAPTER}, as PEFT saves it",
-            hint="`ckpt inspect tree` says what it is",
+            hint=_what(place),
         )
     return adapter_of_maxtext(base, tree, alpha)
 
@@ -305,10 +347,14 @@ def _peft_alone(where: Where) -> Adapter:
         "this is no adapter of PEFT",
         place=place,
         wanted=f"a directory with {ADAPTER} and adapter_model.safetensors",
-        hint="`ckpt inspect tree` says what it is",
+        hint=_what(str(place)),
     )
+
+
+def _what(place: str) -> str:
+    return f"`ckpt {quote(place or 'PATH')}` says what it is"
 
 
 def _check_base(base: Source, destination: Where) -> None:
     if not isinstance(base, Tree):
-        check_apart(base, parse(destination, is_written=True), option("base"))
+        check_apart(base, parse(destination, is_written=True), called("base"))

@@ -27,7 +27,8 @@ def compared(
         UsageError: no array matches, or the pattern cannot be applied to what is missing.
     """
     from ckpttools.adapters.bases import base_of
-    from ckpttools.adapters.from_maxtext import adapter_of_maxtext
+    from ckpttools.adapters.config import is_number
+    from ckpttools.adapters.from_maxtext import adapter_of_maxtext, said_of
     from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, peft_adapter
     from ckpttools.families.file import SUFFIXES
     from ckpttools.families.registry import families, family_called, family_of
@@ -41,8 +42,11 @@ def compared(
     name, path = str(what), parse(what)
     if adapter_report(tree) is not None:
         base = base_of(open_tree(path, read))
-        made = adapter_of_maxtext(base, tree, 1) if is_maxtext_adapter(tree) else peft_adapter(tree)
-        return against_base(made, base)
+        if not is_maxtext_adapter(tree):
+            return against_base(peft_adapter(tree), base)
+        # Names and shapes are compared: where none is noted any scale will do.
+        alpha = None if is_number(said_of(tree).get("lora_alpha")) else 1
+        return against_base(adapter_of_maxtext(base, tree, alpha), base)
     own_arrays = as_numbers(tree).tree
     if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):
         family, own = family_called(name), tree.metadata.config

@@ -20,6 +20,7 @@ from ckpttools.core.wording import option
 from ckpttools.formats.base import Writer, WritesSteps
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.registry import open_tree, strangers_in
+from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK
@@ -49,7 +50,7 @@ def check_replaceable(destination: Place, tree: Tree, writer: Writer) -> None:
             f"a checkpoint of format {writer.name}",
         )
     _check_step(destination, old, writer)
-    found = strangers_in(destination, old, writer) - {PLAN_MARK}
+    found = strangers_in(destination, old, writer) - {PLAN_MARK, *_made_by(writer)}
     strangers = sorted(name for name in found if not is_of_repository(destination, name))
     if strangers:
         more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
@@ -66,6 +67,11 @@ def check_replaceable(destination: Place, tree: Tree, writer: Writer) -> None:
             f"holds a training checkpoint{step}, with the state of its optimizer ({optimizer.name})",
             "no optimizer state where what replaces it has none",
         )
+
+
+def _made_by(writer: Writer) -> tuple[str, ...]:
+    """Files beside weights that are made with them, such as an adapter's configuration."""
+    return tuple(writer.made) if isinstance(writer, WithSidecars) and not writer.directory else ()
 
 
 def _check_step(destination: Place, old: Tree, writer: Writer) -> None:

@@ -23,7 +23,10 @@ _FLAGS: Mapping[tuple[str, object], str] = {
 }
 # Arguments whose flags have names that Python keeps for itself.
 _NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
-_PLACES = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"}
+_PLACES = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"} | {
+    "base": "BASE",
+    "adapter": "ADAPTER",
+}
 _NAMED = re.compile(r"\{([a-z][a-z_]*)\}")
 _as_flags = False
 # What only whoever makes a plan can say, and whether somebody carries one out.
