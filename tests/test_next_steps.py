@@ -18,6 +18,7 @@ from support.trees import tree_of
 
 import ckpttools
 from ckpttools.api.next_steps import next_steps
+from ckpttools.array.tree import Tree, dotted
 from ckpttools.formats.interrupted import going_on
 from ckpttools.stores import parse
 from ckpttools.stores.publishing import Unfinished
@@ -218,6 +219,39 @@ class TestWhatTrainersLeave:
                 out = f"{number}-{kind}"
                 succeed(*shlex.split(command.replace(" DST", f" {out}"))[1:])
                 assert ckpttools.verify(out, trainers / "hub").equal, command
+
+    def test_what_lies_beside_a_model_is_dropped_in_the_command(self, tmp_path, monkeypatch):
+        """An optimizer's state and a head of TRL; no command is advised that this would stop."""
+        monkeypatch.chdir(tmp_path)
+        hub = FIXTURES / "torch" / "trainers" / "hub"
+        arrays = {"v_head.summary.weight": "lm_head.weight", "optimizer_state.step": "model.norm.weight"}
+        model = ckpttools.open(hub)
+        more = {tuple(name.split(".", 1)): model[other] for name, other in arrays.items()}
+        ckpttools.save(Tree({**model, **more}), "both", "safetensors")
+        alone = [each for each in ckpttools.summary("both").next if "convert" in each or "config" in each]
+        assert alone == ["cp HF_DIR/config.json both"]
+        shutil.copy(hub / "config.json", "both")
+        (made,) = (each for each in ckpttools.summary("both").next if "convert" in each or "config" in each)
+        assert "--drop 'v_head.*'" in made and "--drop 'optimizer_state.*'" in made
+        succeed(*shlex.split(made)[1:])
+        assert ckpttools.verify("DST", hub).equal
+
+    def test_parts_of_a_checkpoint_are_called_so(self, tmp_path):
+        """A file of one process, an optimizer alone; and names that several families have."""
+        zero = FIXTURES / "torch/trainers/deepspeed"
+        state = next(zero.glob("global_step*/*model_states.pt"))
+        assert ckpttools.summary(state).next[-1] == f"ckpt {state.parent}"
+        assert "a model of gemma or llama or mistral" in ckpttools.summary(state.parent).what
+        model = ckpttools.open(zero)
+        moments = {
+            ("optimizer_state", dotted(at), each): leaf
+            for at, leaf in model.items()
+            for each in ("step", "exp_avg", "exp_avg_sq")
+        }
+        ckpttools.save(Tree(moments), tmp_path / "optimizer", "zarr3")
+        found = ckpttools.summary(tmp_path / "optimizer")
+        assert found.what.startswith("the state of an optimizer")
+        assert not any("--strip-optimizer" in each for each in found.next)
 
     @pytest.mark.parametrize("is_written", [True, False])
     def test_how_a_configuration_comes_beside_weights(self, is_written, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from ckpttools.api.adapter_steps import commands
 from ckpttools.api.below import checkpoints_below
 from ckpttools.api.sources import opened
 from ckpttools.api.trainer_steps import commands as commands_of_trainers
+from ckpttools.api.trainer_steps import commands_of_model
 from ckpttools.api.tree_report import inspect
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
@@ -172,28 +173,39 @@ def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary
     if tree.format == "orbax" and tree.adapter is not None:
         next = commands(path, is_peft=False)
         return Summary(str(place), "a LoRA adapter of MaxText's", tree=tree, next=next)
-    what = {OrbaxItem: "an item", Step: "a step"}.get(type(found), "a file" if found is None else "a model")
-    whose = f" of {tree.families[0].name}" if tree.families else ""
+    directory = "a model" if tree.num_parameters else "the state of an optimizer"
+    what = {OrbaxItem: "an item", Step: "a step"}.get(type(found), "a file" if found is None else directory)
+    whose = f" of {' or '.join(each.name for each in tree.families)}" if tree.families else ""
     return Summary(
         str(place), f"{what}{whose}, {tree.format}", tree=tree, next=tuple(_next(place, tree, source))
     )
 
 
+def _is_of_process(place: Place) -> bool:
+    """Whether a file of torch.save is one process's of a checkpoint that is named by its directory."""
+    try:
+        return place.suffix == ".pt" and is_checkpoint(place.parent)
+    except CheckpointError:
+        return False
+
+
 def _next(place: Place, tree: TreeReport, source: Tree) -> Iterator[str]:
     path, is_written, made = quote(str(place)), tree.format in writable(), list[str]()
     yield f"ckpt inspect tree {path}"
+    if tree.format == "torch" and place.is_file() and _is_of_process(place):
+        yield f"ckpt {quote(str(place.parent))}"
+        return
     if tree.kind is not None and tree.families:
         if tree.optimizer is not None:
             yield f"ckpt strip-optimizer {path} DST" + ("" if is_written else " --to orbax")
         is_described = any(each.rpartition("/")[2] == CONFIG for each in tree.companions)
         yield from _of_maxtext(path, is_described=is_described)
     elif tree.families and tree.format != "orbax":
-        yield f"ckpt convert hf-to-maxtext {path} DST"
-        yield f"ckpt maxtext-config {path}"
+        yield from commands_of_model(source, place)
     else:
         made = list(commands_of_trainers(source, place))
         yield from made or [f"ckpt inspect stats {path}"]
     if not is_written and not any(each.startswith("ckpt") for each in made):
-        alone = " --strip-optimizer" if "optimizer" in tree.roles else ""
+        alone = " --strip-optimizer" if "optimizer" in tree.roles and tree.num_parameters else ""
         yield f"ckpt convert to-safetensors {path} DST{alone}"
     yield f"ckpt doctor {path}"

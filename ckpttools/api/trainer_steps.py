@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from shlex import quote
 
@@ -34,6 +34,39 @@ def names_of_hub(*trees: Tree) -> str | None:
     return None
 
 
+def commands_of_model(tree: Tree, place: Place) -> Iterator[str]:
+    """Commands that go on from a model with names of the hub, once its configuration is beside it.
+
+    Args:
+        tree: the model, perhaps with an optimizer's state or a head of its trainer's beside it.
+        place: where it lies.
+    """
+    if tree.metadata.config is None:
+        yield from filter(None, (config_copy(place),))
+        return
+    beside, path = list(dict.fromkeys((*patterns_of_others(tree), *_heads(tree)))), quote(str(place))
+    if len(beside) > _FEW:
+        return
+    yield f"ckpt convert hf-to-maxtext {path} DST{_dropping(beside)}"
+    if not beside:
+        yield f"ckpt maxtext-config {path}"
+
+
+def _heads(tree: Tree) -> Iterator[str]:
+    """Patterns of what a trainer put beside a model: keys with nothing of the model's below them."""
+    found = strangers_in(tree)
+    strange = {*found.names} if found is not None and not found.prefixes else set()
+    names = [dotted(path) for path in tree.arrays]
+    own = {name.split(".")[0] for name in names if name not in strange}
+    for key in dict.fromkeys(name.split(".")[0] for name in names if name in strange):
+        if key not in own:
+            yield f"{key}.*"
+
+
+def _dropping(patterns: Iterable[str]) -> str:
+    return "".join(f" {flag('drop', quote(each))}" for each in patterns)
+
+
 def commands(tree: Tree, place: Place) -> Iterator[str]:
     """Commands that make a model of a checkpoint; none where its names are those of no known model.
 
@@ -58,6 +91,6 @@ def commands(tree: Tree, place: Place) -> Iterator[str]:
     elif tree.metadata.config is None:
         yield from filter(None, (config_copy(place),))
     elif not is_llama:
-        drop = "".join(f" {flag('drop', quote(each))}" for each in beside)
+        drop = _dropping(beside)
         yield f"ckpt convert hf-to-maxtext {path} DST{drop}"
         yield f"ckpt convert to-safetensors {path} DST {flag('names', 'hub')}{drop}"

@@ -69,5 +69,5 @@ def _contradicted(error: NotCoveredError) -> CoverageError:
         "the arrays are not those of the model that its configuration describes" + error.coverage.summary(),
         place=error.place,
         wanted=f"the {CONFIG} of these arrays",
-        hint=f"{error.hint}; the path of a {CONFIG} itself is taken at its word",
+        hint=f"a conversion would say: {error.hint}; here name {CONFIG} itself, which is taken at its word",
     )
