@@ -184,6 +184,10 @@ class TestAdapters:
         ckpttools.adapter_to_maxtext(adapter, tmp_path / "lora", base=base, layout="training")
         told = next_steps(tmp_path / "lora").uses
         assert "lora.lora_module_path" in told[0] and "lora_restore_path" not in told[0]
+        ckpttools.copy(tmp_path / "lora", "memory://next/lora")
+        assert next_steps("memory://next/lora").uses == (
+            "MaxText reads disks and gs:// alone: `ckpt copy memory://next/lora DIR`",
+        )
 
     def test_what_is_there_says_how_it_goes_on(self, tmp_path):
         base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"

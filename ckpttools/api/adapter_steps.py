@@ -30,7 +30,16 @@ def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
         return ()  # ten modules are of adapters alone
     from ckpttools.adapters.report import is_maxtext_adapter
 
-    return (" ".join(_settings(tree)),) if is_maxtext_adapter(tree) and _is_read(tree) else ()
+    if not (is_maxtext_adapter(tree) and _is_read(tree)):
+        return ()
+    return (elsewhere(place) or " ".join(_settings(tree)),)
+
+
+def elsewhere(place: Place) -> str | None:
+    """What brings a checkpoint to where MaxText reads; None where it lies there."""
+    if place.store.scheme in ("file", "gs"):
+        return None
+    return f"MaxText reads disks and gs:// alone: `ckpt copy {quote(str(place))} DIR`"
 
 
 def _is_read(tree: Tree) -> bool:

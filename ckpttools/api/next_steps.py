@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from shlex import join, quote
 
-from ckpttools.api.adapter_steps import loading_steps
+from ckpttools.api.adapter_steps import elsewhere, loading_steps
 from ckpttools.api.maxtext_config import maxtext_config
 from ckpttools.api.sources import opened
 from ckpttools.array.lazy import LazyArray
@@ -111,8 +111,8 @@ def _main_dtype(arrays: Iterable[LazyArray]) -> str:
 def _of_maxtext(tree: Tree, place: Place) -> NextSteps | None:
     if tree.metadata.format != "orbax":
         return None
-    if place.store.scheme not in ("file", "gs"):
-        return NextSteps((f"MaxText reads disks and gs:// alone: `ckpt copy {quote(str(place))} DIR`",))
+    if away := elsewhere(place):
+        return NextSteps((away,))
     if view_of(tree).optimizer is None and view_of(tree).flavour.name != _LOADED_FLAVOUR:
         made = f"`ckpt strip-optimizer {quote(str(place))} DST --flavour {_LOADED_FLAVOUR}`"
         return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {made}",))
