@@ -19,10 +19,12 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.core.region import Region
+from ckpttools.quantized.damaged_scales import naming_all
 from ckpttools.quantized.logical import logical
 from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.sound_scales import sound
 from ckpttools.quantized.stored_values import value_faults
-from ckpttools.testing.strategies import regions
+from ckpttools.testing.strategies import regions, stored
 
 SIDES = st.integers(1, 40)
 
@@ -255,6 +257,46 @@ def test_scales_that_are_looked_at_are_refused_where_reading_refuses_them(weight
     decoding = next(each for each in distinct([array]) if isinstance(each, Dequantized)).decoding
     factors = decoding.factors([carriers_of(weight.arrays[each.name]) for each in found.scales])
     assert bool(said.not_positive) == bool((factors <= 0).any())
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_what_infinity_divides_is_no_zero(value):
+    weight = made.nvfp4(np.random.default_rng(0), 4, 2, divides=True)
+    weight.arrays[f"{weight.name}_global_scale"][0] = value
+    with pytest.raises(DamagedScalesError):
+        logical_array(weight).read()
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_one_scale_without_axes_is_looked_at(value):
+    weight = made.fp8_tensor(np.random.default_rng(0), (4, 6))
+    name = f"{weight.name}_scale"
+    arrays = {**weight.arrays, name: np.asarray(value, np.float32)}
+    tree = made.tree_of(arrays, {"quantization_config": weight.config})
+    assert arrays[name].shape == ()
+    said = value_faults(tree, weights_in(tree).readable.values())
+    assert said.not_positive == (f"{name}: {value}",)
+
+
+def test_all_that_have_one_name_are_looked_at():
+    """Zero points are of the weight that they are taken from, and models that are averaged have the same names."""
+    rng = np.random.default_rng(0)
+    damaged, whole = made.int4(rng, 16, 4, 16, shifted=True), made.int4(rng, 16, 4, 16, shifted=True)
+    damaged.arrays[f"{damaged.name}_scale"][0, 0] = np.nan
+    for order in ((damaged, whole), (whole, damaged)):
+        named = naming_all(DamagedScalesError("one"), [logical_array(each) for each in order])
+        assert str(named).count(f"{damaged.name}_packed: nan") == 1
+    undamaged = DamagedScalesError("changed since")
+    assert naming_all(undamaged, [logical_array(whole)]) is undamaged
+
+
+def test_scales_without_axes_that_stay_are_looked_at():
+    codes, one = DTYPES["float8_e4m3fn"], np.asarray(1, np.float32)
+    arrays = [
+        sound(stored(each, DTYPES["float32"]), codes, name)
+        for name, each in (("whole", one), ("broken", one * np.nan))
+    ]
+    assert "broken: nan" in str(naming_all(DamagedScalesError("one"), arrays))
 
 
 def carriers_of(array: np.ndarray) -> np.ndarray:

@@ -60,15 +60,17 @@ def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseExcepti
     """
     if not isinstance(error, DamagedScalesError):
         return error
-    scaled = {decode.name: (decode, scales) for decode, scales in _scaled(arrays)}
-    far = [name for name, (_, scales) in scaled.items() if not are_near(scales)]
-    rest = {*far[_MOST_FAR:]} - {error.place}
+    # Several may have one name: weights of models that are averaged, zero points and what they are taken from.
+    scaled = [*_scaled(arrays)]
+    far = dict.fromkeys(decode.name for decode, scales in scaled if not are_near(scales))
+    rest = {*[*far][_MOST_FAR:]} - {error.place}
     try:
-        lines = [_line(*each) for name, each in scaled.items() if name not in rest]
+        lines = [_line(*each) for each in scaled if each[0].name not in rest]
     except CheckpointError:
         return error
     unseen = f"; scales of {len(rest):,} more weights were not looked at" if rest else ""
-    return damaged_error(filter(None, lines), hint=GET_AGAIN + unseen)
+    found = dict.fromkeys(filter(None, lines))
+    return damaged_error(found, hint=GET_AGAIN + unseen) if found else error
 
 
 def _line(decode: Decode, scales: Sequence[LazyArray]) -> str:

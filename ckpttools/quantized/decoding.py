@@ -153,9 +153,13 @@ class Decode:
         with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
             widen(scales[0], self.scales[0], made)
             if self.divides[0]:
+                made[np.isinf(made)] = np.nan
                 np.divide(np.float32(1), made, out=made)
             for one, dtype, divides in zip(scales[1:], self.scales[1:], self.divides[1:], strict=True):
                 scale = one.view(dtype.numpy).astype(np.float32)
+                if divides:
+                    # An infinite one is damaged, and what it divides would be zero.
+                    scale[np.isinf(scale)] = np.nan
                 (np.divide if divides else np.multiply)(made, scale, out=made)
         if self.like == "maxtext":
             made[...] = made.astype(DTYPES["bfloat16"].numpy)
@@ -181,10 +185,14 @@ class Decode:
         """Those of which the largest code makes a number beyond the result, and those that are no numbers."""
         import numpy as np
 
+        # One for all may have no axes.
+        factors = factors.reshape(-1)
         least, most = float(factors.min(initial=0)), float(factors.max(initial=0))
         if self._is_within(max(most, -least)):
-            return factors[:0].reshape(-1)
-        wrong: np.ndarray = factors[~self._is_within(np.abs(factors).astype(np.float64))]
+            return factors[:0]
+        # A signalling NaN is told of by whoever asks.
+        with np.errstate(invalid="ignore"):
+            wrong: np.ndarray = factors[~self._is_within(np.abs(factors).astype(np.float64))]
         return wrong
 
     def _is_within(self, factor: Any) -> Any:
