@@ -279,7 +279,7 @@ def test_one_scale_without_axes_is_looked_at(value):
 
 
 def test_all_that_have_one_name_are_looked_at():
-    """Zero points are of the weight that they are taken from, and models that are averaged have the same names."""
+    """Zero points are of the weight that they are taken from; averaged models have the same names."""
     rng = np.random.default_rng(0)
     damaged, whole = made.int4(rng, 16, 4, 16, shifted=True), made.int4(rng, 16, 4, 16, shifted=True)
     damaged.arrays[f"{damaged.name}_scale"][0, 0] = np.nan

@@ -60,7 +60,7 @@ def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseExcepti
     """
     if not isinstance(error, DamagedScalesError):
         return error
-    # Several may have one name: weights of models that are averaged, zero points and what they are taken from.
+    # Several may have one name: weights of averaged models, zero points and what they are taken from.
     scaled = [*_scaled(arrays)]
     far = dict.fromkeys(decode.name for decode, scales in scaled if not are_near(scales))
     rest = {*[*far][_MOST_FAR:]} - {error.place}
