@@ -472,6 +472,12 @@ def test_what_inspect_says_of_a_maxtext_adapter(tmp_path):
     assert against.is_same
 
 
+def test_factors_below_no_module(tmp_path):
+    save_file({f"wi_lora_{which}": np.ones((2, 2), "f4") for which in "ab"}, tmp_path / "a.safetensors")
+    found = ckpttools.inspect(tmp_path / "a.safetensors").adapter
+    assert found is not None and (found.ranks, found.targets) == ({2: 1}, {"wi": 1})
+
+
 def test_as_many_layers_as_inputs_and_ranks(tmp_path):
     """Nothing tells then which of them the first axis is, and a guess would be another adapter."""
     write_llama(tmp_path / "hf", num_hidden_layers=3, hidden_size=3, num_attention_heads=1, head_dim=4)

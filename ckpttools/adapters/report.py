@@ -52,14 +52,10 @@ def _of_maxtext(tree: Tree) -> AdapterReport:
         return AdapterReport("", {}, None, {}, problem=error.message)
     noted = said.get("lora_alpha")
     alpha = noted if isinstance(noted, int | float) else None
-    targets = Counter(name.split(".")[-2] for name in pairs)
+    # Of a kernel its module; a name may be of one key alone.
+    targets = Counter(name.split(".")[-2:][0] for name in pairs)
     ranks = Counter(pair.rank for pair in pairs.values())
-    return AdapterReport(
-        noted_base(tree),
-        dict(sorted(ranks.items())),
-        alpha if isinstance(alpha, int | float) else None,
-        dict(targets),
-    )
+    return AdapterReport(noted_base(tree), dict(sorted(ranks.items())), alpha, dict(targets))
 
 
 def peft_adapter(tree: Tree, said: Mapping[str, Any] | None = None) -> Adapter:
