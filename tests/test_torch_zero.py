@@ -92,6 +92,21 @@ def test_a_number_of_processes_that_nobody_has(tmp_path):
         open_tree(tmp_path / "r")
 
 
+@pytest.mark.parametrize(
+    ("counts", "frozen", "why"),
+    [([1, "2"], {}, "how many processes"), ([1], ["a"], "shapes of parameters"), (1, {"a": "3"}, "shapes")],
+)
+def test_values_of_other_kinds(tmp_path, counts, frozen, why):
+    step = write_zero(tmp_path / "z", 2, [{"a": np.ones(3, "f4")}], 1)
+    kept = whole(np.ones(3, "f4"))
+    state = {"zero_stage": 2, "partition_count": counts, "single_partition_of_fp32_groups": [kept]}
+    save(step / "zero_pp_rank_0_mp_rank_00_optim_states.pt", {"optimizer_state_dict": state})
+    said = {"param_shapes": [{"a": (3,)}], "buffer_names": [], "frozen_param_shapes": frozen}
+    save(step / "mp_rank_00_model_states.pt", {"module": {}, **said})
+    with pytest.raises(FormatError, match=why):
+        open_tree(step)
+
+
 def test_frozen_weights_that_are_listed_nowhere(tmp_path):
     """Of DeepSpeed before it kept `frozen_param_shapes`: the model's own file has them."""
     step = write_zero(tmp_path / "z", 2, [{"a": np.ones(3, "f4")}], 2)

@@ -194,10 +194,11 @@ def _stage(state: Mapping[Any, Any], step: Place) -> int:
 
 
 def _check_world(step: Place, ranks: Sequence[int], saved: Sequence[_Rank]) -> None:
-    counts = saved[0].state.get("partition_count")
-    world = max(counts) if isinstance(counts, list) and counts else counts
-    if type(world) is not int or not 0 < world <= MOST_RANKS:
+    said = saved[0].state.get("partition_count")
+    counts = said if isinstance(said, list) and said else [said]
+    if any(type(each) is not int for each in counts) or not 0 < max(counts) <= MOST_RANKS:
         raise ValueError("how many processes saved is not said")
+    world = max(counts)
     if ranks != [*range(world)]:
         missing = sorted({*range(world)} - {*ranks})
         lines = [f"rank {rank} is missing" for rank in missing]

@@ -91,11 +91,10 @@ class ModelStates:
     def _frozen(self) -> dict[str, LazyArray]:
         """Weights that are not trained, in their own dtype: whole, or with stage 3 cut in equal parts."""
         found: dict[str, LazyArray] = {}
-        for name, size in (self._said.get("frozen_param_shapes") or {}).items():
-            shape = torch_lengths(size)
+        for name, shape in _shapes(self._said.get("frozen_param_shapes") or {}).items():
             fragments = [dictionary(file, "frozen_param_fragments").get(name) for file in self.files]
             records = [each for each in fragments if isinstance(each, Record)]
-            if shape is None or len(records) < len(self.files):
+            if len(records) < len(self.files):
                 raise ValueError(f"{name} is frozen, and not all of its parts are here")
             if not self.is_cut:
                 found[name] = self.files[0].tensor(records[0])
