@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Protocol, TypeAlias
 
@@ -76,7 +76,7 @@ class Execution:
         near = [each for each in plan.sources if isinstance(each, File) and each.price == 1]
         self._near = near if len(near) <= _MOST_LOOKED_AT else []
 
-    def work(self, done: Iterable[FinishedTask]) -> Extents:
+    def work(self, done: Collection[FinishedTask]) -> Extents:
         """Does all tasks but those in `done`; raises the first error after every thread has ended.
 
         Returns:

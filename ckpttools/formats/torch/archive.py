@@ -48,12 +48,11 @@ class Archive:
     pickled: bytes
     storages: Mapping[str, zipfile.ZipInfo]
 
-    def range_of(self, name: str, offset: int = 0) -> tuple[int, int]:
+    def range_of(self, name: str) -> tuple[int, int]:
         """Where the bytes of a storage lie: offset in the file, and how many.
 
         Args:
             name: of the storage.
-            offset: byte of the file at which the archive begins.
 
         Raises:
             FormatError: there is none of this name, or its place is damaged.
@@ -61,7 +60,7 @@ class Archive:
         entry = self.storages.get(name)
         if entry is None:
             raise _damaged(self.file.path, f"no {self.root}/data/{name} in it")
-        at, named = offset + entry.header_offset, _raw_name(entry)
+        at, named = entry.header_offset, _raw_name(entry)
         head = self.file.read(at, _LOCAL.size + len(named))
         fields = _LOCAL.unpack(head[: _LOCAL.size])
         start = at + _LOCAL.size + fields[-2] + fields[-1]

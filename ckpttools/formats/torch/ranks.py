@@ -80,8 +80,9 @@ class _RankShards:
     def twins(self) -> Iterator[tuple[int, int]]:
         """Ranks that have the same part."""
         first: dict[Region, int] = {}
+        mesh = self.mesh
         for rank, part in self.parts.items():
-            known = first.setdefault(part.box(self.mesh), rank)
+            known = first.setdefault(part.box(mesh), rank)
             if known != rank:
                 yield known, rank
 
@@ -92,7 +93,8 @@ class _RankShards:
             raise ValueError("processes do not agree on its shape, dtype or mesh")
         ((shape, dtype, _),) = kinds
         # Of equal boxes the last counts: the first process is that whose numbers are taken.
-        pieces = [Piece(each.box(self.mesh), each.array) for each in reversed(self.parts.values())]
+        mesh = self.mesh
+        pieces = [Piece(each.box(mesh), each.array) for each in reversed(self.parts.values())]
         return pieced(shape, dtype, pieces)
 
 
