@@ -18,6 +18,7 @@ CODES = {
     "DestinationExistsError": 2,
     "FormatError": 3,
     "SourceChangedError": 3,
+    "DamagedScalesError": 3,
     "ConfigError": 3,
     "UnknownNameError": 2,
     "NoSuchPathError": 2,
