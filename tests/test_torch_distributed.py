@@ -377,6 +377,15 @@ def test_damaged_metadata(tmp_path):
                 break
 
 
+def test_two_names_at_one_place(tmp_path):
+    part = copied(DCP, tmp_path / "c")
+    whole = (part / ".metadata").read_bytes()
+    # The key that a tensor has in the saved tree: a text of pickle's protocol 4, after its length.
+    (part / ".metadata").write_bytes(whole.replace(b"\x8c\x03tp2", b"\x8c\x02tp"))
+    with pytest.raises(FormatError, match=r"model\.tp and model\.tp2: both at one place"):
+        open_tree(part)
+
+
 def test_parts_that_are_cut_unevenly_are_no_cells_of_a_row_each():
     """A vocabulary on a mesh of two axes: 151,937 rows that end at odd places."""
     rows, ends = 151_937, (0, 50_646, 75_969, 101_292, 151_937)

@@ -106,7 +106,7 @@ class _DcpEntries:
 def _opened(path: Place, options: ReadOptions) -> Tree:
     listed = _listed(path, options)
     files = _files(path, listed)
-    lacking = [*listed.faults, *_lacking(listed)]
+    lacking = [*listed.faults, *_lacking(listed), *_at_one_place(listed)]
     leaves: dict[TreePath, Leaf] = {}
     for name, (shape, dtype, boxes) in listed.arrays.items():
         found = [(box, listed.entries.get((name, box.start))) for box in boxes]
@@ -250,6 +250,15 @@ def _lacking(listed: _DcpEntries) -> Iterator[str]:
         if missing:
             yield f"{name}: no file for the part from {list(missing[0].start)} to {list(missing[0].stop)}"
     yield from (f"{name}: no file" for name in listed.objects if (name, None) not in listed.entries)
+
+
+def _at_one_place(listed: _DcpEntries) -> Iterator[str]:
+    """Names of which one would be lost, as the metadata put both at one place of the saved tree."""
+    first: dict[TreePath, str] = {}
+    for name in (*listed.arrays, *listed.objects):
+        other = first.setdefault(listed.paths.get(name, (name,)), name)
+        if other != name:
+            yield f"{other} and {name}: both at one place of the saved tree"
 
 
 def _files(path: Place, listed: _DcpEntries) -> dict[str, File]:
