@@ -21,7 +21,7 @@ from ckpttools.plan.engines import part_here
 from ckpttools.plan.plan_file import Header, PlanFile
 from ckpttools.plan.reading import cores
 from ckpttools.run.events import Observer
-from ckpttools.run.parts import PartReceipt, execute_part, numbers_of
+from ckpttools.run.parts import PartReceipt, execute_part, finished_tasks
 from ckpttools.stores.costs import Costs
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
@@ -157,7 +157,7 @@ def _is_all_done(file: PlanFile, destination: Place) -> bool:
     if published_at(file, destination) is not None:
         return True
     standing, count = standing_of(file.header, destination), file.header.tasks
-    return standing.is_published or len(numbers_of(standing.all_records, count)) == count
+    return standing.is_published or len(finished_tasks(standing.all_records, count)) == count
 
 
 def _workers(file: PlanFile, memory: int, jobs: int | None, relocation: Relocation) -> int:

@@ -18,7 +18,7 @@ from ckpttools.core.wording import as_planned, option
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import unfinished
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.run.parts import numbers_of
+from ckpttools.run.parts import finished_tasks
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError
 from ckpttools.stores.relocation import Relocation, Roots
@@ -151,7 +151,7 @@ def _check_done(file: PlanFile, standing: Standing, destination: Place) -> None:
             wanted=f"the parts of plan {file.header.plan[:12]}",
             hint="ckpt doctor tells what is there",
         )
-    missing = sorted({*range(count)} - numbers_of(standing.all_records, count))
+    missing = sorted({*range(count)} - finished_tasks(standing.all_records, count))
     waits = f"publish with {option('wait', True)}, which waits for parts that are at work"
     if missing:
         error = unfinished(missing, count, destination, at_work or None)

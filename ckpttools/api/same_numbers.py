@@ -9,7 +9,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import FormatError
 from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import Pairing
-from ckpttools.transforms.as_numbers import numbers_of, weights_of
+from ckpttools.transforms.as_numbers import numbers_of, weights_with
 
 
 def same_numbers(
@@ -27,7 +27,7 @@ def same_numbers(
     """
     from ckpttools.compare.verify import compare
 
-    names = weights_of(a, differing)
+    names = weights_with(a, differing)
     mine, wanted = numbers_of(a, names), numbers_of(b, names)
     if not names or mine.keys() != wanted.keys():
         return ()

@@ -18,7 +18,7 @@ from ckpttools.core.text import plural
 from ckpttools.plan.dealing import Part, dealt
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import stretches
-from ckpttools.run.parts import numbers_of
+from ckpttools.run.parts import finished_tasks
 from ckpttools.stores.place import Place
 from ckpttools.stores.relocation import Relocation, Roots
 from ckpttools.stores.shares import Member, Share, Standing
@@ -124,7 +124,7 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
     standing = standing_of(header, destination)
     if not standing.is_published and (found := published_at(file, destination)) is not None:
         return _complete(file, found)
-    done = numbers_of(standing.all_records, header.tasks)
+    done = finished_tasks(standing.all_records, header.tasks)
     left = {*range(header.tasks)} - done
     parts = _stragglers([_part_status(file, each, done) for each in _latest(standing.members)])
     for each in standing.members:
@@ -203,7 +203,7 @@ def _part_status(file: PlanFile, member: Member, done: set[int]) -> PartStatus:
     tasks = file.tasks_of(member.share.first, member.share.stop)
     ready = [number for number in tasks if number in done]
     nbytes, bytes_done = file.bytes_of_tasks(tasks), file.bytes_of_tasks(ready)
-    own = file.bytes_of_tasks(numbers_of(member.records, file.header.tasks))
+    own = file.bytes_of_tasks(finished_tasks(member.records, file.header.tasks))
     now = time.time()
     seconds = (now if member.is_alive else member.seen) - member.began
     rate = own / seconds if own and seconds > 0 else 0.0

@@ -47,7 +47,8 @@ _BYTES_PER_CHUNK = 1024
 _BYTES_PER_EXTENT, _BYTES_PER_FILE = 640, 896
 # Headers and gaps between chunks are no reason to say something.
 _WORTH_A_REMARK = 0.05
-# Lines of a fingerprint that are encoded at once.
+# Lines of a fingerprint that are encoded at once, as one list: another number gives other fingerprints, with
+# which nobody goes on with what an earlier version has begun.
 _TOGETHER = 1024
 
 

@@ -179,7 +179,7 @@ class _OwnSink:
         return self._sink.append(f"{name}-{self._token}", most, data)
 
 
-def numbers_of(records: Iterable[Record], count: int) -> set[int]:
+def finished_tasks(records: Iterable[Record], count: int) -> set[int]:
     """The tasks that records tell of, of so many."""
     heads: Iterable[Sequence[object]] = records
     return {each[0] for each in heads if each and isinstance(each[0], int) and 0 <= each[0] < count}

@@ -104,7 +104,7 @@ def _schemes(weights: Collection[Weight]) -> str:
     return ", ".join(dict.fromkeys(each.scheme for each in weights))
 
 
-def weights_of(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
+def weights_with(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
     """The quantised weights that arrays are of, by the names of their codes; empty where one is of none."""
     arrays = by_name(tree.arrays)
     owners = {
