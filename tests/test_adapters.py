@@ -513,6 +513,10 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path):
         ("to-maxtext", adapter, tmp_path / "no", "--base", base, "--scale", "inf"),
         ("to-peft", tmp_path / "maxtext", tmp_path / "no", "--base", base, "--scale", "nan"),
         ("to-peft", tmp_path / "maxtext", tmp_path / "no", "--base", base, "--alpha", "nan"),
+        # Times the adapter's own scale beyond float64.
+        ("merge", base, adapter, tmp_path / "no", "--scale", "1e308"),
+        ("to-maxtext", adapter, tmp_path / "no", "--base", base, "--scale", "1e308"),
+        ("to-peft", tmp_path / "maxtext", tmp_path / "no", "--base", base, "--scale", "1e308"),
     ):
         assert "must be a finite number" in run("adapter", *words, code=2)
 

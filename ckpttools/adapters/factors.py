@@ -163,13 +163,19 @@ def _is_finite(array: LazyArray) -> bool:
     return all(bool(np.isfinite(array.read(piece).astype(np.float32)).all()) for piece in pieces)
 
 
-def finite(name: str, number: float) -> float:
-    """A number that an adapter is multiplied by; raises UsageError where it is NaN or infinite.
+def finite(name: str, number: float, product: float | None = None) -> float:
+    """What an adapter is multiplied by; raises UsageError where it is NaN or infinite.
 
     Args:
         name: of the option.
         number: that it is given.
+        product: of that and the adapter's own; None for the number itself.
+
+    Returns:
+        The product.
     """
-    if not isfinite(number):
-        raise UsageError(f"{name} must be a finite number", got=option(name, number))
-    return number
+    made = number if product is None else product
+    if not (isfinite(number) and isfinite(made)):
+        also = ", also times the adapter's own" if isfinite(number) else ""
+        raise UsageError(f"{name} must be a finite number{also}", got=option(name, number))
+    return made

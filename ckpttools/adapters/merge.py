@@ -35,7 +35,7 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
     """
     fit = fitted(base, adapter)
     require_finite(adapter)
-    factors = [replace(each, scale=each.scale * finite("scale", scale)) for each in fit.factors]
+    factors = [replace(each, scale=finite("scale", scale, each.scale * scale)) for each in fit.factors]
     if scale != 1 and any(each.magnitude is not None for each in factors):
         raise UsageError(
             "an adapter that sets lengths of rows (DoRA) is whole or not there",

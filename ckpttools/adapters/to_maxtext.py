@@ -88,7 +88,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     sizes = {**known.sizes, **{row.rank: rank for row in rows}}
     arrays = _arrays(fit.factors, rows, sizes, ratios)
     mapped = _mapped(rows, sizes, base, arrays)
-    said = _said(rows, rank, scale * finite("scale", options.scale) * rank)
+    said = _said(rows, rank, finite("scale", options.scale, scale * options.scale * rank))
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said, **named})
     return Transformed(tree, _notes(mapped, fit.factors, ratios, said))

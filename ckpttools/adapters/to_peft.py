@@ -76,7 +76,7 @@ def _config(
     factors: Sequence[FactorPair], names: Mapping[str, str], others: Iterable[str], scale: float
 ) -> dict[str, object]:
     (rank, _), *_ = Counter(factor.rank for factor in factors).most_common(1)
-    alphas = {factor.name: factor.scale * factor.rank * finite("scale", scale) for factor in factors}
+    alphas = {factor.name: finite("scale", scale, factor.scale * factor.rank * scale) for factor in factors}
     (alpha, _), *_ = Counter(alphas.values()).most_common(1)
     modules = list(names.values())
     return {
