@@ -249,7 +249,7 @@ def test_a_module_that_is_replaced_in_one_layer_alone(tmp_path):
 
 def test_a_model_is_no_adapter(tmp_path):
     told = run("adapter", "merge", base_of("plain"), base_of("plain"), tmp_path / "out", code=3)
-    assert "this is no adapter" in told
+    assert "this is not an adapter" in told
 
 
 def test_what_inspect_says_of_an_adapter():

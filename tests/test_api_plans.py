@@ -139,7 +139,7 @@ class TestWhatTextCannotSay:
         assert written.has_tasks and not written.has_call
         run("run", written.file, "--part", "0/1")
         result = ckpt("run", written.file, "--publish")
-        assert result.exit_code == 2 and "made of what text cannot say" in result.output
+        assert result.exit_code == 2 and "cannot be written as text" in result.output
         with pytest.raises(UsageError, match="another plan"):
             other = ckpttools.save.plan(ckpttools.open(SHARDED), tmp_path / "out", "safetensors")
             ckpttools.publish_plan(written.file, prepared=other)

@@ -171,7 +171,7 @@ def test_a_manifest_is_written_with_it_and_not_over_another(tmp_path):
 def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path):
     out = tmp_path / "out"
     cases = {
-        "nothing to select by": lambda: ckpttools.select(HF, out),
+        "nothing says what to select": lambda: ckpttools.select(HF, out),
         "nothing to cast to": lambda: ckpttools.cast(HF, out),
         "unknown dtype": lambda: ckpttools.hf_to_maxtext(HF, out, dtype="bfloat17"),
         "`memory` cannot be this": lambda: ckpttools.hf_to_maxtext(HF, out, memory="lots"),
@@ -180,8 +180,8 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path):
         "is not stored with these options": lambda: ckpttools.convert(HF, out, format="zarr3", item="x"),
         "npz cannot be written": lambda: ckpttools.convert(HF, out, format="npz"),
         "are about `force_unroll`": lambda: ckpttools.unstack(STACKED, out, keep_step=True),
-        "`strict` is about the rules of `map`": lambda: ckpttools.convert(HF, out, strict=True),
-        "`force` is about casts": lambda: ckpttools.convert(HF, out, force=True),
+        "`strict` applies only to the rules of `map`": lambda: ckpttools.convert(HF, out, strict=True),
+        "`force` applies only to casts": lambda: ckpttools.convert(HF, out, force=True),
         "lies in `source`": lambda: ckpttools.unstack(STACKED, STACKED / "out"),
         "lies in `like`": lambda: ckpttools.maxtext_to_hf(STACKED, HF / "out", like=HF),
         "is `source` itself": lambda: ckpttools.hf_to_maxtext(HF, HF),

@@ -230,12 +230,12 @@ REFUSED = [
     (["seed-1", "seed-2", "--weights", "0,-0", "--no-normalize"], 2, "no checkpoint counts"),
     (["seed-1", "seed-2", "--ema", "1"], 2, "between 0 and 1"),
     (["seed-1", "seed-2", "--ema", ".5", "--decay", "sqrt"], 2, "say one of them"),
-    (["seed-1", "seed-2", "--last", "2"], 2, "steps are those of one run"),
+    (["seed-1", "seed-2", "--last", "2"], 2, "steps must be those of one run"),
     (["run", "--steps", "1000..3000/500"], 2, "1500"),
     (["run", "--steps", "4000.."], 2, "no finished steps in 4000.."),
     (["run", "--steps", "1000/2"], 2, "names no steps"),
-    (["run", "--steps", "2000,1000"], 2, "the first first"),
-    (["run", "--last", "4"], 2, "not so many finished steps"),
+    (["run", "--steps", "2000,1000"], 2, "in rising order"),
+    (["run", "--last", "4"], 2, "fewer finished steps"),
     (["nowhere", "--last", "2"], 5, "check the spelling of the path"),
     (["seed-1", "run"], 3, "left over"),
     (["seed-1", "--parameters", "ema"], 2, "there is no ema in the state"),
@@ -360,4 +360,4 @@ def test_a_plan_means_the_same_places_in_every_directory(tmp_path, monkeypatch):
 
 def test_weights_with_blanks_between_are_no_checkpoints(tmp_path):
     told = ckpt("average", HF, HF, tmp_path / "out", "--weights", "0.5", "0.3", "0.2").output
-    assert "weights take commas" in told and "--weights 0.5,0.3,0.2" in told
+    assert "weights are separated by commas" in told and "--weights 0.5,0.3,0.2" in told

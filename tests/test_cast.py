@@ -377,7 +377,7 @@ class TestBadInput:
 
     def test_force_and_options_of_other_formats(self, tmp_path):
         output = run("convert", "to-zarr3", HF, tmp_path / "out", "--force", code=2).output
-        assert "--force is about casts" in output
+        assert "--force applies only to casts" in output
         output = run("cast", HF, tmp_path / "out", "--dtype", "float32", "--no-ocdbt", code=2).output
         assert "safetensors is not stored with these options" in output
 

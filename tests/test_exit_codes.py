@@ -334,7 +334,7 @@ class TestDestinations:
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         assert done.returncode == 4
-        assert done.stderr.startswith("Error: the disk is full that the output goes to\n  at     stdout\n")
+        assert done.stderr.startswith("Error: the disk that the output goes to is full\n  at     stdout\n")
 
 
 class TestDemo:
@@ -348,5 +348,5 @@ class TestDemo:
     def test_what_is_there_stays(self, place):
         (place.directory / "there" / "hf").mkdir(parents=True)
         result = ckpt("demo", place.directory / "there")
-        assert result.exit_code == 2 and "there is something at the place" in result.stderr
+        assert result.exit_code == 2 and "the directory for the demo exists already" in result.stderr
         assert [*(place.directory / "there").rglob("*")] == [place.directory / "there" / "hf"]

@@ -168,7 +168,7 @@ class TestCommands:
         (tmp_path / "mine.py").write_text(OWN)
         words = ["remap", MAXTEXT, tmp_path / "out", "--map", f"{tmp_path / 'mine.py'}:mapped"]
         result = ckpt("plan", *words, "-o", tmp_path / "plan")
-        assert result.exit_code == 0 and "each part plans anew" in result.output, result.output
+        assert result.exit_code == 0 and "each part plans again" in result.output, result.output
         for number in range(2):
             run("run", tmp_path / "plan", "--part", f"{number}/2")
         run("run", tmp_path / "plan", "--publish")
@@ -177,9 +177,9 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("words", "says"),
         [
-            (("copy", HF, "OUT"), "does no work that can be dealt out"),
+            (("copy", HF, "OUT"), "cannot be shared among processes"),
             (("nonsense", HF), "No such command"),
-            (("inspect", "tree", HF), "does no work that can be dealt out"),
+            (("inspect", "tree", HF), "cannot be shared among processes"),
             (("cast", HF, "OUT", "--dtype", "float16", "--manifest", "M"), "takes one process"),
             (("cast", HF, "OUT", "--dtype", "float16", "--dry-run"), "has no meaning for a plan"),
             (("cast", HF, "memory://a", "--dtype", "float16"), "is written by one process"),

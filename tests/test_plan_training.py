@@ -235,13 +235,13 @@ class TestWhatCannotBeMeant:
     @pytest.mark.parametrize(
         ("wrong", "said"),
         [
-            ({"mtbf_all": "6h"}, "some of the failures"),
-            ({"mtbf": "6h", "mtbf_all": "1h"}, "no more frequent"),
+            ({"mtbf_all": "6h"}, "some of all failures"),
+            ({"mtbf": "6h", "mtbf_all": "1h"}, "cannot be more frequent"),
             ({"local_bandwidth": 0}, "`local_bandwidth` cannot be this"),
             ({"local_bandwidth": 2}, 'local_bandwidth="2GB"'),
             ({"persistent_bandwidth": "2kB"}, "a size with its unit"),
             ({"settings": ["base.yml"]}, "no setting"),
-            ({"mtbf": "6h", "plot": "hf/llama/config.json"}, "no name of an image"),
+            ({"mtbf": "6h", "plot": "hf/llama/config.json"}, "not the name of an image"),
         ],
     )
     def test_others(self, places, wrong, said):
@@ -268,7 +268,7 @@ def test_what_is_said_of_weights_is_refused_of_a_configuration(places, call, wro
 
 
 def test_of_nothing_there_is_no_plan():
-    with pytest.raises(FormatError, match="no learned number"):
+    with pytest.raises(FormatError, match="no parameters"):
         ckpttools.plan_training(Tree({}), hosts=1, mtbf="6h")
 
 

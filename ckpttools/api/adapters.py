@@ -310,7 +310,7 @@ def opened_adapter(where: Where, base: Base, alpha: float | None = None) -> Adap
         return _of_maxtext(open_tree(place, ReadOptions()), base, alpha)
     if alpha is not None:
         raise UsageError(
-            f"{option('alpha')} is about MaxText's adapters",
+            f"{option('alpha')} applies only to MaxText's adapters",
             place=place,
             hint=f"leave it out: {ADAPTER} says it; {option('scale', 'X')} multiplies all",
         )
@@ -327,11 +327,11 @@ def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
     place = tree.metadata.place
     if is_peft(parse(place)) and not pairs_of(tree):
         raise FormatError(
-            "this is an adapter of PEFT already", place=place, wanted="an adapter of MaxText or Tunix"
+            "this is a PEFT adapter already", place=place, wanted="an adapter of MaxText or Tunix"
         )
     if not pairs_of(tree):
         raise FormatError(
-            "this is no adapter",
+            "this is not an adapter",
             place=place,
             wanted=f"factors named lora_a and lora_b, or a directory with {ADAPTER}, as PEFT saves it",
             hint=_what(place),
@@ -344,7 +344,7 @@ def _peft_alone(where: Where) -> Adapter:
     if is_peft(place):
         return open_peft(place)
     raise FormatError(
-        "this is no adapter of PEFT",
+        "this is not a PEFT adapter",
         place=place,
         wanted=f"a directory with {ADAPTER} and adapter_model.safetensors",
         hint=_what(str(place)),

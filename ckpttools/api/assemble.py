@@ -232,7 +232,7 @@ def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
         raise FormatError(
             "no step is complete: chunks are missing that none of these hosts has"
             + listing([*map(_lacking, saves), *faults]),
-            wanted="directories of so many hosts that together they have every chunk",
+            wanted="directories of enough hosts to have every chunk",
             hint="name those of more hosts, of their copies in a bucket, or the persistent directory",
         )
     return save

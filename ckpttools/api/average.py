@@ -93,14 +93,14 @@ def _numbers(
         return [None]
     if others or isinstance(source, Tree) or (steps is not None and last is not None):
         raise UsageError(
-            "steps are those of one run",
+            "steps must be those of one run",
             got="other checkpoints beside it" if others else "an open tree, or two choices of steps",
             hint="name one run and its steps, or a step directory of each checkpoint",
         )
     if last is not None:
         found = finished_steps(source)[-last:] if last > 0 else ()
         if len(found) < last or last < 1:
-            raise UsageError(f"{source} has not so many finished steps", got=len(found), wanted=last)
+            raise UsageError(f"{source} has fewer finished steps", got=len(found), wanted=last)
         return found
     chosen = steps_of(source, steps or ())
     if not chosen:

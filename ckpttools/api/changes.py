@@ -56,7 +56,7 @@ def select(
     chosen = Select(patterns_of(keep), patterns_of(drop), prefix or "")
     if not (chosen.keep or chosen.drop or chosen.prefix):
         hint = f"give {option('keep', 'PATTERN')} or {option('drop', 'PATTERN')}"
-        raise UsageError("there is nothing to select by", hint=hint)
+        raise UsageError("nothing says what to select", hint=hint)
     return write_changed([KeepingAxis(chosen)], source, destination, common)
 
 
@@ -100,10 +100,10 @@ def _remapped(map: Mapper | None, strict: bool, maxtext: str | None, family: Whe
         )
     if map is not None:
         if family is not None:
-            raise UsageError(f"{option('family')} is about {option('maxtext')}", hint="leave it out")
+            raise UsageError(f"{option('family')} applies only with {option('maxtext')}", hint="leave it out")
         return mapped_by(map, strict=strict)
     if strict:
-        raise UsageError(f"{option('strict', True)} is about {option('map')}", hint="leave it out")
+        raise UsageError(f"{option('strict', True)} applies only with {option('map')}", hint="leave it out")
     return ForVersion(maxtext or NEWEST, text_of(family))
 
 

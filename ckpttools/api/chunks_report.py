@@ -79,7 +79,7 @@ def _check_no_mesh(*others: object) -> None:
 def _rules(said: RulesLike | None, mesh: MeshShape) -> Rules:
     if said is None and mesh.is_unnamed:
         raise UsageError(
-            "a mesh whose axes have no names and a spec go together",
+            "a mesh without axis names and a spec go together",
             got=option("mesh", str(mesh)),
             hint=f"also give {option('spec', 'axis0')}, or names of axes that rules know: "
             f"{option('mesh', f'fsdp={mesh.size}')}",

@@ -166,7 +166,7 @@ def _mapped(map: Mapper | None, strict: bool) -> list[Transform]:
         return [mapped_by(map, strict=strict)]
     if strict:
         raise UsageError(
-            f"{option('strict')} is about the rules of {option('map')}",
+            f"{option('strict')} applies only to the rules of {option('map')}",
             hint=f"give {option('map')} as well",
         )
     return []
@@ -179,7 +179,7 @@ def _cast(
         return [CastMap(dict(dtype_map or {}), dtype, force)]
     if force:
         raise UsageError(
-            f"{option('force')} is about casts",
+            f"{option('force')} applies only to casts",
             hint=f"give {option('dtype')} or {option('dtype_map')} as well",
         )
     return []

@@ -125,7 +125,7 @@ def hash(
             remarks = named.remarks
         elif conversion is not None:
             hint = f"{option('names', 'maxtext')} asks for those of a conversion"
-            raise UsageError("names are as they are stored", hint=hint)
+            raise UsageError("options of a conversion do not apply to names as they are stored", hint=hint)
         made = hash_tree(
             tree,
             selection,

@@ -263,7 +263,7 @@ def _mesh(mesh: Any) -> Any:
     shape = parse_mesh(mesh)
     if shape.size != jax.device_count():
         raise UsageError(
-            "the mesh has not as many places as there are devices",
+            "the mesh and the devices differ in number",
             got=f"{mesh}, {shape.size}",
             wanted=f"{jax.device_count()}",
         )

@@ -73,7 +73,7 @@ class Converting:
                 continue
             way = " or ".join(option("to", side) for side in sides)
             raise UsageError(
-                f"{option(each.name, value)} is about conversions with {way}",
+                f"{option(each.name, value)} applies only to conversions with {way}",
                 hint=f"leave it out, or say {way}",
             )
 

@@ -117,7 +117,7 @@ def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:
         return
     for each in model.stored:
         if each.name == SCAN_LAYERS and scan not in (None, each.value):
-            raise UsageError("the layers of this checkpoint are stored otherwise", got=str(each))
+            raise UsageError("the layers of this checkpoint are stored differently", got=str(each))
         yield each
 
 

@@ -28,7 +28,7 @@ def use_in_maxtext() -> None:
         _ = getattr(checkpointing, _NAME)
     except (ImportError, AttributeError) as error:
         raise UsageError(
-            "MaxText has no such way of loading here",
+            "this MaxText does not load weights in that way",
             got=error,
             wanted=f"{_PLACE}.{_NAME}, as in MaxText 0.2.5",
         ) from error

@@ -186,7 +186,7 @@ def _bandwidth(name: str, said: int | str) -> int:
     rate = size_of(name, said)
     if rate < _LEAST_BANDWIDTH:
         raise UsageError(
-            f"{option(name)} is in bytes a second, and no host writes so few",
+            f"{option(name)} is in bytes a second, and no host is so slow",
             got=said,
             wanted="a size with its unit",
             hint=option(name, f"{said}GB" if rate < 1000 else "2GB"),
@@ -240,7 +240,7 @@ def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object
     is_exact = any(known.of(path) == "optimizer" for path in tree.arrays)
     nbytes = tree.nbytes if is_exact else count * BYTES_PER_PARAMETER
     if not nbytes:
-        raise FormatError("there is nothing to save: no learned number", got=f"{len(tree.arrays)} arrays")
+        raise FormatError("there is nothing to save: no parameters", got=f"{len(tree.arrays)} arrays")
     return TrainingState(tree, count, nbytes, is_exact)
 
 
@@ -276,12 +276,13 @@ def _tiers(
     if often is None:
         if seldom is not None:
             raise UsageError(
-                f"{option('mtbf_all')} is of some of the failures", hint=f"say {option('mtbf', '6h')} as well"
+                f"{option('mtbf_all')} is about some of all failures",
+                hint=f"also give {option('mtbf', '6h')}",
             )
         return ()
     if seldom is not None and seldom < often:
         raise UsageError(
-            "failures that no ramdisk survives are some of all, and no more frequent",
+            "failures that no ramdisk survives cannot be more frequent than all failures",
             got=f"one in {seldom:.0f} s, and one of any kind in {often:.0f} s",
         )
     holds = [save or write for save, write in zip(held, writes, strict=True)]

@@ -114,7 +114,7 @@ def content_of(prepared: Prepared) -> bytes:
         raise UsageError(
             "each part has to plan this anew, and another process cannot",
             got=call.unsaid if call else "a conversion that no call has prepared",
-            wanted="arguments that text can say: places, names, a function as file.py:function",
+            wanted="arguments that can be written as text: places, names, a function as file.py:function",
         )
     return content
 

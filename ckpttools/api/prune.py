@@ -195,7 +195,7 @@ def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:
             continue
         usage = usage_of(place)
         if usage.nbytes > _LARGEST_BESIDE:
-            raise FormatError("an item that is no tree is too large to go along", place=place)
+            raise FormatError("an item that is not a tree is too large to be copied with it", place=place)
         handler = handlers.get(place.name) if isinstance(handlers, dict) else None
         yield (
             place.name,
@@ -246,7 +246,7 @@ def prune(
         if keep.says_nothing:
             names = ("keep_last", "keep_every", "keep_best")
             raise UsageError(
-                "it is not said which steps are kept", hint=f"give {' or '.join(map(option, names))}"
+                "nothing says which steps to keep", hint=f"give {' or '.join(map(option, names))}"
             )
         found = run_at(place)
         if found.path not in (place, place / "checkpoints"):

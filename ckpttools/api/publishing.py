@@ -149,7 +149,7 @@ def _check_done(file: PlanFile, standing: Standing, destination: Place) -> None:
             if standing.other
             else "a checkpoint or something else, complete: this plan's, if all was published before",
             wanted=f"the parts of plan {file.header.plan[:12]}",
-            hint="ckpt doctor tells what is there",
+            hint="`ckpt doctor` says what is there",
         )
     missing = sorted({*range(count)} - finished_tasks(standing.all_records, count))
     waits = f"publish with {option('wait', True)}, which waits for parts that are at work"

@@ -103,7 +103,7 @@ def _planned(
         )
     if like is not None:
         raise UsageError(
-            f"{option('like')} is about MaxText checkpoints",
+            f"{option('like')} applies only to MaxText checkpoints",
             place=tree.metadata.place or None,
             hint="leave it out: the configuration beside the weights is taken",
         )

@@ -65,7 +65,7 @@ def _made_again(file: PlanFile, relocation: Relocation) -> Prepared:
             call = Call(name, arguments)
         case None:
             raise UsageError(
-                "the plan was made of what text cannot say, such as a tree in memory",
+                "the plan was made from something that cannot be written as text, such as a tree in memory",
                 wanted="the same conversion, prepared in this process",
                 hint="in Python: ckpttools.publish_plan(plan, prepared=…)",
             )
@@ -75,7 +75,7 @@ def _made_again(file: PlanFile, relocation: Relocation) -> Prepared:
         with _where_planned(relocation.there(header.directory)):
             return call.made_again(header.jobs, relocation.there)
     except (ValueError, TypeError) as error:
-        raise FormatError("the plan names a call that is none", place=file.place, got=error) from error
+        raise FormatError("the plan names a call that does not exist", place=file.place, got=error) from error
 
 
 @contextmanager

@@ -111,14 +111,14 @@ def save(
     made = _as_tree(tree, custom)
     if keep_sharding and to is not None:
         raise UsageError(
-            f"{option('keep_sharding')} is about arrays that are written as they are",
+            f"{option('keep_sharding')} applies only to arrays that are written as they are",
             hint=f"leave out {option('keep_sharding')} or {option('to')}",
         )
     if to is not None:
         return PreparedSave.of(_converted(made, destination, format, to, model, options))
     if model is not None:
         raise UsageError(
-            f"{option('model')} is about conversions", hint='say to="hf" or to="maxtext" as well'
+            f"{option('model')} applies only to conversions", hint='say to="hf" or to="maxtext" as well'
         )
     writing = part_of(options, Writing)
     how = {name: options[name] for name in options if name not in writing}
@@ -275,7 +275,7 @@ def _as_tree(tree: Any, custom: Mapping[str, Any] | None) -> Tree:
         return with_own_holders(pytree_as_tree(tree, custom))
     if custom is not None:
         raise UsageError(
-            f"{option('custom')} is about arrays in memory",
+            f"{option('custom')} applies only to arrays in memory",
             hint="a tree has its own: tree.with_metadata(custom=…)",
         )
     return with_own_holders(tree)
@@ -296,7 +296,7 @@ def _converted(
     """What writes a tree as the other side names and lays out the same model."""
     wanted = {"hf": "safetensors", "maxtext": "orbax"}
     if to not in wanted:
-        raise UsageError(f"nothing is called {to!r} to convert to", wanted='"hf" or "maxtext"')
+        raise UsageError(f"cannot convert to {to!r}", wanted='"hf" or "maxtext"')
     if format not in (None, wanted[to]):
         raise UsageError(
             f"{option('to', to)} is written as {wanted[to]}",

@@ -59,7 +59,7 @@ def shrink(
     """
     if layers is None and experts is None and vocab is None:
         said = " or ".join(map(option, ("layers", "experts", "vocab")))
-        raise UsageError("it is not said what there is to be less of", hint=f"give {said}")
+        raise UsageError("nothing says what to reduce", hint=f"give {said}")
     kept = range(layers) if isinstance(layers, int) else layers
     change = Shrink(Smaller(kept, experts, vocab), like, text_of(family))
     casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]

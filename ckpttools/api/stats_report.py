@@ -46,7 +46,7 @@ def stats(
         CheckpointError: an array cannot be read, the memory is too small, or no array matches.
     """
     if sort is not None and sort not in SORTS:
-        raise UsageError(f"nothing is sorted by {sort!r}", wanted="one of " + ", ".join(SORTS))
+        raise UsageError(f"cannot sort by {sort!r}", wanted="one of " + ", ".join(SORTS))
     with scanning(common) as scan:
         tree, remark = as_numbers(opened(source, scan.read), is_read=filter == "*")
         scan.fetch(tree)

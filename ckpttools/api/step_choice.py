@@ -27,7 +27,7 @@ def steps_of(run: Where, said: str | Sequence[int]) -> tuple[int, ...]:
         said = [step for part in said.split(",") for step in _steps(run, part.strip())]
     found = list(said)
     if sorted(set(found)) != found:
-        raise UsageError("steps are named once each, the first first", got=said)
+        raise UsageError("steps are named once each, in rising order", got=said)
     return tuple(found)
 
 
@@ -70,5 +70,7 @@ def _steps(run: Where, said: str) -> Iterator[int]:
         return
     within = [n for n in finished_steps(run) if int(first or 0) <= n <= int(last or n)]
     if not within:
-        raise UsageError(f"{run} has no finished steps in {said}", hint="`ckpt inspect tree` tells of a run")
+        raise UsageError(
+            f"{run} has no finished steps in {said}", hint=f"`ckpt ls {quote(str(run))}` lists its steps"
+        )
     yield from within

@@ -63,12 +63,12 @@ def synth(
     tree = synthetic(config, seed, wanted, str(file))
     if names == "maxtext":
         if common.get("format") not in (None, "orbax"):
-            raise UsageError(f"{option('format')} is about models with names of Hugging Face's")
+            raise UsageError(f"{option('format')} applies only to models with Hugging Face's names")
         rest = {**part_of(common, Storing), **part_of(common, Writing)}
         return hf_to_maxtext.plan(tree, destination, scan=scan, text_only=lacks_towers(tree), **rest)
     if not scan:
         raise UsageError(
-            f"{option('scan', False)} is about MaxText", hint=f"say {option('names', 'maxtext')}"
+            f"{option('scan', False)} applies only to MaxText", hint=f"say {option('names', 'maxtext')}"
         )
     text = text_model_of(config) if lacks_towers(tree) else None
     if text is not None:

@@ -182,7 +182,7 @@ def _wait(
         here = job.noted(_HERE)
         if len(here) < count - 1 and time.monotonic() - started > _LATE_SECONDS:
             missing = ", ".join(str(each) for each in range(1, count) if each not in here)
-            raise OtherProcessError("processes do not begin with their parts", got=missing)
+            raise OtherProcessError("processes have not begun their parts", got=missing)
         if time.monotonic() - looked > pause:
             found = plan_status(file)
             if _are_done(job, found.parts, here, earlier):

@@ -28,7 +28,7 @@ def check_plot(place: Place, source: Source, *, has_tiers: bool) -> None:
         UsageError: it cannot be drawn, or cannot have this name.
     """
     if not place.name.endswith((".svg", _PNG)):
-        raise UsageError(f"{place} is no name of an image", wanted="a name that ends in .svg or .png")
+        raise UsageError(f"{place} is not the name of an image", wanted="a name that ends in .svg or .png")
     if place.name.endswith(_PNG):
         require_png()
     if not has_tiers:

@@ -25,7 +25,7 @@ from ckpttools.cli.transforming import common_options, target_options
 from ckpttools.cli.write import write
 
 _like_option = like_option(
-    "Of a MaxText BASE the model it came from; by default what hf-to-maxtext carried along."
+    "The model that a MaxText BASE came from; by default what hf-to-maxtext carried along."
 )
 _scale_option = click.option(
     "--scale",
@@ -39,16 +39,18 @@ _alpha_option = click.option(
     "--alpha",
     type=float,
     metavar="X",
-    help="Alpha of a MaxText adapter, where nothing beside it says it: Tunix notes none.",
+    help="Alpha of a MaxText adapter, if nothing beside it states it; Tunix notes none.",
 )
 _base_name_option = click.option(
     "--base-name",
     metavar="NAME",
-    help="What the configuration calls the base; by default its name on the hub where something says it, "
-    "else where it is.",
+    help="What the configuration calls the base; by default its name on the hub if that is known, "
+    "or else its path.",
 )
 _base_options = together(
-    click.option("--base", type=MODEL, required=True, metavar="BASE", help="The model that it is of."),
+    click.option(
+        "--base", type=MODEL, required=True, metavar="BASE", help="The model that the adapter belongs to."
+    ),
     _like_option,
     family_option,
     rope_layout_option,
@@ -110,7 +112,7 @@ def merge(**options: Any) -> None:
     metavar="X",
     help="What may be left of the difference of each matrix, by Frobenius' norm: 0.1 is a tenth.",
 )
-@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Of the factors.")
+@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Dtype of the factors.")
 @_base_name_option
 @_like_option
 @family_option
@@ -140,7 +142,7 @@ def extract(**options: Any) -> None:
 @click.option(
     "--scan/--no-scan",
     default=None,
-    help="Stack the layers, as the model that it is for has them; by default as BASE, if it is MaxText's.",
+    help="Stack the layers, as in the model that will use it; by default as in BASE, if it is MaxText's.",
 )
 @click.option(
     "--scan-axis",

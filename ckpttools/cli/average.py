@@ -74,7 +74,7 @@ def _refuse_blanks(weights: list[float] | None, places: list[Place]) -> None:
     numbers = [str(each) for each in places if _NUMBER.fullmatch(str(each)) and not each.exists()]
     if weights is not None and len(weights) == 1 and numbers:
         raise UsageError(
-            "weights take commas between them",
+            "weights are separated by commas",
             got=f"{numbers[0]} as a checkpoint",
             wanted=flag("weights", ",".join([f"{weights[0]:g}", *numbers])),
         )

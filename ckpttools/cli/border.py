@@ -147,8 +147,8 @@ def _without_a_package(error: ModuleNotFoundError) -> CheckpointError:
         if error.name
         else "a Python package is not installed",
         got=str(error),
-        hint="install ckpttools with all that it needs, such as with pip install ckpttools; what a module of "
-        "your own imports must be installed beside it",
+        hint="install ckpttools with its dependencies, as pip install ckpttools does; install what modules "
+        "of your own import as well",
     )
 
 
@@ -158,7 +158,7 @@ def _of_the_system(error: OSError) -> CheckpointError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         if error.filename is None:
             return NoSpaceError(
-                "the disk is full that the output goes to",
+                "the disk that the output goes to is full",
                 place="stdout",
                 got=text,
                 hint="free some space there; a checkpoint is complete if it has its name",

@@ -38,7 +38,7 @@ def _place(directory: Path | None) -> Iterator[Path]:
     if directory is not None:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise DestinationExistsError(
-                "there is something at the place for the demo",
+                "the directory for the demo exists already",
                 place=directory,
                 hint="name a directory that is not there",
             )

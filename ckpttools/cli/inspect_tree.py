@@ -66,8 +66,8 @@ _view_options = together(
 def tree(path: Place, depth: int | None, flat: bool, as_json: bool, **options: Any) -> None:
     """Show the arrays of a checkpoint (names, shapes, dtypes, bytes) and what kind it is.
 
-    PATH is a safetensors file or directory, or an Orbax checkpoint at any level: run directory, step or
-    item. Only headers and indexes are read. Repeated layers are folded into one: layers_{0..31}.
+    PATH is a checkpoint in any format that `ckpt formats` lists, at any level: run directory, step, item or
+    file. Only headers and indexes are read. Repeated layers are folded into one: layers_{0..31}.
 
     \b
     Example:

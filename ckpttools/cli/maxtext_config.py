@@ -67,13 +67,13 @@ def maxtext_config(
 ) -> None:
     """Tell which settings of MaxText run a checkpoint as the model that it is.
 
-    PATH is a Hugging Face model, its config.json, or a MaxText checkpoint that `ckpt convert` made. One of
-    MaxText's own models is named where it is this one in all that decides what is computed; else every size
-    and switch is said. Settings go to stdout, and to stderr what MaxText computes otherwise, whatever its
-    settings.
+    PATH is a Hugging Face model, its config.json, or a MaxText checkpoint that `ckpt convert` made. If
+    one of MaxText's own models agrees in everything that decides what is computed, it is named; otherwise
+    every size and switch is printed. Settings go to stdout; what MaxText computes differently, whatever its
+    settings, goes to stderr.
 
-    After --check stands what a run is told: a configuration file and settings, or its whole command as it
-    is typed, quoted as one word or not.
+    After --check, write what a run is given: a configuration file and settings, or the whole command as you
+    type it, quoted as one word or not.
 
     Exit codes: 0 done; 1 a setting contradicts the checkpoint, or MaxText refuses it (--check).
 
@@ -82,7 +82,7 @@ def maxtext_config(
       ckpt maxtext-config ~/maxtext/llama3.1-8b
       ckpt maxtext-config ~/maxtext/llama3.1-8b --command train
       ckpt maxtext-config ~/models/Llama-3.2-1B --check my.yml rope_type=default
-      ckpt maxtext-config llama --check python3 -m maxtext.train my.yml steps=10
+      ckpt maxtext-config llama --check python3 -m maxtext.trainers.pre_train.train my.yml steps=10
     """
     from ckpttools.api.maxtext_config import maxtext_config as call
 

@@ -34,8 +34,8 @@ family_option = click.option(
     "--family",
     type=SOME_TEXT,
     metavar="NAME|FILE",
-    help="Use this family's rows: a name of `ckpt families`, or your own file. Conversions refuse a name "
-    "where the family of model_type takes the arrays as well and makes other values of them.",
+    help="Use this family's rows: a name of `ckpt families`, or your own file. A name is refused "
+    "where the family of model_type takes the same arrays and would make other values of them.",
 )
 _tied_option = click.option(
     "--tied",
@@ -115,8 +115,9 @@ _mapping_options = together(
 def hf_to_maxtext(**options: Any) -> None:
     """Convert a Hugging Face checkpoint into one that MaxText trains and decodes from.
 
-    SRC is a directory with safetensors and config.json. DST gets 0/items, laid out as by MaxText's own
-    converter; pass it to MaxText as load_parameters_path=DST/0/items.
+    SRC is a directory with config.json and the weights, as safetensors or as PyTorch and its trainers save
+    them, or a model of the hub. DST gets 0/items, laid out as by MaxText's own converter; pass it to MaxText
+    as load_parameters_path=DST/0/items.
 
     DST appears only once everything is written; until then the data is in DST.partial. Running the same
     command again resumes an interrupted conversion.

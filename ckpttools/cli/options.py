@@ -141,7 +141,7 @@ step_option = click.option(
 with_optimizer_option = click.option(
     "--with-optimizer",
     is_flag=True,
-    help="Read the moments that DeepSpeed keeps, too; in other formats they are arrays like all others.",
+    help="Also read the moments that DeepSpeed keeps; in other formats, moments are ordinary arrays.",
 )
 prefer_rank_option = click.option(
     "--prefer-rank",
@@ -175,7 +175,7 @@ def _require_address_space() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_ADDRESSES:
         raise MemoryBudgetError(
-            "the process may have too little memory",
+            "the limit on this process's memory is too low",
             got=f"a limit of {size_text(soft)} of address space",
             wanted=f"at least {size_text(_LEAST_ADDRESSES)}",
             hint="raise it with ulimit -v",
@@ -214,7 +214,7 @@ resource_options = together(
     click.option(
         "--download",
         is_flag=True,
-        help="First copy what is read of hf:// into the cache of huggingface_hub, checked; read it there.",
+        help="Copy what is read from hf:// into the cache of huggingface_hub, check it, and read it there.",
     ),
     _within_memory,
 )

@@ -41,7 +41,7 @@ def plan(words: tuple[str, ...], output: Place, as_json: bool) -> None:
         print_json(written)
         return
     if not written.has_tasks:
-        say("note     arrays in it are known only to the process that opens them: each part plans anew")
+        say("note     arrays in it are known only to the process that opens them: each part plans again")
     most = f"at most {plural(written.groups, 'part')}"
     moved = f"{disk(written.bytes_in)} to read, {disk(written.bytes_out)} to write"
     show([f"{output}: {plural(written.tasks, 'task')}, {moved}, {most}; next: ckpt run {output} --part 0/N"])

@@ -79,7 +79,7 @@ def _check_writes(group: click.Group, context: click.Context, words: Sequence[st
         return
     if not any(each.name == TOGETHER for each in command.params):
         raise UsageError(
-            f"`ckpt {' '.join(names)}` does no work that can be dealt out",
+            f"`ckpt {' '.join(names)}` cannot be shared among processes",
             wanted="a command that writes a checkpoint, such as convert hf-to-maxtext, cast, select or stack",
             hint="run it by itself",
         )

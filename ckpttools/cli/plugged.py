@@ -30,7 +30,7 @@ def _command(point: EntryPoint) -> click.Command:
         found = point.load()
     except Exception as error:
         what = f"the command {point.name} of {package_of(point)} cannot be loaded"
-        raise UsageError(what, got=repr(error), hint="mend that package, or remove it") from error
+        raise UsageError(what, got=repr(error), hint="repair that package, or remove it") from error
     if not isinstance(found, click.Command):
         what = f"{point.name} of {package_of(point)} is no command"
         raise UsageError(what, got=type(found).__name__, wanted="a click.Command")

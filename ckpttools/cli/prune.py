@@ -33,10 +33,12 @@ _COLUMNS = (Column("step", right=True), Column(""), Column("size", right=True, s
 @click.option(
     "--strip-older",
     is_flag=True,
-    help="Of kept steps before the last N keep the parameters alone; data files are shared until then.",
+    help="Of kept steps before the last N, keep only the parameters, in the same data files if possible.",
 )
-@click.option("--copy", is_flag=True, help="Write those anew, so that no byte of the optimizer stays.")
-@click.option("--yes", is_flag=True, help="Do it; without it only what would be done is printed.")
+@click.option(
+    "--copy", is_flag=True, help="Write these parameters anew, so that no byte of the optimizer stays."
+)
+@click.option("--yes", is_flag=True, help="Do it; without this, only what would be done is printed.")
 @click.option("--finish", is_flag=True, help="Carry out a prune that was interrupted. Needs --yes.")
 @click.option("--undo", is_flag=True, help="Put back what is still whole of it. Needs --yes.")
 @json_option

@@ -48,7 +48,9 @@ def report(path: Place, name: str, no_stats: bool, progress: bool, as_json: bool
 
     output = None if name == "-" else parse(name)
     if output is None and as_json:
-        raise click.UsageError("stdout takes one of both: leave out --json, or name a file with --output")
+        raise click.UsageError(
+            "stdout takes only one of the two: leave out --json, or name a file with --output"
+        )
     with watching(progress) as observe:
         page = made(path, output, stats=not no_stats, observe=observe, **options)
     text = f"{plural(page.num_arrays, 'array')}, a page of {disk(page.nbytes)}"

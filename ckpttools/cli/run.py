@@ -81,7 +81,7 @@ def run(
 
     does_part = part is not None or parts is not None or not (publish or status)
     if (status and (publish or part or parts)) or (wait and not publish):
-        raise UsageError("these options do not go together", hint="see ckpt run --help")
+        raise UsageError("these options do not go together", hint="`ckpt run --help` says which do")
     file, root = read_plan(plan), Relocation.of(roots)
     if status:
         _show_status(file, root, as_json)

@@ -87,7 +87,7 @@ def stack(**options: Any) -> None:
     type=click.IntRange(min=0),
     metavar="N",
     help="Axis of each stacked parameter along which its layers lie, counted from 0 (MaxText's "
-    "param_scan_axis). By default as shapes show it; where they do not, it has to be said.",
+    "param_scan_axis). By default as shapes show it; required where they do not.",
 )
 @click.option(
     "--force-unroll",

@@ -149,8 +149,8 @@ transform_options = together(
     click.option(
         "--names",
         type=click.Choice(("hub",)),
-        help="Name a model's arrays as the hub does: without what trainers of PyTorch put around names; of "
-        "Llama those of torchtitan and Meta's own code, too.",
+        help="Name a model's arrays as the hub does: without the prefixes of PyTorch trainers, and for Llama "
+        "from the names of torchtitan and Meta's code, too.",
     ),
     map_option,
     strict_option,

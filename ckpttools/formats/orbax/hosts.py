@@ -90,7 +90,7 @@ def not_together(path: Place, hosts: Mapping[Place, list[Place]], lacking: str =
         f"complete{lacking}",
         place=path,
         got=f"directories of hosts: {', '.join(names[:_MOST_NAMED])}{more}",
-        wanted="the directories of so many hosts that together they have every chunk of a step",
+        wanted="the directories of enough hosts to have every chunk of a step",
         hint=hint,
     )
 

@@ -7,7 +7,7 @@ from ckpttools.core.options import Option
 from ckpttools.formats.zarr.given_chunks import CHUNKS
 from ckpttools.formats.zarr.options import COMPRESSION
 
-HELP = """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout: no model known.
+HELP = """Write any checkpoint as Orbax, or an Orbax checkpoint in another layout, whatever the model.
 
 SRC may be a file, an item, a step or a run directory. DST gets <step>/<item>, as CheckpointManager and
 MaxText lay it out. With --level step DST itself is the step, with --level item the item.
@@ -40,7 +40,7 @@ STORAGE = (
         "reference",
         bool,
         None,
-        "Share bytes with SRC by hard links, wherever that can be expressed, or write all of them. Without "
+        "Share bytes with SRC by hard links where possible, or write all of them. Without "
         "either, commands that change the tree share zarr chunks that stay as they are, unless another "
         "option says how they are to be stored; ckpt convert writes all. Ranges of safetensors are shared in "
         "their order of axes, which loads slower.",

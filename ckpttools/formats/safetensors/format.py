@@ -36,7 +36,7 @@ from ckpttools.stores.place import Place
 NAMES = WeightNames(".safetensors", "model.safetensors")
 # What lies beside weights of a model and is none of them.
 _BESIDE = ("adapter_model.safetensors", "carried.safetensors")
-HELP = """Write any checkpoint as safetensors: the same arrays under the same names, no model known.
+HELP = """Write any checkpoint as safetensors: the same arrays under the same names, whatever the model.
 
 SRC may be a file, an item, a step or a run directory. DST is a directory; it gets model.safetensors, or
 model-00001-of-00003.safetensors and so on with model.safetensors.index.json.

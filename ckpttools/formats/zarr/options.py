@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckpttools.codecs.registry import parse_compression
 from ckpttools.core.options import Option
 
-HELP = """Write any checkpoint as zarr v3: groups and arrays under the keys of the tree, no model known.
+HELP = """Write any checkpoint as zarr v3: groups and arrays under the keys of the tree, whatever the model.
 
 SRC may be a file, an item, a step or a run directory. DST is the root group, which zarr.open_group of
 zarr-python opens. Arrays of dtypes that zarr-python lacks, such as bfloat16, are read by tensorstore;
