@@ -101,6 +101,7 @@ def test_what_is_natural_in_python_is_taken():
     wanted = {"path": Path("a"), "paths": (Path("b"),), "patterns": ("*",), "steps": (0, 1), "size": 3}
     assert said == wanted
     assert all(type(each) is int for each in (*said["steps"], said["size"]))
+    assert called(steps=np.array(3)) == {"steps": (3,)}
     kept = {"paths": ["a"], "patterns": "*", "share": 1, "kind": "b", "loud": True, "size": "1GiB", "jobs": 1}
     assert all(value is kept[name] for name, value in called(**kept).items())
 

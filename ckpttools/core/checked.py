@@ -179,6 +179,8 @@ def _is_of_any_length(kind: Any) -> bool:
 
 
 def _several(value: Any, kind: Any) -> Any:
+    # An array without axes has a method for going through it, which raises.
+    value = python_number(value)
     if isinstance(value, str | PathLike | Mapping) or not isinstance(value, Iterable):
         return (_fitting(value, kind),)
     _require(value, not isinstance(value, bytes | bytearray))
