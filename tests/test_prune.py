@@ -511,7 +511,7 @@ def test_the_command(run):
     said = json.loads(succeed("prune", run, "--keep-last", 2, "--json").output)
     assert [each["fate"] for each in said["steps"]] == ["deleted"] * 4 + ["kept"] * 2
     assert "4 steps deleted" in succeed("prune", run, "--keep-last", 2, "--yes").output
-    assert "Nothing is to be done" in succeed("prune", run, "--keep-last", 2).output
+    assert "There is nothing to do" in succeed("prune", run, "--keep-last", 2).output
     assert steps(run) == {"5", "6"}
     assert ckpt("prune", run).exit_code == 2
     assert "--keep-last" in ckpt("prune", run).output

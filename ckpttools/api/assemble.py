@@ -302,7 +302,7 @@ def _of_kinship(save: Save) -> Iterator[str]:
     began = [share.began for share in save.shares if share.began is not None]
     if began and max(began) - min(began) > TOGETHER_SECONDS:
         apart = f"{max(began) - min(began):.0f} s"
-        yield f"hosts began this save up to {apart} apart: see that they are of one run"
+        yield f"hosts began this save up to {apart} apart: check that they are of one run"
     if len(save.shares) > 1 and not any(has_many(save, key) for key in save.twins):
         yield "hosts have no array in common that would show that they are of one run"
 

@@ -29,10 +29,10 @@ _choice = together(
     click.option(
         "--steps",
         metavar="STEPS",
-        help="Of one run: numbers and ranges with commas between. 1000..5000/500 is every 500th, which must "
+        help="Of one run: numbers and ranges, separated by commas. 1000..5000/500 is every 500th, which must "
         "all be there; 1000..5000 all finished steps within.",
     ),
-    count_option("--last", "Of one run: so many of the latest finished steps."),
+    count_option("--last", "Of one run: the latest N finished steps."),
     click.option(
         "--weights",
         metavar="W,W,…",

@@ -29,7 +29,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
     "--fix",
     metavar="NAME",
     multiple=True,
-    help="Apply this fix wherever it helps; nothing is deleted or overwritten. May be repeated.",
+    help="Apply this fix wherever it helps; no file is deleted or overwritten. May be repeated.",
 )
 @click.option("--list", "as_list", is_flag=True, help="List the checks and the fixes.")
 @max_index_option
@@ -95,7 +95,7 @@ def _view(diagnosis: Diagnosis, fix: tuple[str, ...]) -> Iterator[str]:
         yield from labelled("", printable(each.what), _COLUMN, prose_width())
         yield from labelled("  next", printable(each.do), _COLUMN, prose_width())
     if fix and not diagnosis.fixed:
-        yield f"nothing here that --fix {' --fix '.join(fix)} could mend"
+        yield f"nothing here that --fix {' --fix '.join(fix)} would repair"
     for finding in diagnosis.findings:
         yield ""
         yield from _lines(finding)

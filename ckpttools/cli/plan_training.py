@@ -72,11 +72,15 @@ _numbers = together(
     ),
     _time_option("--step-time", "How long a step of the training takes, such as 4s."),
     _time_option("--mtbf", "Time between failures of the job, such as 6h."),
-    _time_option("--mtbf-all", "Time between those that no ramdisk survives; by default ten times that."),
+    _time_option(
+        "--mtbf-all", "Time between failures that no ramdisk survives; by default ten times --mtbf."
+    ),
     _time_option("--local-save", "How long a local save holds training up; by default as long as it writes."),
-    _time_option("--persistent-save", "How long a save to storage does; by default as long as it writes."),
+    _time_option(
+        "--persistent-save", "How long a save to storage holds training up; by default as long as it writes."
+    ),
     count_option("--total-steps", "Steps of the run, for the room that its checkpoints take."),
-    count_option("--keep", "So many persistent checkpoints are kept; by default all."),
+    count_option("--keep", "How many persistent checkpoints are kept; by default all."),
 )
 
 

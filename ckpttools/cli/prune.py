@@ -87,7 +87,7 @@ def _lines(report: PruneReport) -> Iterator[str]:
             yield "Stripped steps keep their data files, with all that is in them: --copy frees more."
     if not report.is_done:
         is_idle = report.steps and all(each.fate not in ("deleted", "stripped") for each in report.steps)
-        yield "Nothing is to be done." if is_idle else "Dry run: nothing was touched. --yes does it."
+        yield "There is nothing to do." if is_idle else "Dry run: nothing was touched. --yes does it."
 
 
 def _fate(fate: str, is_done: bool) -> str:
