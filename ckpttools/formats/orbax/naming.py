@@ -108,7 +108,7 @@ class Neighbours:
         latest = self._steps[-1].path.name
         raise self._refused(
             f"no CheckpointManager that lists {latest} would list a step called {self.destination.name}",
-            "give it a number in their way, or write it to a place outside of the run",
+            "name it with a number as the other steps are, or write it to a place outside of the run",
         )
 
     def _refused(self, what: str, hint: str) -> UsageError:
