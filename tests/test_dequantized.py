@@ -278,6 +278,33 @@ def test_one_scale_without_axes_is_looked_at(value):
     assert said.not_positive == (f"{name}: {value}",)
 
 
+@pytest.mark.parametrize(
+    ("method", "shape", "scales"), [("fp8", (4, 6), ()), ("fbgemm_fp8", (2, 4, 6), (2, 1, 6))]
+)
+def test_exponents_in_whole_numbers_that_are_of_no_blocks(method, shape, scales):
+    codes = np.ones(shape, ml_dtypes.float8_e4m3fn)
+    arrays = {"w.weight": codes, "w.weight_scale": np.full(scales, 130, np.uint8)}
+    said = {"quant_method": method, "scale_fmt": "ue8m0", "weight_block_size": None}
+    array = logical(made.tree_of(arrays, {"quantization_config": said})).tree.arrays["w.weight",]
+    assert (array.read() == 8).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("norm.weight_scale_inv", np.ones(1, np.float32)),
+        ("m.up_proj.weight_global_scale", np.ones(1, np.int32)),
+    ],
+)
+def test_scales_of_no_matrix_and_whole_numbers_for_one_are_faults(name, value):
+    rng = np.random.default_rng(0)
+    is_of_norm = name.startswith("norm")
+    weight = made.fp8_blocks(rng, (4, 4), (2, 2)) if is_of_norm else made.nvfp4(rng, 4, 2, divides=True)
+    arrays = {**weight.arrays, "norm.weight": np.ones(4, ml_dtypes.float8_e4m3fn), name: value}
+    found = weights_in(made.tree_of(arrays, {"quantization_config": weight.config}))
+    assert any(each.startswith(f"{name}: ") for each in found.faults)
+
+
 def test_all_that_have_one_name_are_looked_at():
     """Zero points are of the weight that they are taken from; averaged models have the same names."""
     rng = np.random.default_rng(0)

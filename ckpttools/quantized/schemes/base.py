@@ -204,6 +204,8 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
         UnreadableError: the array has not one element for each block.
     """
     array = module.arrays[name]
+    if len(shape) < len(block):
+        raise UnreadableError(f"{name}: {_times(array.shape)} scales, where {module.name} is no matrix")
     cell = (*(1,) * (len(shape) - len(block)), *block)
     wanted = grid_shape(shape, cell)
     if array.shape != wanted:
@@ -215,16 +217,28 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
     return Scales(name, dtype or array.dtype, array.shape, cell)
 
 
-def whole(module: Module, name: str, shape: Shape, *, divides: bool = False) -> Scales:
+def whole(
+    module: Module, name: str, shape: Shape, *, divides: bool = False, dtype: DType | None = None
+) -> Scales:
     """The one scale of a weight.
 
+    Args:
+        module: it.
+        name: of the array with the scale.
+        shape: of the weight's numbers.
+        divides: whether numbers are divided by it.
+        dtype: of the scale; None for that of the array.
+
     Raises:
-        UnreadableError: the array has several elements.
+        UnreadableError: the array has several elements, or whole numbers.
     """
     array = module.arrays[name]
     if any(length != 1 for length in array.shape):
         raise UnreadableError(f"{name}: {_times(array.shape)} scales, where {module.name} has one")
-    return Scales(name, array.dtype, (1,) * len(shape), shape, divides)
+    dtype = dtype or array.dtype
+    if not dtype.is_float:
+        raise UnreadableError(f"{name}: {dtype}, which scales are not")
+    return Scales(name, dtype, (1,) * len(shape), shape, divides)
 
 
 def _times(shape: Shape) -> str:

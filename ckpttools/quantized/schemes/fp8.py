@@ -67,7 +67,7 @@ def _scale(module: Module, name: str) -> tuple[Scales, str]:
     shape, given, dtype = module.shape, module.arrays[name].shape, dtype_of_scales(module, name)
     block = _block(module)
     if module.method == _FUSED_METHOD and len(shape) == 3:
-        return _of_columns(module, name), "per column"
+        return _of_columns(module, name, dtype), "per column"
     is_of_rows = given in ((*shape[:-1], 1), shape[:-1])
     is_of_experts = len(shape) > 2 and given in (shape[:1], (shape[0], 1, 1))
     if block is None and module.method == "fp8" and _FIELD not in module.said:
@@ -78,10 +78,10 @@ def _scale(module: Module, name: str) -> tuple[Scales, str]:
         return Scales(name, dtype, (*shape[:-1], 1), (*(1,) * (len(shape) - 1), shape[-1])), "per row"
     if is_of_experts and prod(given) > 1:
         return Scales(name, dtype, (shape[0], 1, 1), (1, *shape[1:])), "per expert"
-    return whole(module, name, shape), "per tensor"
+    return whole(module, name, shape, dtype=dtype), "per tensor"
 
 
-def _of_columns(module: Module, name: str) -> Scales:
+def _of_columns(module: Module, name: str, dtype: DType) -> Scales:
     """Of Llama 4's experts (expert, in, out).
 
     They are (expert, 1, out) of `gate_up_proj` and (expert, out, 1) of `down_proj`: in memory the same.
@@ -95,7 +95,7 @@ def _of_columns(module: Module, name: str) -> Scales:
             f"{name}: {list(array.shape)} scales, where {module.name} of {list(module.shape)} has one for "
             f"each expert and column: {[experts, 1, out]} or {[experts, out, 1]}"
         )
-    return Scales(name, array.dtype, (experts, 1, out), (1, inside, 1))
+    return Scales(name, dtype, (experts, 1, out), (1, inside, 1))
 
 
 def _block(module: Module) -> Block | None:
