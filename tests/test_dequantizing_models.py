@@ -312,6 +312,24 @@ class TestLooking:
         assert len(ckpttools.load(pair.quantised, dtype="bfloat16")) == len(ckpttools.open(pair.plain))
 
 
+def test_diff_does_not_fail_where_it_looks_for_causes(fp8, tmp_path):
+    """Of arrays that are not asked for, one has damaged scales."""
+    asked, broken = (f"model.layers.{n}.mlp.up_proj.weight" for n in (0, 1))
+
+    def change(arrays):
+        arrays[f"{broken}_scale_inv"][0, 0] = np.nan
+        rng = np.random.default_rng(0)
+        arrays[asked] = rng.permutation(arrays[asked].reshape(-1)).reshape(arrays[asked].shape)
+
+    plain = {dotted(path): array.read() for path, array in open_tree(fp8.plain).arrays.items()}
+    del plain[broken]
+    (tmp_path / "plain").mkdir()
+    save_file(plain, tmp_path / "plain" / "model.safetensors")
+    report = ckpttools.diff(rewritten(fp8, tmp_path / "a", change), tmp_path / "plain", filter=asked)
+    assert report.outcomes == {"differs": 1}
+    assert any(f"causes were not looked for: {broken} " in str(each) for each in report.remarks)
+
+
 def test_like_maxtext_rounds_scales_before(fp8, tmp_path):
     """28 % of the elements are one unit in the last place off the product in float32."""
     run("cast", fp8.quantised, tmp_path / "a", "--dtype", "bfloat16", "--dequantize-like", "maxtext")

@@ -24,7 +24,7 @@ from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.hints import after_diff
 from ckpttools.compare.padding import without_padding
 from ckpttools.core.checked import checked
-from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.errors import DamagedScalesError, FormatError, UsageError, listing
 from ckpttools.core.wording import option
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.maxtext.model import ModelOptions
@@ -138,16 +138,17 @@ def diff(
         both = align(of_a.tree, of_b.tree, options)
         both = replace(both, remarks=(*_dequantized(of_a, of_b), *both.remarks))
         chosen = without_padding(_chosen(both, filter), padding_rows, scan.memory)
-        found = _compared(chosen, scan, Tolerances(atol, rtol, ulp), ignore_dtype)
+        found, remarks = _compared(chosen, scan, Tolerances(atol, rtol, ulp), ignore_dtype), chosen.remarks
         if explain and not all(each.is_equal for each in found):
-            found = _explained(found, chosen, both, scan)
+            found, more = _explained(found, chosen, both, scan)
+            remarks = (*remarks, *more)
         alike = _equal_in_numbers(found, chosen, of_a.tree, of_b.tree, scan)
     first, second = SideReport.of(trees[0], chosen.a), SideReport.of(trees[1], chosen.b)
     return DiffReport(
         first,
         second,
         equal=all(each.is_equal for each in found),
-        remarks=chosen.remarks,
+        remarks=remarks,
         outcomes=dict(Counter(each.outcome for each in found)),
         arrays=tuple(each for each in found if everything or each.outcome != "equal"),
         hints=alike or after_diff(found, {**chosen.a, **chosen.b}, first.path, second.path),
@@ -204,9 +205,15 @@ def _equal_in_numbers(
 
 def _explained(
     found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], both: Pairing[LazyArray], scan: ScanSettings
-) -> tuple[ArrayDiff, ...]:
+) -> tuple[tuple[ArrayDiff, ...], tuple[Remark, ...]]:
+    """The same with causes, and what to say where none could be looked for."""
     from ckpttools.compare.explain import explain
 
     # Causes may lie in arrays that are not asked for: what was renamed is elsewhere.
     every = replace(both, a={**both.a, **chosen.a}, b={**both.b, **chosen.b})
-    return explain(found, every, memory=scan.memory, jobs=scan.jobs)
+    try:
+        return explain(found, every, memory=scan.memory, jobs=scan.jobs), ()
+    except DamagedScalesError as error:
+        weight = error.place or "a weight"
+        why = f"causes were not looked for: {weight} has scales of which no finite numbers can be made"
+        return found, (Remark(why),)
