@@ -317,6 +317,20 @@ def test_all_that_have_one_name_are_looked_at():
     assert naming_all(undamaged, [logical_array(whole)]) is undamaged
 
 
+@pytest.mark.parametrize("order", [(False, True), (True, False)])
+def test_what_is_taken_from_numbers_counts_where_scales_are_looked_at_together(order):
+    """Numbers are 15 apart at most then, else 8 from zero: 5000 times that is beyond float16, and is not."""
+    arrays, groups = {}, {}
+    for shifted in order:
+        weight = made.int4(np.random.default_rng(0), 16, 4, 16, shifted=shifted)
+        weight.arrays[f"{weight.name}_scale"][...] = 5000
+        arrays |= {f"{shifted}.{name}": array for name, array in weight.arrays.items()}
+        groups[str(shifted)] = weight.config["config_groups"]["group_0"]
+    tree = made.tree_of(arrays, {"quantization_config": {**weight.config, "config_groups": groups}})
+    (said,) = value_faults(tree, weights_in(tree).readable.values(), DTYPES["float16"]).damaged
+    assert said.startswith("True.")
+
+
 def test_scales_without_axes_that_stay_are_looked_at():
     codes, one = DTYPES["float8_e4m3fn"], np.asarray(1, np.float32)
     arrays = [

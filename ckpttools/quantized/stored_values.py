@@ -129,7 +129,8 @@ def _scale_faults(
         first, *others = (scale.name for scale in each.scales)
         # All but the first have one element.
         read = [carriers(first, region), *(carriers(o, Region.whole(arrays[o].shape)) for o in others)]
-        kind = each.numbers, tuple((scale.dtype.name, scale.divides) for scale in each.scales)
+        of_scales = tuple((scale.dtype.name, scale.divides) for scale in each.scales)
+        kind = each.numbers, of_scales, each.zero_points is not None
         alike[kind].append((each, read))
     beyond: dict[str, str] = {}
     odd: dict[str, str] = {}
