@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import warnings
 from collections.abc import Sequence
@@ -85,9 +84,6 @@ class _Root(LazyGroup):
         run = partial(super().main, args, prog_name, complete_var, False, **extra)
         if not standalone_mode:
             return run()
-        # Plans of 100,000 arrays are a million objects that stay: looking for garbage among them after every
-        # 700 took 1.0 of 10.6 s.
-        gc.set_threshold(50_000)
         open_closed()
         write_whole()
         try:

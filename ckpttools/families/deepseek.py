@@ -4,7 +4,7 @@ from ckpttools.families.decoder import DECODER_SETTINGS, EMBEDDINGS, FUSED, MLP,
 from ckpttools.families.family import Family, FlagRule
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 # `query` is the part of a head that meets keys (with and without position), `kv` its key and value parts
 # that come out of the latent vector; MaxText leaves the columns of both as they are.
@@ -112,7 +112,7 @@ FAMILY = Family(
     },
     # Layers after the last one predict further tokens.
     left_out=("model.layers.{prediction+#layers}.*",),
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:                       "deepseek3.2-671b", if flag.indexer
     model_name:                       "kimi-k2-1t", if config.model_type is "kimi_k2"

@@ -4,7 +4,7 @@ from ckpttools.families.decoder import DECODER_SETTINGS, TIED
 from ckpttools.families.family import PLAIN, Family, FlagRule, Spelling
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 EMBEDDINGS = rows("""
     token_embedder.embedding:    vocab embed  <-> embed.weight:  vocab embed
@@ -185,7 +185,7 @@ FAMILY = Family(
     # What predicts further tokens.
     left_out=("mtp.*",),
     spellings=(PLAIN, RESAVED),
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:                   "deepseek4-284b"
     decoder_block:                "deepseek4"

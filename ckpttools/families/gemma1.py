@@ -9,7 +9,7 @@ from ckpttools.families.family import Family, decoder_layers
 from ckpttools.families.gemma import FINAL_NORM, FIRST_SETTINGS, HEAD, TIED_BY_DEFAULT
 from ckpttools.families.gemma2 import EMBEDDING
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 NORMS = rows("""
     pre_self_attention_norm.scale: embed <-> input_layernorm.weight:          embed, shift 1
@@ -25,7 +25,7 @@ FAMILY = Family(
     sizes=SIZES,
     flags={"tied": TIED_BY_DEFAULT},
     maxtext_vocab={256000: 256128},
-    settings=setting_rules(
+    settings=SettingRules(
         """
     decoder_block: "gemma"
     must rope.type is "default" -- MaxText's block has no other rotary embedding

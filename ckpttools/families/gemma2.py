@@ -5,7 +5,7 @@ from ckpttools.families.family import Family
 from ckpttools.families.gemma import FINAL_NORM, HEAD, SETTINGS, TIED_BY_DEFAULT
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row, rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 EMBEDDING = row(
     "token_embedder.embedding: vocab embed <-> model.embed_tokens.weight: vocab embed, scale embed 0.5"
@@ -58,7 +58,7 @@ FAMILY = Family(
     derived={"pair": "layers / 2"},
     flags={"tied": TIED_BY_DEFAULT},
     maxtext_vocab={256000: 256128},
-    settings=setting_rules(
+    settings=SettingRules(
         """
     decoder_block:           "gemma2"
     base_num_decoder_layers: pair

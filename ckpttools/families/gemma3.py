@@ -13,7 +13,7 @@ from ckpttools.families.gemma import (
 )
 from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES
 from ckpttools.mapping.row import row, rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 # Here MaxText rounds sqrt(hidden_size) to bfloat16 before it multiplies.
 EMBEDDING = row(
@@ -121,7 +121,7 @@ FAMILY = Family(
     ),
     maxtext_vocab={262208: 262144},
     # How queries are scaled, MaxText takes from the name of the model.
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:                 "gemma3-4b", if config.query_pre_attn_scalar is head_dim
     model_name:                 "gemma3-27b"

@@ -13,7 +13,7 @@ from ckpttools.families.family import (
 from ckpttools.families.gemma import HEAD, INTERNAL, NESTED, SETTINGS, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.families.tower import VISION, VISION_SIZES
 from ckpttools.mapping.row import row, rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 EMBEDDING = row(
     "token_embedder.embedding: vocab embed <-> model.embed_tokens.weight: vocab embed, scale embed 0.5"
@@ -194,7 +194,7 @@ FAMILY = Family(
         Spelling(model_types=("gemma4_text",), name="text"),
     ),
     others={"gemma4-small": PER_LAYER_INPUT},
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:                "gemma4-26b", if flag.experts
     model_name:                "gemma4-31b"

@@ -9,7 +9,7 @@ from ckpttools.families.family import Family, FlagRule, Spelling, UnsupportedPar
 from ckpttools.families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.families.gemma4 import EMBEDDING, FINAL_NORM, NORMS, SETTINGS_4
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 PER_LAYER = rows("""
     below decoder.per_layer_embedder <-> model
@@ -130,7 +130,7 @@ FAMILY = Family(
     },
     spellings=(Spelling(INTERNAL, name="transformers"), Spelling(model_types=("gemma4_text",), name="text")),
     never_scanned="layers share keys and values across what a scan would make one",
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:                  "gemma4-e2b", if flag.fives
     model_name:                  "gemma4-e4b"

@@ -3,7 +3,7 @@
 from ckpttools.families.decoder import EMBEDDINGS, EXPERT_SETTINGS, LLAMA_SETTINGS, NORMS, SIZES, TIED
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 ROWS = rows("""
     below GptOssAttention <-> self_attn
@@ -36,7 +36,7 @@ FAMILY = Family(
     constants={"position": 2, "part": 2},
     derived={"block": "layers / 2"},
     flags={"tied": TIED},
-    settings=setting_rules(
+    settings=SettingRules(
         """
     decoder_block:                      "gpt_oss"
     attention_bias:                     true

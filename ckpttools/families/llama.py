@@ -13,7 +13,7 @@ from ckpttools.families.decoder import (
     UNBIASED,
 )
 from ckpttools.families.family import Family
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 FAMILY = Family(
     name="llama",
@@ -26,7 +26,7 @@ FAMILY = Family(
     derived={**HEADS, "pair": "head_dim // half"},
     flags={"tied": TIED, "interleaved": LLAMA3_ROPE},
     dropped=ROTARY_BUFFERS,
-    settings=setting_rules(
+    settings=SettingRules(
         """
     decoder_block: "llama2"
     must config.mlp_bias is false -- MaxText's block has no such biases

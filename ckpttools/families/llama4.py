@@ -12,7 +12,7 @@ from ckpttools.families.decoder import (
 from ckpttools.families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks
 from ckpttools.families.tower import HEAD_DIM, VISION, VISION_SIZES
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 DENSE = rows("""
     mlp.wi_0.kernel: embed mlp <-> feed_forward.gate_proj.weight: mlp embed
@@ -136,7 +136,7 @@ FAMILY = Family(
         Spelling({**WITHIN, "model.": "model.language_model."}, name="transformers"),
         Spelling(model_types=("llama4_text",), name="text"),
     ),
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:                         "llama4-17b-128e", if flag.vision and flag.interleaved_experts
     model_name:                         "llama4-17b-16e", if flag.vision

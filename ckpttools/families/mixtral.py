@@ -15,7 +15,7 @@ from ckpttools.families.decoder import (
 )
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 EXPERTS = rows("""
     below MoeBlock_0 <-> block_sparse_moe, unless fused
@@ -40,7 +40,7 @@ FAMILY = Family(
     constants={"part": 2},
     derived=HEADS,
     flags={"tied": TIED, "fused": FUSED},
-    settings=setting_rules(
+    settings=SettingRules(
         """
     decoder_block: "mixtral"
     """

@@ -3,7 +3,7 @@
 from ckpttools.families.decoder import EMBEDDINGS, LLAMA_SETTINGS, MLP, SIZES, TIED, UNBIASED
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 ATTENTION = rows("""
     below attention <-> self_attn
@@ -34,7 +34,7 @@ FAMILY = Family(
     constants={"position": 4},
     derived={"block": "layers / 4", "head_dim": "embed / heads"},
     flags={"tied": TIED},
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:                         "olmo3-7b"
     decoder_block:                      "olmo3"

@@ -13,7 +13,7 @@ from ckpttools.families.decoder import (
 )
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 BIASES = rows("""
     self_attention.query.bias: heads head_dim    <-> self_attn.q_proj.bias: (heads head_dim)
@@ -30,7 +30,7 @@ FAMILY = Family(
     sizes=SIZES,
     derived=HEADS,
     flags={"tied": TIED},
-    settings=setting_rules(
+    settings=SettingRules(
         """
     decoder_block:              "qwen2"
     attention_bias:             true

@@ -13,7 +13,7 @@ from ckpttools.families.decoder import (
     UNBIASED,
 )
 from ckpttools.families.family import Family, Spelling, decoder_layers
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 # The text model of what sees and hears computes the same: of text, the three positions of a token are one.
 POSITIONS = (
@@ -32,7 +32,7 @@ FAMILY = Family(
     layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *MLP, *ATTENTION, *HEAD_NORMS)),),
     sizes=SIZES,
     flags={"tied": TIED},
-    settings=setting_rules(
+    settings=SettingRules(
         """
     decoder_block:              "qwen3"
     use_qk_norm:                true

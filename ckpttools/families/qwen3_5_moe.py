@@ -10,7 +10,7 @@ from ckpttools.families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.families.qwen_tower import SIZES as TOWER_SIZES
 from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 # Hugging Face has all queries, all keys, then all values; MaxText, for one head of keys after the other, its
 # query, its key, and the values and gates (`z`) of the heads that share it.
@@ -69,7 +69,7 @@ FAMILY = Family(
     left_out=("mtp.*",),
     towers=("vision",),
     spellings=(HUB, Spelling(model_types=("qwen3_5_moe_text",), name="text")),
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:           "qwen3.5-35b-a3b", if flag.vision
     vision_encoder_block: "qwen3_5", if flag.vision

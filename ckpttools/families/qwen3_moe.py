@@ -18,7 +18,7 @@ from ckpttools.families.decoder import (
 from ckpttools.families.family import Family, Spelling, decoder_layers
 from ckpttools.families.qwen3 import POSITIONS
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 EXPERTS = rows("""
     below moe_block <-> mlp
@@ -54,7 +54,7 @@ FAMILY = Family(
     constants={"part": 2},
     derived=HEADS,
     flags={"tied": TIED, "fused": FUSED},
-    settings=setting_rules(
+    settings=SettingRules(
         """
     decoder_block:  "qwen3_moe"
     use_qk_norm:    true

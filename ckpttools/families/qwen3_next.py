@@ -12,7 +12,7 @@ from ckpttools.families.decoder import (
 )
 from ckpttools.families.family import Family, decoder_layers
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 NORMS = rows("""
     input_layernorm.scale:          embed <-> input_layernorm.weight:          embed
@@ -122,5 +122,5 @@ FAMILY = Family(
     },
     flags={"tied": TIED, "fused": FUSED},
     left_out=("mtp.*",),
-    settings=setting_rules('decoder_block: "qwen3_next"' + SETTINGS),
+    settings=SettingRules('decoder_block: "qwen3_next"' + SETTINGS),
 )

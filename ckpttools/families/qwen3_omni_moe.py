@@ -10,7 +10,7 @@ from ckpttools.families.qwen_tower import BLOCK, CONSTANTS, DEEP_SIZES, DEEPSTAC
 from ckpttools.families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.families.tower import AUDIO, VISION
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 # The tower is Qwen3-VL's, but for the names of what makes one token of several patches.
 MERGE = rows("""
@@ -148,7 +148,7 @@ FAMILY = Family(
         Spelling(model_types=("qwen3_omni_moe_thinker",), name="thinker"),
         TEXT,
     ),
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:                       "qwen3-omni-30b-a3b", if flag.vision
     model_name:                       "qwen3-omni-30b-a3b", if flag.audio

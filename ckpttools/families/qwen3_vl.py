@@ -16,7 +16,7 @@ from ckpttools.families.qwen_tower import (
 )
 from ckpttools.families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.families.tower import VISION
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 # As published and as transformers writes it; `lm_head` stays where it is.
 HUB = Spelling({"visual.": "model.visual.", "model.": "model.language_model."})
@@ -41,7 +41,7 @@ FAMILY = Family(
     towers=("vision",),
     unscanned_with_towers=DEEPSTACK,
     spellings=(HUB, TEXT),
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:           "qwen3-vl-2b", if flag.vision
     vision_encoder_block: "qwen3_vl", if flag.vision

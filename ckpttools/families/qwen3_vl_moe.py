@@ -11,7 +11,7 @@ from ckpttools.families.qwen_tower import CONSTANTS, DEEP_SIZES, DEEPSTACK, DERI
 from ckpttools.families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.families.tower import VISION
 from ckpttools.mapping.row import rows
-from ckpttools.mapping.settings import setting_rules
+from ckpttools.mapping.settings import SettingRules
 
 # As published, what goes into an expert comes first, unlike in all other fused experts; transformers turns
 # that around when it loads, and writes a model that it made itself as it has it. It loads either. The text
@@ -51,7 +51,7 @@ FAMILY = Family(
     unscanned_with_towers=DEEPSTACK,
     # It normalises whatever it says.
     spellings=(HUB, replace(TEXT, without=(*TEXT.without, "norm_topk_prob"))),
-    settings=setting_rules(
+    settings=SettingRules(
         """
     model_name:           "qwen3-vl-30b-a3b", if flag.vision
     vision_encoder_block: "qwen3_vl", if flag.vision

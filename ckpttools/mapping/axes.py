@@ -45,7 +45,7 @@ class Side:
 
     @property
     def array_axes(self) -> AxisGroup:
-        return tuple(axis for group in self.groups for axis in group)
+        return tuple([axis for group in self.groups for axis in group])
 
     @property
     def axes(self) -> AxisGroup:

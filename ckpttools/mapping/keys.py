@@ -137,7 +137,7 @@ class Key:
 
     @cached_property
     def axes(self) -> AxisGroup:
-        return tuple(axis for field in self.fields for axis in field.axes)
+        return tuple([axis for part in self.parts if isinstance(part, Field) for axis in part.axes])
 
     @cached_property
     def needs(self) -> frozenset[str]:

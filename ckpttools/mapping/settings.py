@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.arithmetic import axes_in
@@ -113,19 +113,62 @@ class SettingNote:
         return f"{_NOTE}{' and '.join(map(str, self.conditions))}{_REASON}{self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class SettingRules:
-    """All lines of a text."""
+class _RuleLines(NamedTuple):
+    """What the lines of a text say, by kinds."""
 
-    settings: tuple[Setting, ...] = ()
-    limits: tuple[Limit, ...] = ()
-    idle: tuple[Idle, ...] = ()
-    notes: tuple[SettingNote, ...] = ()
+    settings: tuple[Setting, ...]
+    limits: tuple[Limit, ...]
+    idle: tuple[Idle, ...]
+    notes: tuple[SettingNote, ...]
+
+
+class SettingRules:
+    """The rules of a text, equal to those of another text that says the same.
+
+    They are read from it when they are first asked for, which takes 15 ms of all families: most commands only
+    ask how arrays are called.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        """Any text; what is wrong with it is said when rules are asked for, or at once by `setting_rules`.
+
+        Args:
+            text: one rule on a line, which goes on below with ` | ` or ` -- `; `# …` is a comment.
+        """
+        self._text = text
+
+    @cached_property
+    def _lines(self) -> _RuleLines:
+        return _read(self._text)
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return self._lines.settings
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        return self._lines.limits
+
+    @property
+    def idle(self) -> tuple[Idle, ...]:
+        return self._lines.idle
+
+    @property
+    def notes(self) -> tuple[SettingNote, ...]:
+        return self._lines.notes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SettingRules) and self._lines == other._lines
+
+    def __hash__(self) -> int:
+        return hash(self._lines)
+
+    def __repr__(self) -> str:
+        return f"SettingRules({str(self)!r})"
 
     def __add__(self, other: SettingRules) -> SettingRules:
         """These lines, then those."""
-        settings, limits = self.settings + other.settings, self.limits + other.limits
-        return SettingRules(settings, limits, self.idle + other.idle, self.notes + other.notes)
+        return SettingRules(f"{self._text}\n{other._text}")
 
     def terms(self) -> Iterator[Term]:
         """All terms of all lines."""
@@ -159,19 +202,24 @@ def _where(conditions: Sequence[Condition]) -> str:
     return f", if {' and '.join(map(str, conditions))}" if conditions else ""
 
 
-@cache
 def setting_rules(text: str) -> SettingRules:
-    """The rules of a text, one on a line, which goes on below with ` | ` or ` -- `; `# …` is a comment.
+    """The rules of a text, read at once.
 
     Raises:
         MappingError: a line is none; says which.
     """
-    lines = _whole_lines(text)
+    rules = SettingRules(text)
+    _ = rules.settings
+    return rules
+
+
+@cache
+def _read(text: str) -> _RuleLines:
     settings: list[Setting] = []
     limits: list[Limit] = []
     idle: list[Idle] = []
     notes: list[SettingNote] = []
-    for line in lines:
+    for line in _whole_lines(text):
         if line.startswith(_MUST):
             limits.append(_limit(line))
         elif line.startswith(_IDLE):
@@ -180,7 +228,7 @@ def setting_rules(text: str) -> SettingRules:
             notes.append(_note(line))
         else:
             settings.append(_setting(line))
-    return SettingRules(tuple(settings), tuple(limits), tuple(idle), tuple(notes))
+    return _RuleLines(tuple(settings), tuple(limits), tuple(idle), tuple(notes))
 
 
 def _whole_lines(text: str) -> list[str]:

@@ -18,7 +18,9 @@ from ckpttools.maxtext.view import MaxTextView
 Alike = tuple[str, tuple[str | None, ...]]
 """What names have in common: their text with "#" for each number, and these; None for one that may be any."""
 
-_NUMBER = re.compile("([0-9]+)")
+# Stands for the number of a field.
+_OF_FIELD = "\0"
+_NUMBER = re.compile(f"([0-9{_OF_FIELD}]+)")
 # What any field without labels is matched as: which axes it counts, and from where, is all the same here.
 _ANY = Field(("number",))
 
@@ -52,6 +54,8 @@ class RowGroup:
 
 def _always_there(rows: Sequence[Row]) -> bool:
     """Whether one of the rows exists whatever the model's flags are."""
+    if not all(row.when or row.unless for row in rows):
+        return True
     flags = sorted(frozenset().union(*(row.flags for row in rows)))
     settings = product((False, True), repeat=len(flags))
     chosen = ([flag for flag, is_set in zip(flags, each, strict=True) if is_set] for each in settings)
@@ -144,12 +148,8 @@ def _forms_of(key: Key) -> Iterator[Key]:
 
 def _numbers_of(form: Key) -> tuple[str, list[str | None]]:
     """The text of a form with "#" for each number, and the numbers; None for one that may be any."""
-    fields = len(form.fields)
-    text, ones = _split(form.filled([1] * fields))
-    if len(ones) == fields:
-        return text, [None] * fields
-    _, twos = _split(form.filled([2] * fields))
-    return text, [one if one == two else None for one, two in zip(ones, twos, strict=True)]
+    text, numbers = _split("".join(_OF_FIELD if isinstance(part, Field) else part for part in form.parts))
+    return text, [None if _OF_FIELD in number else number for number in numbers]
 
 
 def _split(name: str) -> tuple[str, list[str]]:
