@@ -321,7 +321,7 @@ class TestSettings:
     def test_a_scan_axis_of_its_own_is_said(self, tmp_path):
         succeed("convert", "hf-to-maxtext", GOLDEN / "qwen3" / "hf", tmp_path / "m", "--scan-axis", 0)
         assert given_to(tmp_path / "m")["param_scan_axis"] == 0
-        with pytest.raises(UsageError, match="stored otherwise"):
+        with pytest.raises(UsageError, match="stored differently"):
             ckpttools.maxtext_config(tmp_path / "m", scan=False)
 
     def test_two_bases_of_the_rotary_embedding(self, tmp_path):
