@@ -82,7 +82,8 @@ def maxtext_config(
       ckpt maxtext-config ~/maxtext/llama3.1-8b
       ckpt maxtext-config ~/maxtext/llama3.1-8b --command train
       ckpt maxtext-config ~/models/Llama-3.2-1B --check my.yml rope_type=default
-      ckpt maxtext-config llama --check python3 -m maxtext.trainers.pre_train.train my.yml steps=10
+      ckpt maxtext-config llama --check \\
+        python3 -m maxtext.trainers.pre_train.train my.yml steps=10
     """
     from ckpttools.api.maxtext_config import maxtext_config as call
 
