@@ -277,7 +277,9 @@ def test_quantised_weights_count_as_their_numbers_and_are_rounded_once(make):
     rest = {(name,): each for name, each in one.arrays.items() if name.endswith("_bias")}
     plain = tree_with({(one.name,): one.product, **rest})
     for mixed in ([plain, other.tree], [other.tree, plain]):
-        assert np.array_equal(Average()(mixed)[one.name].read(), exact.astype(np.float32))
+        mean = Average()(mixed)
+        assert np.array_equal(mean[one.name].read(), exact.astype(np.float32))
+        assert "dequantised" in str(mean.metadata.notes)
     codes = one.tree.with_metadata(config={})
     with pytest.raises(CheckpointError):
         Average()([codes, Tree({path: codes[path] for path in list(codes)[:1]}, codes.metadata)])

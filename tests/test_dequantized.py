@@ -20,6 +20,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.core.region import Region
 from ckpttools.quantized.damaged_scales import naming_all
+from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.logical import logical
 from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.sound_scales import sound
@@ -55,8 +56,8 @@ def weights(draw: st.DrawFn) -> Made:
             return made.nvfp4(rng, rows, few, divides=draw(st.booleans()))
 
 
-def logical_array(weight: Made, dtype: str = "bfloat16"):
-    done = logical(weight.tree, DTYPES[dtype])
+def logical_array(weight: Made, dtype: str = "bfloat16", like: Like = "float32"):
+    done = logical(weight.tree, DTYPES[dtype], like=like)
     return done.tree.arrays[(weight.name,)]
 
 
@@ -236,8 +237,13 @@ def test_exponents_beyond_the_range_are_refused_when_they_are_read(byte):
     assert error.value.place == f"{weight.name}_blocks"
 
 
-@given(weights(), st.sampled_from(("bfloat16", "float32", "float16")), st.data())
-def test_scales_that_are_looked_at_are_refused_where_reading_refuses_them(weight, to, data):
+@given(
+    weights(),
+    st.sampled_from(("bfloat16", "float32", "float16")),
+    st.sampled_from(("float32", "maxtext")),
+    st.data(),
+)
+def test_scales_that_are_looked_at_are_refused_where_reading_refuses_them(weight, to, like, data):
     """Of most only those of least and largest magnitude are made numbers of; reading looks at each."""
     (found,) = weights_in(weight.tree).readable.values()
     scales = weight.arrays[data.draw(st.sampled_from([each.name for each in found.scales]))]
@@ -246,13 +252,13 @@ def test_scales_that_are_looked_at_are_refused_where_reading_refuses_them(weight
     patterns = st.integers(0, 2 ** (8 * scales.dtype.itemsize) - 1)
     for place, pattern in data.draw(st.dictionaries(places, patterns, max_size=2)).items():
         carriers[place] = pattern
-    array = logical_array(weight, to)
+    array = logical_array(weight, to, like)
     try:
         array.read()
         is_refused = False
     except DamagedScalesError:
         is_refused = True
-    said = value_faults(weight.tree, [found], DTYPES[to])
+    said = value_faults(weight.tree, [found], DTYPES[to], like)
     assert bool(said.damaged) == is_refused
     decoding = next(each for each in distinct([array]) if isinstance(each, Dequantized)).decoding
     factors = decoding.factors([carriers_of(weight.arrays[each.name]) for each in found.scales])

@@ -21,7 +21,7 @@ from ckpttools.mapping.row import row
 from ckpttools.mapping.scale_grids import scale_grids
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext.native import fits_maxtext
+from ckpttools.maxtext.native import CODES, fits_maxtext, kept_remark
 from ckpttools.quantized import stored_values
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.readable import weights_in
@@ -313,6 +313,12 @@ def test_what_maxtext_is_told_of_it(tmp_path):
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     notes = ckpttools.maxtext_config(tmp_path / "native").notes
     assert any("7 arrays stay FP8" in each and f"weight_block_size={BLOCK} " in each for each in notes)
+
+
+def test_maxtext_is_told_the_dtype_that_the_codes_have():
+    assert "weight_dtype=float8_e5m2 " in kept_remark(["w"], ["float8_e5m2"], (16, 16))
+    both = kept_remark(["v", "w"], sorted(CODES), (16, 16))
+    assert "cannot take them: some are float8_e4m3fn and some float8_e5m2" in both
 
 
 def test_scales_that_are_not_multiplied_by_a_power_of_two_are_told_of(tmp_path):

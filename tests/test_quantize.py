@@ -206,7 +206,7 @@ def test_the_command_lists_the_worst_arrays_and_tells_all_in_json(tmp_path):
     said = run("quantize", tmp_path / "hf", tmp_path / "fp8")
     assert "rms / rms of values" in said and "all 28 arrays" in said and "INEXACT" in said
     told = json.loads(ended("quantize", tmp_path / "hf", tmp_path / "again", "--json").stdout)
-    assert len(told["errors"]) == 28 and {"elements", "largest", "rms", "relative"} == {
+    assert len(told["errors"]) == 28 and {"elements", "largest", "rms", "rms_of_values", "relative"} == {
         field for each in told["errors"].values() for field in each
     }
 

@@ -19,7 +19,7 @@ from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
 from ckpttools.quantized.encoders.numbers import numbers, rounded_to_few_bits
-from ckpttools.quantized.errors import errors_of, total, without_errors
+from ckpttools.quantized.errors import errors_of, lost, total, without_errors
 from ckpttools.testing.strategies import regions, stored, tilings
 
 DTYPE = st.sampled_from(("bfloat16", "float16", "float32", "float64"))
@@ -129,6 +129,12 @@ def test_what_is_lost_is_told_once_however_it_is_cut(truth, data):
     assert found.relative == pytest.approx(np.sqrt(squares / own) if own else 0, rel=1e-4, abs=1e-9)
     together = total({"a": found, "b": found})
     assert together.elements == 2 * truth.size and together.relative == pytest.approx(found.relative)
+
+
+def test_arrays_that_lose_nothing_count_in_the_error_of_all():
+    ones = np.ones(100, np.float32)
+    counts = {"lossy": lost(ones, 0.9 * ones), "exact": lost(ones, ones)}
+    assert total(errors_of(counts)).relative == pytest.approx(0.005**0.5)
 
 
 @given(seed=st.integers(0, 999), dtype=st.sampled_from(("bfloat16", "float32")))

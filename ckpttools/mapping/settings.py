@@ -114,7 +114,7 @@ class SettingNote:
 
 
 class _RuleLines(NamedTuple):
-    """What the lines of a text say, by kinds."""
+    """What the lines of a text say, by kinds; the first that applies of `settings` of one name counts."""
 
     settings: tuple[Setting, ...]
     limits: tuple[Limit, ...]

@@ -79,8 +79,8 @@ class Average:
             for path, leaf in last.items()
         }
         made = Tree(leaves, last.metadata)
-        notes = last.metadata.notes + self._notes(made, averaged, plain, weights)
-        return made.with_metadata(notes=notes)
+        notes = self._notes(made, averaged, plain, weights) + _of_quantized(counted[:-1])
+        return made.with_metadata(notes=last.metadata.notes + notes)
 
     def _counted(self, tree: Tree) -> _Counted:
         if self.parameters is not None:
@@ -152,6 +152,17 @@ class _Counted:
     def named(self) -> Mapping[str, LazyArray]:
         """The arrays by their dotted names."""
         return by_name(self.tree.arrays)
+
+
+def _of_quantized(counted: Sequence[_Counted]) -> Notes:
+    """What to say of checkpoints whose own notes are not those of the mean."""
+    return Notes(
+        remarks=tuple(
+            f"{_place(each.tree)}: dequantised are {array_count(each.dequantized)}"
+            for each in counted
+            if each.dequantized
+        )
+    )
 
 
 def _stripped(tree: Tree) -> Tree:

@@ -229,20 +229,24 @@ def square(block: Block | None) -> int | None:
     return block[0] if block and block[0] == block[1] else None
 
 
-def kept_remark(count: Collection[str], block: Block | None, misfits: Sequence[str] = ()) -> str:
+def kept_remark(
+    weights: Collection[str], dtypes: Collection[str], block: Block | None, misfits: Sequence[str] = ()
+) -> str:
     """What to say of weights that stay quantised.
 
     Args:
-        count: they.
+        weights: they.
+        dtypes: of their codes: one or two of float8.
         block: elements of a block; None for one scale each.
         misfits: why a model that is FP8 itself takes some of them not, a line for each.
     """
     size = f"{block[0]}" if block else "null"
-    itself = misfits_remark(misfits) or (
-        f"one with weight_dtype=float8_e4m3fn weight_block_size={size} "
+    several = [f"some are {' and some '.join(sorted(dtypes))}"] if len(dtypes) > 1 else []
+    itself = misfits_remark([*several, *misfits]) or (
+        f"one with weight_dtype={' '.join(dtypes)} weight_block_size={size} "
         f"unquantized_modules=[{','.join(UNQUANTIZED)}] keeps them"
     )
-    return f"{array_count(count)} stay FP8, their scales beside them: {HOW_LOADED}; {itself}"
+    return f"{array_count(weights)} stay FP8, their scales beside them: {HOW_LOADED}; {itself}"
 
 
 def misfits_remark(misfits: Sequence[str]) -> str:
@@ -250,4 +254,4 @@ def misfits_remark(misfits: Sequence[str]) -> str:
     if not misfits:
         return ""
     more = f", and {plural(len(misfits) - 1, 'kind')} of weights more" if len(misfits) > 1 else ""
-    return f"one with weight_dtype=float8_e4m3fn cannot take them: {misfits[0]}{more}"
+    return f"one that is FP8 itself cannot take them: {misfits[0]}{more}"

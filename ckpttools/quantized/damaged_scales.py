@@ -16,7 +16,7 @@ from ckpttools.core.region import Region, split_to
 from ckpttools.quantized.decoding import GET_AGAIN, Decode
 from ckpttools.quantized.sound_scales import Sound
 
-# Elements that are read at once, beside the buffers of the workers that have failed.
+# Elements that are read at once, in a few MiB beside the buffers of workers that are still at work.
 _TOGETHER = 1 << 18
 # Weights that are looked at where each takes a request to a store behind a network: for some 30 s.
 _MOST_FAR = 1000
@@ -70,7 +70,11 @@ def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseExcepti
         return error
     unseen = f"; scales of {len(rest):,} more weights were not looked at" if rest else ""
     found = dict.fromkeys(filter(None, lines))
-    return damaged_error(found, hint=GET_AGAIN + unseen) if found else error
+    if not found:
+        return error
+    made = damaged_error(found, hint=GET_AGAIN + unseen)
+    made.__cause__ = error
+    return made
 
 
 def _line(decode: Decode, scales: Sequence[LazyArray]) -> str:

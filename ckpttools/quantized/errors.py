@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isnan, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from ckpttools.core.tally import LARGEST
@@ -24,12 +24,14 @@ class QuantizationError:
         elements: how many there are.
         largest: the largest distance of one.
         rms: root of the mean square of all distances.
-        relative: `rms` over the root of the mean square of the values; 0 where all are zero.
+        rms_of_values: root of the mean square of the values.
+        relative: `rms` over that; 0 where all values are zero.
     """
 
     elements: int
     largest: float
     rms: float
+    rms_of_values: float
     relative: float
 
 
@@ -66,18 +68,22 @@ def _squares(values: np.ndarray) -> float:
 
 def errors_of(counts: Mapping[str, Mapping[str, float]]) -> dict[str, QuantizationError]:
     """The errors in the tallies of arrays, by their names, the worst first."""
-    found = {name: _error(tally) for name, tally in counts.items() if _ELEMENTS in tally}
+    found = {
+        name: _error(int(tally[_ELEMENTS]), tally[_MAX], tally[_SQUARES], tally[_OWN])
+        for name, tally in counts.items()
+        if _ELEMENTS in tally
+    }
     return dict(sorted(found.items(), key=lambda each: (-each[1].relative, each[0])))
 
 
 def total(errors: Mapping[str, QuantizationError]) -> QuantizationError:
     """The error of several arrays together."""
-    elements = sum(each.elements for each in errors.values())
-    squares = sum(each.rms**2 * each.elements for each in errors.values())
-    own = sum((each.rms / each.relative) ** 2 * each.elements for each in errors.values() if each.relative)
-    largest = max((each.largest for each in errors.values()), default=0.0)
-    return QuantizationError(
-        elements, largest, sqrt(squares / elements) if elements else 0.0, _ratio(squares, own)
+    found = errors.values()
+    return _error(
+        sum(each.elements for each in found),
+        max((each.largest for each in found), default=0.0),
+        sum(each.rms**2 * each.elements for each in found),
+        sum(each.rms_of_values**2 * each.elements for each in found),
     )
 
 
@@ -90,12 +96,9 @@ def without_errors(counts: Mapping[str, Mapping[str, float]]) -> dict[str, Mappi
     return {name: tally for name, tally in left.items() if tally}
 
 
-def _error(tally: Mapping[str, float]) -> QuantizationError:
-    elements, squares = int(tally[_ELEMENTS]), tally[_SQUARES]
-    rms = sqrt(squares / elements) if elements else 0.0
-    return QuantizationError(elements, tally[_MAX], rms, _ratio(squares, tally[_OWN]))
-
-
-def _ratio(squares: float, own: float) -> float:
-    ratio = sqrt(squares / own) if own else 0.0
-    return 0.0 if isnan(ratio) else ratio
+def _error(elements: int, largest: float, squares: float, own: float) -> QuantizationError:
+    """An error from the sums of the squares of distances, and of the values."""
+    rms, rms_of_values = (sqrt(each / elements) if elements else 0.0 for each in (squares, own))
+    return QuantizationError(
+        elements, largest, rms, rms_of_values, rms / rms_of_values if rms_of_values else 0.0
+    )

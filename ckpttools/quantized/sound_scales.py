@@ -34,7 +34,7 @@ class Sound:
         """Copies carriers of scales.
 
         Raises:
-            FormatError: of one no finite number can be made.
+            DamagedScalesError: of one no finite number can be made.
         """
         scales = source.reshape(-1)
         for at in range(0, scales.size, _TOGETHER):

@@ -7,8 +7,9 @@ read: of MXFP4 1/17 of the bytes, of blocks of 128 x 128 next to none.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
@@ -17,7 +18,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, split_to
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.damaged_scales import are_near, damaged_error, of_no_numbers
-from ckpttools.quantized.decoding import Decode
+from ckpttools.quantized.decoding import Decode, Like
 from ckpttools.quantized.logical import decode_of
 from ckpttools.quantized.schemes.base import Weight
 
@@ -45,19 +46,22 @@ class ValueFaults:
     not_positive: tuple[str, ...]
 
 
-def check_values(tree: Tree, weights: Iterable[Weight], dtype: DType | None = None) -> None:
+def check_values(
+    tree: Tree, weights: Iterable[Weight], dtype: DType | None = None, like: Like = "float32"
+) -> None:
     """Reads all scales that lie on this machine.
 
     Args:
         tree: with the quantised weights.
         weights: they.
         dtype: of the numbers that are wanted; None for bfloat16.
+        like: how products are rounded.
 
     Raises:
         DamagedScalesError: a scale makes no finite number; lists all.
         StorageError: they cannot be read.
     """
-    found = value_faults(tree, weights, dtype, signs=False)
+    found = value_faults(tree, weights, dtype, like, signs=False)
     said = says_quantized(tree.metadata.config)
     if found.damaged:
         raise damaged_error(
@@ -71,6 +75,7 @@ def value_faults(
     tree: Tree,
     weights: Iterable[Weight],
     dtype: DType | None = None,
+    like: Like = "float32",
     *,
     signs: bool = True,
 ) -> ValueFaults:
@@ -87,7 +92,7 @@ def value_faults(
     damaged: dict[str, str] = {}
     not_positive: dict[str, str] = {}
     for parts in _together(looked_at, arrays):
-        beyond, odd = _scale_faults(parts, arrays, dtype, signs)
+        beyond, odd = _scale_faults(parts, arrays, partial(decode_of, dtype=dtype, like=like), signs)
         damaged |= {name: line for name, line in beyond.items() if name not in damaged}
         not_positive |= {name: line for name, line in odd.items() if name not in not_positive}
     return ValueFaults(tuple(damaged.values()), tuple(not_positive.values()))
@@ -109,7 +114,10 @@ def _together(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Ite
 
 
 def _scale_faults(
-    parts: Sequence[_Part], arrays: Mapping[str, LazyArray], dtype: DType | None, signs: bool
+    parts: Sequence[_Part],
+    arrays: Mapping[str, LazyArray],
+    decode_of: Callable[[Weight], Decode],
+    signs: bool,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Lines for weights with scales that make no finite number, and for those with some below or at zero."""
     import numpy as np
@@ -135,7 +143,7 @@ def _scale_faults(
     beyond: dict[str, str] = {}
     odd: dict[str, str] = {}
     for group in alike.values():
-        decode = decode_of(group[0][0], dtype)
+        decode = decode_of(group[0][0])
         for weight, factors in _odd_factors(group, decode, signs):
             wrong = decode.beyond(factors)
             names = ", ".join(scale.name for scale in weight.scales)

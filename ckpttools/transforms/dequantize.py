@@ -72,7 +72,7 @@ def dequantized(
         return Logical(tree, Notes(), {})
     made = logical(tree, dtype, like=like)
     if is_read:
-        check_values(tree, made.weights.values(), dtype)
+        check_values(tree, made.weights.values(), dtype, like)
     return made
 
 

@@ -141,7 +141,8 @@ def _notes(
         yield "no output head is stored, though config.json promises one: the embedding is taken in its place"
     pairs = {name: view.named[scale] for name, scale in scale_pairs(view.named).items()}
     if pairs:
-        yield kept_remark(pairs, block_of(view.named, pairs, config), misfits)
+        dtypes = {view.named[name].dtype.name for name in pairs}
+        yield kept_remark(pairs, dtypes, block_of(view.named, pairs, config), misfits)
     towers = absent_towers(config, names)
     if towers:
         yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"
