@@ -110,9 +110,9 @@ def bytes_read(process: subprocess.Popen[str]) -> int:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tensors of noise that take zstd at its hardest a while."""
+    """Tensors of noise that take zstd at its hardest 1.4 s: what is done is entered after 0.5 s."""
     path = tmp_path_factory.mktemp("slow") / "model.safetensors"
-    noise = np.random.default_rng(0).integers(0, 256, (10, MIB // 2), np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (64, MIB // 2), np.uint8)
     save_file({f"w{number}": row for number, row in enumerate(noise)}, path)
     return path
 
@@ -155,7 +155,8 @@ class TestConversions:
         if number == signal.SIGTERM:
             code, receipt, _ = ends(start(*words), 60)
             assert code == 0
-            assert json.loads(receipt)["tasks_resumed"] > 0
+            made = json.loads(receipt)
+            assert 0 < made["tasks_resumed"] < made["tasks"]
 
 
 class TestLooking:
