@@ -252,6 +252,18 @@ def test_a_model_is_no_adapter(tmp_path):
     assert "this is not an adapter" in told
 
 
+def test_an_adapter_without_its_configuration_is_told_so(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    shutil.copy(PEFT / "plain/adapter_model.safetensors", tmp_path / "adapter")
+    told = run("adapter", "merge", base_of("plain"), tmp_path / "adapter", tmp_path / "out", code=3)
+    assert "without its adapter_config.json" in told and "copy adapter_config.json" in told
+
+
+def test_the_note_of_a_merge_names_both_bases(tmp_path):
+    told = run("adapter", "merge", base_of("plain"), PEFT / "plain", tmp_path / "out", "--dry-run")
+    assert f"merged into {base_of('plain')}" in " ".join(told.split())
+
+
 def test_what_inspect_says_of_an_adapter():
     found = ckpttools.inspect(PEFT / "patterns").adapter
     assert found is not None and found.problem is None

@@ -84,7 +84,11 @@ def _said(adapter: Adapter, scale: float) -> str:
 def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     named = adapter.config.get(BASE_NAME)
     if isinstance(named, str) and named:
-        yield f"the adapter says that it is of {named}: names and shapes are compared, numbers cannot be"
+        place = base.tree.metadata.place
+        yield (
+            f"the adapter says that it is of {named}, and is merged into {place}: names and shapes are "
+            "compared, numbers cannot be"
+        )
     if adapter.replaced:
         yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"
     names = [*(each.name for each in adapter.factors), *adapter.replaced]

@@ -147,6 +147,7 @@ def required_family(base: Base) -> Family:
             "nothing says which family the base is of",
             place=base.tree.metadata.place,
             wanted=f"its {CONFIG}, of a model that `ckpt families` lists",
+            hint=f"copy {CONFIG} of the base model there",
         )
     return base.family
 

@@ -26,7 +26,7 @@ from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option, step
 from ckpttools.core.wording import place as called
 from ckpttools.families.registry import family_called
-from ckpttools.formats.adapters import ADAPTER
+from ckpttools.formats.adapters import ADAPTER, is_adapter
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, writer_for, writer_options
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -330,6 +330,13 @@ def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
             "this is a PEFT adapter already", place=place, wanted="an adapter of MaxText or Tunix"
         )
     if not pairs_of(tree):
+        if is_adapter(tree):
+            raise FormatError(
+                f"these are arrays of a PEFT adapter without its {ADAPTER}",
+                place=place,
+                wanted=f"{ADAPTER} beside them, which says alpha and ranks",
+                hint=f"copy {ADAPTER} from where the arrays came from",
+            )
         raise FormatError(
             "this is not an adapter",
             place=place,

@@ -150,7 +150,7 @@ EXPERT_SETTINGS = """
 TIED = FlagRule(
     ("tie_word_embeddings", "text_config.tie_word_embeddings"),
     remedy="{tied} keep, drop or materialize decides otherwise: drop where it is the embedding once more, "
-    "as FSDP saves it",
+    "as FSDP and DeepSpeed save it",
 )
 # transformers 5 computes with two arrays for all experts of a layer, which what is saved of its state has;
 # published files have arrays for each expert.
