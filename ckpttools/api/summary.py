@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 
 from ckpttools.adapters.report import is_maxtext_adapter
@@ -122,6 +122,9 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
     tree = _opened(place) if listing.finished else None
     if tree is not None and is_maxtext_adapter(tree):
         follows = commands(path, is_peft=False)
+        # Whose listing says what loads a whole model.
+        told = "which is an adapter: MaxText loads it with lora.lora_restore_path"
+        listing = replace(listing, hindered=told) if listing.hindered else listing
         return Summary(str(place), f"{what}, a LoRA adapter of MaxText's", run=listing, next=follows)
     is_described = tree is not None and tree.metadata.config is not None
     advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
