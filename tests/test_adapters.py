@@ -577,5 +577,5 @@ def test_arrays_that_are_there_several_times_or_not_at_all(tmp_path):
 
 def test_what_is_said_of_an_adapter_names_the_setting_that_takes_it(tmp_path):
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "lora", base=base_of("plain"))
-    told = " ".join(run(tmp_path / "lora").split())
+    told = " ".join(succeed(tmp_path / "lora").output.split())
     assert "lora.lora_restore_path" in told and "load_parameters_path" not in told
