@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
-from support.torch_files import archived, save
+from support.torch_files import View, archived, save
 from support.torch_files import whole as whole_tensor
 from support.trees import lazy
 
-from ckpttools.array.nodes import Concat, Constant, window
+from ckpttools.array.nodes import Concat, Constant, Decoded, window
 from ckpttools.array.tree import dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
@@ -24,6 +24,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.torch.alike import ProcessFile, ends_of, refuse_copies
+from ckpttools.formats.torch.entry import SavedTensor
 from ckpttools.formats.torch.saved import saved_file
 from ckpttools.stores.registry import parse
 
@@ -340,6 +341,33 @@ def cuts(draw):
 def boxes_of(shape, inner):
     ends = [list(itertools.pairwise([0, *each, n])) for each, n in zip(inner, shape, strict=True)]
     return [Region(tuple(a for a, _ in box), tuple(b for _, b in box)) for box in itertools.product(*ends)]
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    st.data(),
+    st.sampled_from(("uint8", "float32", "int64")),
+)
+def test_a_tensor_by_itself_in_any_order_of_axes(tmp_path_factory, shape, data, dtype):
+    """As torch saves a transposed one: its storage whole, and strides that fall in another order."""
+    order = data.draw(st.permutations(range(len(shape))))
+    stored = np.arange(np.prod(shape)).astype(dtype).reshape([shape[axis] for axis in order])
+    wanted = stored.transpose(np.argsort(order))
+    strides = tuple(step // wanted.itemsize for step in wanted.strides)
+    path = save(
+        tmp_path_factory.mktemp("saved") / "one.pt", View(stored.reshape(-1), 0, tuple(shape), strides)
+    )
+    with parse(str(path)).open() as file:
+        one = SavedTensor(file, 0, file.size, tuple(shape), DTYPES[dtype])
+        assert (Decoded(tuple(shape), DTYPES[dtype], one).read() == wanted).all()
+
+
+def test_a_tensor_by_itself_with_gaps_between_its_elements(tmp_path):
+    path = save(tmp_path / "one.pt", View(np.arange(400, dtype="float32"), 0, (7, 3, 5), (50, 13, 2)))
+    with parse(str(path)).open() as file:
+        one = SavedTensor(file, 0, file.size, (7, 3, 5), DTYPES["float32"])
+        with pytest.raises(FormatError, match="do not lie next to each other"):
+            Decoded((7, 3, 5), DTYPES["float32"], one).read()
 
 
 @given(cuts(), st.randoms(), st.data())

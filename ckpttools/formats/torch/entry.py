@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import ByteSource, LazyArray
-from ckpttools.array.nodes import Stored
+from ckpttools.array.nodes import Stored, relayout
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, Shape
@@ -84,7 +84,13 @@ class SavedTensor:
 
     @property
     def scratch_bytes(self) -> int:
-        return Stored(self.shape, self.dtype, self.source, 0).scratch_bytes
+        """Enough for any order of axes: torch keeps the one that a tensor had in memory."""
+        stored = Stored(self.shape, self.dtype, self.source, 0)
+        rank = len(self.shape)
+        if rank < 2:
+            return stored.scratch_bytes
+        reordered = relayout(stored, [(n,) for n in self.shape], range(rank)[::-1], [1] * rank)
+        return reordered.scratch_bytes
 
     def fetched(self, region: Region) -> int:
         return region.size * self.dtype.itemsize
@@ -107,6 +113,12 @@ class SavedTensor:
                 got=f"{found.dtype}{list(found.shape)}",
                 wanted=f"{self.dtype}{list(self.shape)}",
                 hint="files of another save lie here: fetch the checkpoint again",
+            )
+        if found.scratch_bytes > self.scratch_bytes:
+            raise FormatError(
+                "the elements of a tensor do not lie next to each other, as those that torch saves here do",
+                place=self._place,
+                hint="save it again: each as tensor.contiguous()",
             )
         return found
 
