@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support import quantised_weights as made
 from support.quantised_weights import Made
 
-from ckpttools.array.nodes import Dequantized, Stored, distinct, inner, relayout, take
+from ckpttools.array.nodes import Dequantized, Stored, distinct, elementwise, inner, relayout, take
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
@@ -23,7 +23,7 @@ from ckpttools.quantized.damaged_scales import naming_all
 from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.logical import logical
 from ckpttools.quantized.readable import weights_in
-from ckpttools.quantized.sound_scales import sound
+from ckpttools.quantized.sound_scales import sound_of
 from ckpttools.quantized.stored_values import value_faults
 from ckpttools.testing.strategies import regions, stored
 
@@ -234,7 +234,7 @@ def test_exponents_beyond_the_range_are_refused_when_they_are_read(byte):
     assert (bits(array[0]) == bits(weight.bfloat16[0])).all()
     with pytest.raises(FormatError, match="no finite numbers") as error:
         array.read()
-    assert error.value.place == f"{weight.name}_blocks"
+    assert error.value.place == f"{weight.name}_scales"
 
 
 @given(
@@ -318,7 +318,7 @@ def test_all_that_have_one_name_are_looked_at():
     damaged.arrays[f"{damaged.name}_scale"][0, 0] = np.nan
     for order in ((damaged, whole), (whole, damaged)):
         named = naming_all(DamagedScalesError("one"), [logical_array(each) for each in order])
-        assert str(named).count(f"{damaged.name}_packed: nan") == 1
+        assert str(named).count(f"{damaged.name}_scale: nan") == 1
     undamaged = DamagedScalesError("changed since")
     assert naming_all(undamaged, [logical_array(whole)]) is undamaged
 
@@ -339,10 +339,9 @@ def test_what_is_taken_from_numbers_counts_where_scales_are_looked_at_together(o
 
 def test_scales_without_axes_that_stay_are_looked_at():
     codes, one = DTYPES["float8_e4m3fn"], np.asarray(1, np.float32)
-    arrays = [
-        sound(stored(each, DTYPES["float32"]), codes, name)
-        for name, each in (("whole", one), ("broken", one * np.nan))
-    ]
+    scales = {"whole": one, "broken": one * np.nan}
+    named = {name: stored(each, DTYPES["float32"]) for name, each in scales.items()}
+    arrays = [elementwise(each, sound_of(each, codes, name)) for name, each in named.items()]
     assert "broken: nan" in str(naming_all(DamagedScalesError("one"), arrays))
 
 

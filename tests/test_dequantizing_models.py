@@ -153,7 +153,7 @@ def test_damaged_scales_are_all_listed_before_they_are_used_or_then(pair, tmp_pa
         for name in (min(scales), max(scales)):
             carriers = scales[name].reshape(-1).view(f"u{scales[name].dtype.itemsize}")
             carriers[-1] = np.iinfo(carriers.dtype).max
-            broken.append(name.partition("_scale")[0])
+            broken.append(name)
 
     source = rewritten(pair, tmp_path / "damaged", damage)
     if is_far:
@@ -175,6 +175,27 @@ def test_damaged_scales_are_all_listed_before_they_are_used_or_then(pair, tmp_pa
         assert "and 1 more" in said.what
         same = ckpttools.diff(source, source)
         assert any("and 1 more" in str(each) for each in same.remarks)
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_a_mean_names_the_model_of_damaged_scales(fp8, tmp_path, gcs, is_far):
+    def damage(arrays):
+        arrays["model.layers.1.mlp.up_proj.weight_scale_inv"][0, 1] = np.inf
+
+    whole, *damaged = fp8.quantised, *(rewritten(fp8, tmp_path / name, damage) for name in "ab")
+    if is_far:
+        files = [{each.name: each.read_bytes() for each in place.iterdir()} for place in (whole, *damaged)]
+        whole, *damaged = map(gcs.filled, files)
+    with pytest.raises(DamagedScalesError) as error:
+        ckpttools.average(whole, tmp_path / "mean", others=damaged, dtype="float32")
+    line = "model.layers.1.mlp.up_proj.weight_scale_inv: inf, of which"
+    if is_far:
+        # All models are read at once; those alike are folded into one line.
+        numbers = "..".join(str(place).split("/")[3] for place in damaged)
+        assert f"/{{{numbers}}}/some where: {line}" in str(error.value)
+    else:
+        assert f"    {line}" in str(error.value) and error.value.place == str(damaged[0])
+    assert not (tmp_path / "mean").exists()
 
 
 def rewritten(pair: Pair, directory: Path, change) -> Path:
@@ -327,7 +348,9 @@ def test_diff_does_not_fail_where_it_looks_for_causes(fp8, tmp_path):
     save_file(plain, tmp_path / "plain" / "model.safetensors")
     report = ckpttools.diff(rewritten(fp8, tmp_path / "a", change), tmp_path / "plain", filter=asked)
     assert report.outcomes == {"differs": 1}
-    assert any(f"causes were not looked for: {broken} " in str(each) for each in report.remarks)
+    assert any(
+        f"numbers can be made of {tmp_path}/a: {broken}_scale_inv" in str(each) for each in report.remarks
+    )
 
 
 def test_like_maxtext_rounds_scales_before(fp8, tmp_path):

@@ -284,6 +284,23 @@ def test_scales_far_away_that_are_kept_are_looked_at_when_they_are_copied(tmp_pa
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.parametrize("scan", [True, False])
+def test_scales_that_a_row_multiplies_beyond_the_range_are_refused(tmp_path, scan):
+    """MaxText's query has 1/4 of the scales, which are sound; four times as much makes no finite numbers."""
+    source = quantised(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=scan)
+    tree = ckpttools.open(tmp_path / "native")
+    (path, *_) = (path for path in tree.arrays if dotted(path).endswith("query.kernel_scale"))
+    scales = np.array(tree.arrays[path].read())
+    scales.reshape(-1)[-1] = 5e35
+    leaves = {**tree.leaves, path: stored(scales.view(np.uint32), tree.arrays[path].dtype)}
+    large = ckpttools.Tree(leaves, tree.metadata)
+    with pytest.raises(FormatError, match="query.kernel_scale: 2e\\+36"):
+        ckpttools.maxtext_to_hf(large, tmp_path / "never", quantized="keep")
+    assert not (tmp_path / "never").exists()
+    ckpttools.cast(large, tmp_path / "numbers", dtype="bfloat16")
+
+
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     most=st.integers(1, 50),

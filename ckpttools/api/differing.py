@@ -214,6 +214,6 @@ def _explained(
     try:
         return explain(found, every, memory=scan.memory, jobs=scan.jobs), ()
     except DamagedScalesError as error:
-        weight = error.place or "a weight"
-        why = f"causes were not looked for: {weight} has scales of which no finite numbers can be made"
+        scales = error.place or "scales of a weight"
+        why = f"causes were not looked for: no finite numbers can be made of {scales}"
         return found, (Remark(why),)

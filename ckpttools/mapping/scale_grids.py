@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import repeated, take
+from ckpttools.array.nodes import elementwise, repeated, take
 from ckpttools.core.errors import MappingError
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.mapping.axes import Side
@@ -19,6 +19,7 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
+from ckpttools.quantized.sound_scales import Sound
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def scale_grids(
     inverse: bool = False,
     cut: Collection[str] = (),
     fits: Fits = lambda row, sizes, grid: "",
+    sounds: Mapping[str, Sound] | None = None,
 ) -> ScaleGrids:
     """The scales of a table's quantised weights as expressions of those of the source's.
 
@@ -85,12 +87,14 @@ def scale_grids(
         inverse: left arrays are the source, not right ones.
         cut: axes on which left arrays may be longer than the model says.
         fits: says what grids left arrays should have; one that fits is made, else the coarsest.
+        sounds: source key of a quantised weight -> what looks at its scales when they are read, and at what
+            becomes of them.
     """
     sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
     known = {name for name, value in flags.items() if value}
     problems: dict[str, None] = {}
     found: list[_Scaled] = []
-    way = _Way(sizes, scales, block, fits, inverse=inverse)
+    way = _Way(sizes, scales, block, fits, sounds or {}, inverse=inverse)
     for row in (row for row in table.rows if row.applies(known) and _is_known(row, sizes)):
         try:
             scaled = _scaled(row, way)
@@ -119,6 +123,7 @@ class _Way:
     scales: Mapping[str, LazyArray]
     block: Block | None
     fits: Fits
+    sounds: Mapping[str, Sound]
     inverse: bool
 
 
@@ -189,6 +194,7 @@ class _MadeScales:
         self.arrays: dict[str, LazyArray] = {}
         self.cells: dict[str, tuple[LazyArray, Block]] = {}
         self._sizes, self._scales, self._inverse = way.sizes, way.scales, way.inverse
+        self._sounds = way.sounds
         self._parts: defaultdict[str, list[tuple[Side, LazyArray]]] = defaultdict(list)
         self._counts: defaultdict[object, list[Mapping[str, int]]] = defaultdict(list)
         for each in rows:
@@ -206,9 +212,9 @@ class _MadeScales:
             grid_of(side, self._sizes, cut)
         conversion = RowConversion(scaled.source, scaled.target, cut)
         keys = [key for index in scaled.indices for key in conversion.source_keys(index)]
-        sources = {key: self._source(key, scaled, cut) for key in keys}
-        dtype = sources[keys[0]].dtype
         op = self._op(scaled)
+        sources = {key: self._source(key, scaled, cut, op) for key in keys}
+        dtype = sources[keys[0]].dtype
         sources = {key: part_of(scaled.source, each, cut) for key, each in sources.items()}
         conversion = replace(conversion, op=op)
         for index in scaled.indices:
@@ -219,8 +225,8 @@ class _MadeScales:
         reason = f"its scales are {exactness.reason}"
         return [ValueNote(str(scaled.target.key), exactness.exact, reason, dtype)]
 
-    def _source(self, key: str, scaled: _Scaled, cut: Mapping[str, int]) -> LazyArray:
-        """The scales of a weight, one for each cell.
+    def _source(self, key: str, scaled: _Scaled, cut: Mapping[str, int], op: Multiply | None) -> LazyArray:
+        """The scales of a weight, one for each cell, looked at as they are and as `op` will leave them.
 
         Raises:
             MappingError: they are of another shape.
@@ -228,6 +234,8 @@ class _MadeScales:
         wanted, times = scaled.source.shape(cut), (1, 1) if self._inverse else scaled.times
         blocks = (*wanted[:-2], *map(ceil_div, wanted[-2:], times)) if scaled.counts else wanted
         made = _of_shape(key, self._scales[key], blocks, single=not scaled.counts)
+        if key in self._sounds:
+            made = elementwise(made, replace(self._sounds[key], then=op))
         for axis, each in zip((-2, -1), times, strict=True):
             if each > 1:
                 made = repeated(made, len(wanted) + axis, each, wanted[axis])

@@ -18,7 +18,7 @@ from ckpttools.mapping.table import Table
 from ckpttools.maxtext.native import fits_maxtext, scale_pairs, square
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.modules import left_modules
-from ckpttools.quantized.sound_scales import sound
+from ckpttools.quantized.sound_scales import Sound, sound_of
 from ckpttools.transforms.dequantize import dequantized
 
 SCALE_INV = "_scale_inv"
@@ -31,12 +31,14 @@ class Native:
     Attributes:
         arrays: by dotted names, without scales.
         scales: name of a quantised leaf -> its scales.
+        sounds: name of a quantised leaf -> what looks at its scales.
         block: elements of a block; None where each leaf has one scale.
         notes: what dequantising does to values.
     """
 
     arrays: Mapping[str, LazyArray]
     scales: Mapping[str, LazyArray] = field(default_factory=dict)
+    sounds: Mapping[str, Sound] = field(default_factory=dict)
     block: Block | None = None
     notes: Notes = field(default_factory=Notes)
 
@@ -65,10 +67,13 @@ def native_of(
         tree = Tree({(name,): each for name, each in arrays.items()}).with_metadata(place=place)
         made = dequantized(tree, dtype)
         return Native({str(path[0]): each for path, each in made.tree.arrays.items()}, notes=made.notes)
-    scales = {name: sound(arrays[scale], arrays[name].dtype, name) for name, scale in pairs.items()}
+    scales = {name: arrays[scale] for name, scale in pairs.items()}
+    sounds = {
+        name: sound_of(arrays[scale], arrays[name].dtype, scale, place) for name, scale in pairs.items()
+    }
     away = set(pairs.values())
     plain = {name: each for name, each in arrays.items() if name not in away}
-    return Native(plain, scales, block_of(plain, scales, config))
+    return Native(plain, scales, sounds, block_of(plain, scales, config))
 
 
 def block_of(
@@ -125,7 +130,16 @@ def unread_grids(
         return ScaleGrids(table, {})
     size = square(native.block)
     block, fits = (None, 1) if size is None else (native.block, size)
-    return scale_grids(table, arrays, scales, block, inverse=True, cut=cut, fits=fits_maxtext(fits))
+    return scale_grids(
+        table,
+        arrays,
+        scales,
+        block,
+        inverse=True,
+        cut=cut,
+        fits=fits_maxtext(fits),
+        sounds=native.sounds,
+    )
 
 
 def _unequal(grids: ScaleGrids, block: Block | None) -> Iterator[str]:

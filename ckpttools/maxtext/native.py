@@ -27,7 +27,7 @@ from ckpttools.mapping.table import Table
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.readable import not_readable, weights_in
 from ckpttools.quantized.schemes.base import Weight
-from ckpttools.quantized.sound_scales import sound
+from ckpttools.quantized.sound_scales import Sound, sound_of
 from ckpttools.quantized.stored_values import check_values
 from ckpttools.transforms.cast import cast
 
@@ -60,12 +60,14 @@ class KeptWeights:
     Attributes:
         tree: without their scales.
         scales: name of a weight -> its scales.
+        sounds: name of a weight -> what looks at its scales.
         aside: name -> array of all that is not in `tree`.
         block: elements of a block; None where each weight has one scale.
     """
 
     tree: Tree
     scales: Mapping[str, LazyArray] = field(default_factory=dict)
+    sounds: Mapping[str, Sound] = field(default_factory=dict)
     aside: Mapping[str, LazyArray] = field(default_factory=dict)
     block: Block | None = None
 
@@ -103,7 +105,11 @@ def kept_weights(tree: Tree) -> KeptWeights:
     scales = {each.name: _kept_scales(tree.arrays, paths, each) for each in weights}
     leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in away}
     aside = {name: tree.arrays[paths[name]] for name in away}
-    return KeptWeights(Tree(leaves, tree.metadata), scales, aside, blocks.pop())
+    sounds = {
+        each.name: sound_of(scales[each.name], tree.arrays[paths[each.codes]].dtype, each.scaled_by, place)
+        for each in weights
+    }
+    return KeptWeights(Tree(leaves, tree.metadata), scales, sounds, aside, blocks.pop())
 
 
 def _is_kept(weight: Weight) -> bool:
@@ -121,10 +127,8 @@ def _block(weight: Weight) -> Block | None:
 
 
 def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], weight: Weight) -> LazyArray:
-    """Scales in a dtype that MaxText multiplies by, looked at when they are read."""
-    scales, codes = arrays[paths[weight.scales[0].name]], arrays[paths[weight.codes]]
-    if scales.dtype.is_float:
-        scales = sound(scales, codes.dtype, weight.name)
+    """Scales in a dtype that MaxText multiplies by."""
+    scales = arrays[paths[weight.scales[0].name]]
     if scales.dtype.name in _SCALES:
         return scales
     if not scales.dtype.is_float:
@@ -173,7 +177,7 @@ def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeight
     if not kept.scales:
         return ScaleGrids(table, {})
     fits = fits_maxtext(kept.block[0] if kept.block else 1)
-    found = scale_grids(table, arrays, kept.scales, kept.block, fits=fits)
+    found = scale_grids(table, arrays, kept.scales, kept.block, fits=fits, sounds=kept.sounds)
     return replace(found, problems=(*found.problems, *_padded(table, found.scales)))
 
 

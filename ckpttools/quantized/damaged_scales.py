@@ -6,7 +6,7 @@ succeeds next to nothing, and says nothing of the others: these are looked for o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
@@ -62,41 +62,46 @@ def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseExcepti
         return error
     # Several may have one name: weights of averaged models, zero points and what they are taken from.
     scaled = [*_scaled(arrays)]
-    far = dict.fromkeys(decode.name for decode, scales in scaled if not are_near(scales))
+    far = dict.fromkeys(sound.decode.where for sound, scales in scaled if not are_near(scales))
     rest = {*[*far][_MOST_FAR:]} - {error.place}
+    found: dict[Decode, float] = {}
     try:
-        lines = [_line(*each) for each in scaled if each[0].name not in rest]
+        for sound, scales in scaled:
+            if sound.decode.where not in rest and (wrong := next(_wrong(sound, scales), None)) is not None:
+                found.setdefault(sound.decode, wrong)
     except CheckpointError:
         return error
-    unseen = f"; scales of {len(rest):,} more weights were not looked at" if rest else ""
-    found = dict.fromkeys(filter(None, lines))
     if not found:
         return error
-    made = damaged_error(found, hint=GET_AGAIN + unseen)
+    unseen = f"; scales of {len(rest):,} more weights were not looked at" if rest else ""
+    made = _error_of(found, GET_AGAIN + unseen)
     made.__cause__ = error
     return made
 
 
-def _line(decode: Decode, scales: Sequence[LazyArray]) -> str:
-    """What to say of scales of which no finite numbers can be made; empty where there are none."""
-    wrong = next(_wrong(decode, scales), None)
-    return "" if wrong is None else f"{decode.name}: {wrong:g}, {of_no_numbers(decode)}"
+def _error_of(found: Mapping[Decode, float], hint: str) -> DamagedScalesError:
+    """The error for damaged scales: of one checkpoint under its place, of several each with its own."""
+    places = {decode.place for decode in found}
+    named = ((d.name if len(places) == 1 else d.where, d, value) for d, value in found.items())
+    lines = dict.fromkeys(f"{name}: {value:g}, {of_no_numbers(d)}" for name, d, value in named)
+    return damaged_error(lines, place=places.pop() or None if len(places) == 1 else None, hint=hint)
 
 
-def _scaled(arrays: Iterable[LazyArray]) -> Iterator[tuple[Decode, Sequence[LazyArray]]]:
+def _scaled(arrays: Iterable[LazyArray]) -> Iterator[tuple[Sound, Sequence[LazyArray]]]:
     """What makes numbers of scales, and these, of all arrays that are made of quantised weights."""
     for each in distinct(arrays):
         if isinstance(each, Dequantized) and isinstance(each.decoding, Decode):
-            yield each.decoding, each.scales[: len(each.decoding.scales)]
+            yield Sound(each.decoding), each.scales[: len(each.decoding.scales)]
         elif isinstance(each, Elementwise) and isinstance(each.op, Sound):
-            yield each.op.decode, (each.source,)
+            yield each.op, (each.source,)
 
 
-def _wrong(decode: Decode, scales: Sequence[LazyArray]) -> Iterator[float]:
+def _wrong(sound: Sound, scales: Sequence[LazyArray]) -> Iterator[float]:
     """Factors of which no finite numbers can be made."""
     first, *others = scales
     # All but the first have one element.
     ones = [each.read().view(each.dtype.carrier) for each in others]
     for region in split_to(Region.whole(first.shape), _TOGETHER):
         some = first.read(region).view(first.dtype.carrier)
-        yield from map(float, decode.beyond(decode.factors([some, *ones])))
+        for factors in sound.factors([some, *ones]):
+            yield from map(float, sound.decode.beyond(factors))

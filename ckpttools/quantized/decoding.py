@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -48,10 +48,11 @@ class Decode:
         scales: the dtypes of the scales; of several arrays all but the first have one element.
         divides: of each array, whether numbers are divided by it.
         result: dtype of the products: float32, bfloat16 or float16.
-        name: of the weight, for messages.
+        name: of the scales, for messages.
         like: how products are rounded.
         has_zero_points: whether the last array beside the codes has zero points, of `ZERO_POINT_DTYPE`: what
             is taken from numbers before they are multiplied, one for each block of the first array.
+        place: of the checkpoint, for messages.
     """
 
     numbers: str
@@ -61,6 +62,13 @@ class Decode:
     name: str
     like: Like = "float32"
     has_zero_points: bool = False
+    # What is read is the same wherever it lies.
+    place: str = field(default="", repr=False)
+
+    @property
+    def where(self) -> str:
+        """The scales with their checkpoint, as far as that has a place."""
+        return f"{self.place}: {self.name}" if self.place else self.name
 
     @property
     def kind(self) -> Hashable:
@@ -175,7 +183,7 @@ class Decode:
         if wrong.size:
             raise DamagedScalesError(
                 "a quantised weight has scales of which no finite numbers can be made",
-                place=self.name,
+                place=self.where,
                 got=", ".join(f"{value:g}" for value in wrong[:3]),
                 wanted=f"scales of which products are within the range of {self.result}",
                 hint=GET_AGAIN,

@@ -73,7 +73,7 @@ def logical(
         weight = weights.readable.get(name) if path in tree.arrays else None
         if weight is not None:
             named = _path(path, weight)
-            leaves[named] = array_of(weight, arrays, result, like)
+            leaves[named] = array_of(weight, arrays, result, like, tree.metadata.place)
             made[named] = weight
         elif name not in away:
             leaves[path] = leaf
@@ -97,7 +97,11 @@ def _path(path: Path, weight: Weight) -> Path:
 
 
 def array_of(
-    weight: Weight, arrays: Mapping[str, LazyArray], dtype: DType = DEFAULT_DTYPE, like: Like = "float32"
+    weight: Weight,
+    arrays: Mapping[str, LazyArray],
+    dtype: DType = DEFAULT_DTYPE,
+    like: Like = "float32",
+    place: str = "",
 ) -> LazyArray:
     """The numbers of a weight.
 
@@ -106,6 +110,7 @@ def array_of(
         arrays: by name, at least those that it is made of.
         dtype: of the numbers: float32, bfloat16 or float16.
         like: how products are rounded.
+        place: of the checkpoint, for messages.
     """
     shifts = [] if weight.zero_points is None else [_zero_points(weight, arrays[weight.zero_points])]
     made = Dequantized(
@@ -115,7 +120,7 @@ def array_of(
         (*(reshaped(arrays[each.name], each.shape) for each in weight.scales), *shifts),
         (*(each.block for each in weight.scales), *(weight.scales[0].block for _ in shifts)),
         weight.packed,
-        decode_of(weight, dtype, like),
+        replace(decode_of(weight, dtype, like), place=place),
     )
     return swapped(made) if weight.is_swapped else made
 
@@ -124,7 +129,7 @@ def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
     """One for each scale, of words with eight of a column each: by columns int4 with the scale 1."""
     float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape
     one, turned = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)
-    decode = Decode(weight.numbers, (float32,), (False,), ZERO_POINT_DTYPE, weight.codes)
+    decode = Decode(weight.numbers, (float32,), (False,), ZERO_POINT_DTYPE, weight.scaled_by)
     packed = Dequantized(turned, ZERO_POINT_DTYPE, swapped(words), (one,), (turned,), weight.packed, decode)
     return swapped(packed)
 
@@ -134,7 +139,7 @@ def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32"
     dtypes = tuple(each.dtype for each in weight.scales)
     divides = tuple(each.divides for each in weight.scales)
     has_zero_points = weight.zero_points is not None
-    return Decode(weight.numbers, dtypes, divides, result_of(dtype), weight.codes, like, has_zero_points)
+    return Decode(weight.numbers, dtypes, divides, result_of(dtype), weight.scaled_by, like, has_zero_points)
 
 
 def result_of(dtype: DType | None) -> DType:

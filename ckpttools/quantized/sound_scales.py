@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import elementwise
+from ckpttools.array.nodes import ElementOp
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.quantized.decoding import Decode
 
@@ -23,9 +24,11 @@ class Sound:
 
     Attributes:
         decode: what would make them.
+        then: what is done to the scales behind this; of what comes of it such numbers can be made as well.
     """
 
     decode: Decode
+    then: ElementOp | None = None
 
     def result(self, dtype: DType) -> DType:
         return dtype
@@ -38,16 +41,28 @@ class Sound:
         """
         scales = source.reshape(-1)
         for at in range(0, scales.size, _TOGETHER):
-            self.decode.check(self.decode.factors([scales[at : at + _TOGETHER]]))
+            for factors in self.factors([scales[at : at + _TOGETHER]]):
+                self.decode.check(factors)
         target[...] = source
 
+    def factors(self, scales: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """What numbers are multiplied by, of carriers of scales as they are, and as they are going to be."""
+        import numpy as np
 
-def sound(scales: LazyArray, codes: DType, name: str) -> LazyArray:
-    """The same scales; reading one of which no finite number can be made is refused.
+        yield self.decode.factors(scales)
+        if self.then is not None:
+            (source,), (dtype,) = scales, self.decode.scales
+            made = np.empty_like(source)
+            self.then.apply(source, made, dtype)
+            yield self.decode.factors([made])
+
+
+def sound_of(scales: LazyArray, codes: DType, name: str, place: str = "") -> Sound:
+    """What looks at scales of a weight in float8, which they multiply.
 
     Args:
-        scales: of a weight in float8, which they multiply.
+        scales: they.
         codes: the dtype of the weight as it is stored.
-        name: of the weight, for messages.
+        name, place: of the scales and of their checkpoint, for messages.
     """
-    return elementwise(scales, Sound(Decode(codes.name, (scales.dtype,), (False,), DTYPES["bfloat16"], name)))
+    return Sound(Decode(codes.name, (scales.dtype,), (False,), DTYPES["bfloat16"], name, place=place))

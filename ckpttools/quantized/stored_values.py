@@ -146,11 +146,10 @@ def _scale_faults(
         decode = decode_of(group[0][0])
         for weight, factors in _odd_factors(group, decode, signs):
             wrong = decode.beyond(factors)
-            names = ", ".join(scale.name for scale in weight.scales)
             if wrong.size:
-                beyond.setdefault(weight.name, f"{names}: {wrong[0]:g}, {of_no_numbers(decode)}")
+                beyond.setdefault(weight.name, f"{weight.scaled_by}: {wrong[0]:g}, {of_no_numbers(decode)}")
             if signs and (low := factors[factors <= 0]).size:
-                odd.setdefault(weight.name, f"{names}: {low[0]:g}")
+                odd.setdefault(weight.name, f"{weight.scaled_by}: {low[0]:g}")
     return beyond, odd
 
 

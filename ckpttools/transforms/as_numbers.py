@@ -123,5 +123,9 @@ def weights_with(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
 
 def numbers_of(tree: Tree, names: Collection[str]) -> dict[str, LazyArray]:
     """The numbers of those of some weights of which any can be made, in float32."""
-    arrays, readable = by_name(tree.arrays), shaped_weights_in(tree).readable
-    return {name: array_of(readable[name], arrays, DTYPES["float32"]) for name in names if name in readable}
+    arrays, readable, place = by_name(tree.arrays), shaped_weights_in(tree).readable, tree.metadata.place
+    return {
+        name: array_of(readable[name], arrays, DTYPES["float32"], place=place)
+        for name in names
+        if name in readable
+    }

@@ -162,6 +162,11 @@ class Weight:
     zero_points: str | None = None
 
     @property
+    def scaled_by(self) -> str:
+        """The names of its scales, for messages."""
+        return ", ".join(each.name for each in self.scales)
+
+    @property
     def stored(self) -> tuple[str, ...]:
         """All arrays that it is made of, and those that are left out with them."""
         scales = (each.name for each in self.scales)
