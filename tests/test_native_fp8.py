@@ -295,7 +295,7 @@ def test_scales_that_a_row_multiplies_beyond_the_range_are_refused(tmp_path, sca
     scales.reshape(-1)[-1] = 5e35
     leaves = {**tree.leaves, path: stored(scales.view(np.uint32), tree.arrays[path].dtype)}
     large = ckpttools.Tree(leaves, tree.metadata)
-    with pytest.raises(FormatError, match="query.kernel_scale: 2e\\+36"):
+    with pytest.raises(FormatError, match=r"query.kernel_scale: 2e\+36"):
         ckpttools.maxtext_to_hf(large, tmp_path / "never", quantized="keep")
     assert not (tmp_path / "never").exists()
     ckpttools.cast(large, tmp_path / "numbers", dtype="bfloat16")

@@ -12,13 +12,12 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme
 from ckpttools.quantized.refusals import remedy
-from ckpttools.quantized.scales import Described
+from ckpttools.quantized.scales import Described, scales_no_weight
 from ckpttools.quantized.schemes.base import (
     Module,
     UnreadableError,
     UnsupportedError,
     Weight,
-    scales_no_weight,
 )
 from ckpttools.quantized.schemes.registry import read_methods, scheme_of
 from ckpttools.quantized.tree import quantized_in

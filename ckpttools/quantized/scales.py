@@ -26,7 +26,8 @@ _SCALES = ("scale", "zero", "absmax", "amax", "scb", "gidx")
 # Words around them that name no weight: `weight_scale_inv`, `zero_point`, `weight_global_scale`.
 _BEFORE, _BEHIND = frozenset(("global",)), frozenset(("inv", "point"))
 # Scales of activations and of cached keys and values say nothing of the numbers of a weight.
-_NO_WEIGHTS = frozenset(("input", "output", "activation", "act", "k", "v", "kv"))
+_ACTIVATIONS = frozenset(("input", "output", "activation", "act"))
+_CACHES = frozenset(("k", "v", "q", "kv"))
 _PLAIN_BITS, _MOST_PACKED_BITS = 16, 32
 _EXPONENT = "float8_e8m0fnu"
 
@@ -159,7 +160,15 @@ def last_key(name: str) -> str:
 
 def of_activations(words: Iterable[str]) -> bool:
     """Whether words say that a scale is not of a weight."""
-    return not _NO_WEIGHTS.isdisjoint(words)
+    return not (_ACTIVATIONS | _CACHES).isdisjoint(words)
+
+
+def scales_no_weight(name: str) -> bool:
+    """Whether an array scales activations, or cached keys and values, by its name."""
+    words = words_of_key(split_name(name)[1])
+    if len(words) < 2 or "scale" not in words:
+        return False
+    return words[0] in _CACHES or not _ACTIVATIONS.isdisjoint(words)
 
 
 def split_name(name: str) -> tuple[str, str, str]:

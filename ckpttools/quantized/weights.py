@@ -30,6 +30,7 @@ from ckpttools.quantized.scales import (
     last_key,
     of_activations,
     owner_words,
+    scales_no_weight,
     scales_of,
     scales_word,
     split_name,
@@ -40,8 +41,7 @@ from ckpttools.quantized.scales import (
 _SCALE_ENDS = (
     BLOCK_SCALE,
     *("weight_scale", "weight_scale_2", "weight_global_scale", "kernel_scale", "_scales", ".scales"),
-    *(".qzeros", "_zero_point", "absmax", ".SCB"),
-    *("_amax", "input_scale", "output_scale", "activation_scale", ".k_scale", ".v_scale"),
+    *(".qzeros", "_zero_point", "absmax", ".SCB", "_amax"),
 )
 # Last words of the names of arrays of whole numbers that can be nothing but packed weights.
 _WEIGHT_WORDS = frozenset(("weight", "qweight", "kernel", "embedding", "wo"))
@@ -273,7 +273,7 @@ def _may_be_exempt(array: Described, config: Mapping[str, Any] | None) -> bool:
 
 def is_scale(name: str) -> bool:
     """Whether an array of this name is a scale, or another thing without which weights mean nothing."""
-    return bare_name(name).endswith(_SCALE_ENDS)
+    return bare_name(name).endswith(_SCALE_ENDS) or scales_no_weight(name)
 
 
 def _needs_scale(name: str, array: Described) -> bool:

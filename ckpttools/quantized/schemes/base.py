@@ -9,10 +9,7 @@ from typing import Any, Protocol
 
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape, grid_shape
-from ckpttools.quantized.scales import Described, last_key, split_name, words_of_key
-
-# What scales activations, and cached keys and values: a weight is read without it.
-_OF_ACTIVATIONS, _OF_CACHES = frozenset(("input", "output", "activation", "act")), ("k", "v", "q", "kv")
+from ckpttools.quantized.scales import Described, last_key, scales_no_weight
 
 
 class UnreadableError(Exception):
@@ -97,13 +94,6 @@ class Module:
         if odd:
             raise UnreadableError(f"{self.name}: {', '.join(odd)} beside it, which is not understood")
         return tuple(self.by_key[key] for key in found if key is not None)
-
-
-def scales_no_weight(name: str) -> bool:
-    """Whether an array scales activations, or cached keys and values, by its name."""
-    words = words_of_key(split_name(name)[1])
-    is_of_other = not _OF_ACTIVATIONS.isdisjoint(words) or words[:1] in [(each,) for each in _OF_CACHES]
-    return len(words) > 1 and is_of_other and "scale" in words
 
 
 @dataclass(frozen=True, slots=True)
