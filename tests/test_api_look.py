@@ -149,6 +149,27 @@ class TestOneCallIsTheCommand:
         assert short(checked, "FamilyCheck of llama: sound")
 
 
+def test_what_is_decided_and_done_is_told_in_a_line(models, tmp_path):
+    stacked, out = str(models / "stacked"), tmp_path / "out"
+    prepared, copy = ckpttools.convert.plan(stacked, out, format="zarr3"), ckpttools.copy.plan(stacked, out)
+    told = {
+        f"<Plan of 13 arrays in {len(prepared.plan.tasks)} tasks: ": prepared.plan,
+        "<Conversion to orbax: <Plan of 13 arrays in ": plan_to_maxtext(models / "hf"),
+        f"<PreparedCopy: <CopyReport of {stacked} to {out}: 1 to be copied, ": copy,
+        f"<CopyReport of {stacked} to {out}: 1 copied, ": copy.run(),
+        f"<RunListing of {out}: 1 step, 1 finished": ckpttools.ls(out),
+        f"<Summary of {out}: a run of one step>": ckpttools.summary(out),
+        "<HostsListing of 1 save: step 0 is complete>": ckpttools.list_saves([out]),
+        f"<PreparedPrune: <PruneReport of {out}: prune to be done: 1 kept, ": ckpttools.prune.plan(
+            out, keep_last=1
+        ),
+        f"<PruneReport of {out}: prune: 1 kept, 0 bytes free>": ckpttools.prune(out, keep_last=1),
+        f"<TrainingPlan of {stacked}: persistent checkpoints of ": ckpttools.plan_training(stacked, hosts=2),
+    }
+    for begins, each in told.items():
+        assert repr(each).startswith(begins) and len(repr(each)) < 400, repr(each)
+
+
 def test_progress_is_told_to_whoever_observes(models):
     for look in (ckpttools.stats, ckpttools.hash, ckpttools.report):
         seen = []

@@ -75,7 +75,7 @@ class SaveListing:
         return not self.missing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HostsListing:
     """What directories of hosts hold.
 
@@ -88,6 +88,10 @@ class HostsListing:
     saves: tuple[SaveListing, ...]
     unusable: dict[str, str]
     lost: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        newest = "none is complete" if self.newest is None else f"step {self.newest.step} is complete"
+        return f"<HostsListing of {plural(len(self.saves), 'save')}: {newest}>"
 
     @property
     def newest(self) -> SaveListing | None:

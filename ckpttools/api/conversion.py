@@ -86,7 +86,7 @@ def open(path: Where, step: int | None = None) -> Tree:
     return open_tree(parse(path), ReadOptions(step=step))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Conversion:
     """A plan and its writer, with what it was planned for.
 
@@ -100,6 +100,9 @@ class Conversion:
     writer: Writer
     requests: int | None = None
     jobs: int = 1
+
+    def __repr__(self) -> str:
+        return f"<Conversion to {self.writer.name}: {self.plan!r}>"
 
     def run(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -40,7 +41,7 @@ from ckpttools.stores.registry import Where, parse
 _LARGEST_BESIDE = 16 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PruneReport:
     """What becomes, or became, of a run.
 
@@ -62,8 +63,14 @@ class PruneReport:
     left: tuple[str, ...] = ()
     is_copied: bool = False
 
+    def __repr__(self) -> str:
+        fates = Counter(each.fate for each in self.steps)
+        steps = "".join(f"{count:,} {fate}, " for fate, count in fates.items())
+        what = self.what if self.is_done else f"{self.what} to be done"
+        return f"<PruneReport of {self.path}: {what}: {steps}{self.frees:,} bytes free>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class PreparedPrune:
     """A prune decided; nothing is touched yet.
 
@@ -80,6 +87,9 @@ class PreparedPrune:
     what: str
     copy: bool
     requests: int | None
+
+    def __repr__(self) -> str:
+        return f"<PreparedPrune: {self.report!r}>"
 
     @property
     def report(self) -> PruneReport:

@@ -34,7 +34,7 @@ from ckpttools.stores.registry import Where, parse
 _MOST_BELOW = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """What is at a path.
 
@@ -53,6 +53,9 @@ class Summary:
     items: tuple[ItemListing, ...] = ()
     tree: TreeReport | None = None
     next: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Summary of {self.path}: {self.what}>"
 
 
 @checked

@@ -45,7 +45,7 @@ class Effort:
         return self.jobs or max(self.workers, requests or 0, streams.files if streams else 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PreparedCopy:
     """A copy decided: what is copied is known and fits; nothing is written yet.
 
@@ -70,6 +70,9 @@ class PreparedCopy:
     observe: Observe | None = None
     command: str = ""
     unchecked: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<PreparedCopy: {self.report!r}>"
 
     @property
     def destination(self) -> Place:

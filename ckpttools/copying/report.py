@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ckpttools.core.text import plural
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Published
@@ -39,7 +41,7 @@ class CopiedPart:
     commits_added: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CopyReport:
     """What a copy did, or would do.
 
@@ -68,3 +70,9 @@ class CopyReport:
     peak_bytes: int | None = None
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     published: Published | None = None
+
+    def __repr__(self) -> str:
+        outcomes = Counter(each.outcome for each in self.parts)
+        parts = "".join(f"{count:,} {outcome}, " for outcome, count in outcomes.items())
+        copied = f"{plural(self.files, 'file')}, {self.bytes:,} bytes"
+        return f"<CopyReport of {self.source} to {self.destination}: {parts}{copied}>"

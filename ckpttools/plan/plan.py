@@ -15,9 +15,10 @@ from ckpttools.array.fingerprint import Describer, Identify, identity, nodes, on
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
-from ckpttools.core.budget import base_bytes, does_not_fit, names_bytes
+from ckpttools.core.budget import base_bytes, does_not_fit, names_bytes, size_text
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div
+from ckpttools.core.text import array_count, plural
 from ckpttools.core.wording import option, place
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import ChunkFiles, Placement, Referenced
@@ -61,7 +62,7 @@ class Totals(TypedDict):
     bytes_out: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What will be done.
 
@@ -89,6 +90,11 @@ class Plan:
     notes: Notes = field(default_factory=Notes)
     reserved: int = 0
     streams: Streams | None = None
+
+    def __repr__(self) -> str:
+        arrays, tasks = array_count(self.tree.arrays), plural(len(self.tasks), "task")
+        peak = size_text(self.projected_peak)
+        return f"<Plan of {arrays} in {tasks}: {self.bytes_out:,} bytes, {peak} of memory at most>"
 
     @property
     def groups(self) -> Iterable[Sequence[int]]:

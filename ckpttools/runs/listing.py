@@ -128,7 +128,8 @@ class RunListing:
 
     def __repr__(self) -> str:
         taken = "" if self.resumes is None else f", {self.resumes} would be resumed"
-        return f"<RunListing of {self.path}: {len(self.steps)} steps, {len(self.finished)} finished{taken}>"
+        steps = f"{plural(len(self.steps), 'step')}, {len(self.finished):,} finished"
+        return f"<RunListing of {self.path}: {steps}{taken}>"
 
 
 def run_at(path: Place) -> OrbaxRun:

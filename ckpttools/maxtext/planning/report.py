@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ckpttools.core.text import plural
 from ckpttools.maxtext.planning.intervals import SaveInterval, Tier
 from ckpttools.maxtext.planning.ramdisk import Ramdisk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainingPlan:
     """A plan of saving.
 
@@ -57,3 +58,8 @@ class TrainingPlan:
     commands: tuple[str, ...]
     tiers: tuple[Tier, ...]
     remarks: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        hosts = plural(self.hosts * self.slices, "host")
+        held = f"{self.state_bytes:,} bytes, {self.host_bytes:,} on each of {hosts}"
+        return f"<TrainingPlan of {self.path}: {self.mode} checkpoints of {held}>"
