@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -579,3 +580,122 @@ def test_what_is_said_of_an_adapter_names_the_setting_that_takes_it(tmp_path):
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "lora", base=base_of("plain"))
     told = " ".join(succeed(tmp_path / "lora").output.split())
     assert "lora.lora_restore_path" in told and "load_parameters_path" not in told
+
+
+def test_experts_that_the_configuration_names_without_their_module(tmp_path):
+    """PEFT 0.21 makes these of target_modules that name projections of experts, with their own patterns."""
+    said = json.loads((PEFT / "experts" / "adapter_config.json").read_bytes())
+    bare = {
+        "target_parameters": ["down_proj", "gate_up_proj"],
+        "r": 1,
+        "lora_alpha": 3,
+        "rank_pattern": {r".*\.gate_up_proj": 2, r".*\.down_proj": 2, "self_attn.*": 2},
+        "alpha_pattern": {r".*\.gate_up_proj": 6, r".*\.down_proj": 6, "self_attn.*": 6},
+    }
+    assert said["r"] == 2 and said["lora_alpha"] == 6
+    whole = numbers(PEFT / "merged" / "experts.safetensors")
+    del whole["logits"]
+    for targets in (said["target_modules"], r".*\.self_attn\..*"):
+        adapter = changed_config(tmp_path, "experts", **said | bare | {"target_modules": targets})
+        ckpttools.merge_adapter(base_of("experts"), tmp_path / "merged", adapter=adapter, overwrite=True)
+        assert_near(numbers(tmp_path / "merged"), whole)
+
+
+def test_whole_modules_that_are_saved_several_times(tmp_path):
+    """As PEFT does where it saves embeddings beside modules_to_save: the trained one twice, the base's."""
+    adapter = changed_config(tmp_path, "embeddings")
+    file = adapter / "adapter_model.safetensors"
+    plain = load_file(file)
+    head = plain["base_model.model.lm_head.weight"]
+    more = {
+        "base_model.model.lm_head.modules_to_save.weight": head,
+        "base_model.model.lm_head.original_module.weight": np.zeros_like(head),
+    }
+    save_file({**plain, **more}, file)
+    for name, arrays in [("plain", plain), ("saved", {**plain, **more}), ("dumped", plain | more)]:
+        if name == "dumped":
+            del arrays["base_model.model.lm_head.weight"]
+        save_file(arrays, file)
+        ckpttools.merge_adapter(base_of("embeddings"), tmp_path / name, adapter=adapter)
+    plain, *others = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "saved", "dumped")
+    )
+    assert others == [plain, plain]
+
+
+def test_the_head_of_a_tied_model_that_is_saved_beside_its_table(tmp_path):
+    tied = write_llama(tmp_path / "base", tie_word_embeddings=True, dtype="float32")
+    table = tied["model.embed_tokens.weight"] * 2
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2}))
+    names = [f"base_model.model.{name}" for name in ("model.embed_tokens.weight", "lm_head.weight")]
+    file = adapter / "adapter_model.safetensors"
+    save_file(dict.fromkeys(names, table), file)
+    ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=adapter)
+    made = numbers(tmp_path / "merged")
+    assert "lm_head.weight" not in made
+    np.testing.assert_array_equal(made["model.embed_tokens.weight"], table)
+    save_file(dict(zip(names, (table, table + 1), strict=True)), file)
+    with pytest.raises(FormatError, match="output head, which is the table"):
+        ckpttools.merge_adapter.plan(tmp_path / "base", tmp_path / "no", adapter=adapter)
+
+
+def mixture_adapter(place, random, layers=4, inner=2):
+    """An adapter as PEFT 0.21 writes it of all linear layers of a Mixtral, and what it adds in float64."""
+    modules = {
+        "mlp.experts.base_layer": ("gate_up_proj", 2 * inner, 256, 64),
+        "mlp.experts": ("down_proj", inner, 64, 128),
+        "mlp.gate": ("weight", inner, LOCAL_EXPERTS, 64),
+    }
+    arrays, added = {}, {}
+    for layer, (module, (name, rank, outputs, inputs)) in itertools.product(range(layers), modules.items()):
+        count = 1 if name == "weight" else LOCAL_EXPERTS
+        a = random.normal(0, 0.3, (rank * count, inputs)).astype("f4")
+        b = random.normal(0, 0.3, (outputs, rank * count)).astype("f4")
+        path = f"base_model.model.model.layers.{layer}.{module}"
+        arrays |= {f"{path}.lora_A.weight": a, f"{path}.lora_B.weight": b}
+        both = a.reshape(count, rank, -1).astype("f8"), b.reshape(-1, rank, count).astype("f8")
+        added[layer, name] = 1.5 * np.einsum("eri,ore->eoi", *both)
+    place.mkdir()
+    save_file(arrays, place / "adapter_model.safetensors")
+    said = {
+        "peft_type": "LORA",
+        "r": inner,
+        "lora_alpha": 3,
+        "target_modules": ["q_proj"],
+        "target_parameters": ["gate.weight", "down_proj", "gate_up_proj"],
+        "rank_pattern": {r".*\.gate_up_proj": 2 * inner},
+        "alpha_pattern": {r".*\.gate_up_proj": 6},
+    }
+    (place / "adapter_config.json").write_text(json.dumps(said))
+    return added
+
+
+LOCAL_EXPERTS = 3
+
+
+def test_an_adapter_of_fused_experts_and_their_gate_for_a_base_that_has_them_apart(tmp_path):
+    random = np.random.default_rng(1)
+    config = LLAMA_CONFIG | {"model_type": "mixtral", "num_local_experts": LOCAL_EXPERTS}
+    added = mixture_adapter(tmp_path / "adapter", random)
+    base = {
+        name: array.astype("f4")
+        for name, array in write_llama(tmp_path / "base", dtype="float32").items()
+        if ".mlp." not in name
+    }
+    wanted = {}
+    for layer in range(4):
+        above = f"model.layers.{layer}.block_sparse_moe"
+        changes = {f"{above}.gate.weight": added[layer, "weight"][0]}
+        for expert in range(LOCAL_EXPERTS):
+            w1, w3 = np.split(added[layer, "gate_up_proj"][expert], 2)
+            own = zip(("w1", "w2", "w3"), (w1, added[layer, "down_proj"][expert], w3), strict=True)
+            changes |= {f"{above}.experts.{expert}.{name}.weight": each for name, each in own}
+        base |= {name: random.normal(0, 1, each.shape).astype("f4") for name, each in changes.items()}
+        wanted |= {name: base[name] + each for name, each in changes.items()}
+    save_file(base, tmp_path / "base" / "model.safetensors")
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=tmp_path / "adapter")
+    assert_near(numbers(tmp_path / "merged"), base | {name: a.astype("f4") for name, a in wanted.items()})
+    assert ckpttools.inspect(tmp_path / "adapter", against=tmp_path / "base").comparison.is_same

@@ -33,6 +33,8 @@ from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized
 
 _FLOAT32 = DTYPES["float32"]
+# A module of Mixtral, Phi MoE and MiniMax in transformers 5 (conversion_mapping.py), and in files of the hub.
+_RENAMED = ".mlp.", ".block_sparse_moe."
 # Added to anything it changes no bit.
 _NOTHING = b"\x00\x00\x00\x80"
 
@@ -173,6 +175,7 @@ class Base:
 
     def _spellings(self, name: str) -> Iterator[str]:
         yield name
+        yield name.replace(*_RENAMED)
         if self.family is None:
             return
         for theirs in self.family.spellings:

@@ -96,6 +96,14 @@ class PeftConfig:
         """Names of parameters of modules that have factors, such as those of fused experts."""
         return listed_names(self.said, "target_parameters", self.place)
 
+    def is_target(self, module: str) -> bool:
+        """Whether `target_modules` names a module: one text is a pattern, several are ends of paths."""
+        said = self.said.get("target_modules")
+        if isinstance(said, str):
+            return self._matches(said, module, "target_modules")
+        ends = listed_names(self.said, "target_modules", self.place)
+        return any(f".{module}".endswith(f".{end}") for end in ends)
+
     def _is_said(self, name: str) -> bool:
         said = self.said.get(name) or False
         if said not in (True, False):
@@ -108,15 +116,18 @@ class PeftConfig:
         if not isinstance(said, Mapping):
             raise ConfigError(f"{patterns} is no object", place=self.place, got=repr(said))
         for pattern, number in said.items():
-            try:
-                matches = re.match(rf"(.*\.)?({pattern})$", module)
-            except re.error as error:
-                raise ConfigError(
-                    f"a key of {patterns} is no pattern", place=self.place, got=f"{pattern!r}: {error}"
-                ) from error
-            if matches:
+            if self._matches(rf"(.*\.)?({pattern})", module, f"a key of {patterns}", pattern):
                 return self._number(number, patterns)
         return self._number(self.said.get(otherwise, default), otherwise)
+
+    def _matches(self, pattern: str, module: str, what: str, said: str = "") -> bool:
+        """Whether a pattern is of all of a path; errors call it `what`, and show what is said."""
+        try:
+            return re.fullmatch(pattern, module) is not None
+        except re.error as error:
+            raise ConfigError(
+                f"{what} is no pattern", place=self.place, got=f"{said or pattern!r}: {error}"
+            ) from error
 
     def _number(self, value: object, name: str) -> float:
         if not is_number(value):

@@ -163,6 +163,14 @@ def _is_finite(array: LazyArray) -> bool:
     return all(bool(np.isfinite(array.read(piece).astype(np.float32)).all()) for piece in pieces)
 
 
+def same_bits(one: LazyArray, other: LazyArray) -> bool:
+    """Whether two arrays are alike; reads them where shape and dtype are."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    pieces = split_to(Region.whole(one.shape), read_blocks.elements(one.dtype.itemsize))
+    return all(one.read(piece).tobytes() == other.read(piece).tobytes() for piece in pieces)
+
+
 def finite(name: str, number: float, product: float | None = None) -> float:
     """What an adapter is multiplied by; raises UsageError where it is NaN or infinite.
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 from ckpttools.adapters.bases import Base, not_of_base
 from ckpttools.adapters.config import listed_names
 from ckpttools.adapters.experts import single_experts
-from ckpttools.adapters.factors import Adapter, FactorPair
+from ckpttools.adapters.factors import Adapter, FactorPair, same_bits
 from ckpttools.core.errors import FormatError, listing
 
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
+_TABLES = (TABLE, "wte.weight")
 # Models of transformers whose matrices have their inputs first (`Conv1D`), and what these are called.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _CONV1D = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight", ".q_attn.weight")
@@ -25,19 +26,42 @@ def fitted(base: Base, adapter: Adapter) -> Adapter:
         FormatError: it is not of this base: lists what that lacks; it changes a weight several times, or
             lacks what it says that it replaces.
     """
-    factors = [each for factor in adapter.factors for each in _apart(base, factor)]
-    wanted = [*(each.name for each in factors), *adapter.replaced]
+    adapter = as_saved(base, adapter)
+    wanted = [*(each.name for each in adapter.factors), *adapter.replaced]
     names = {name: own for name in wanted if (own := base.named(name)) is not None}
     if lacking := [name for name in wanted if name not in names]:
         _refuse_head(base, adapter, lacking)
         raise not_of_base(adapter.place, base.tree.metadata.place, lacking, base.weights)
-    oriented = tuple(_oriented(base, replace(each, name=names[each.name])) for each in factors)
+    oriented = tuple(_oriented(base, replace(each, name=names[each.name])) for each in adapter.factors)
     _refuse_twice(
         adapter, [*(each.name for each in oriented), *(f"{names[each]}, whole" for each in adapter.replaced)]
     )
     replaced = {names[name]: array for name, array in adapter.replaced.items()}
     _require_replaced(base, adapter, replaced)
     return replace(adapter, factors=oriented, replaced=replaced)
+
+
+def as_saved(base: Base, adapter: Adapter) -> Adapter:
+    """The adapter with its experts apart and without a tied head, where the base's files are so.
+
+    Raises:
+        FormatError: the base has another number of experts.
+    """
+    factors = tuple(each for factor in adapter.factors for each in _apart(base, factor))
+    return replace(_without_tied_head(base, adapter), factors=factors)
+
+
+def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
+    """An adapter of a tied model without the output head, where that is the table that it has as well.
+
+    PEFT saves both where it is told to save embeddings, or the vocabulary was resized.
+    """
+    head = adapter.replaced.get(HEAD)
+    if head is None or base.named(HEAD) is not None:
+        return adapter
+    rest = {name: array for name, array in adapter.replaced.items() if name != HEAD}
+    is_table = any(name.endswith(_TABLES) and same_bits(head, array) for name, array in rest.items())
+    return replace(adapter, replaced=rest) if is_table else adapter
 
 
 def _refuse_twice(adapter: Adapter, changed: Sequence[str]) -> None:

@@ -5,6 +5,8 @@ base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      (out, rank)
 base_model.model.model.embed_tokens.lora_embedding_A                (rank, vocab)
 base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight    of the first of two parameters
 base_model.model.lm_head.weight                                     a whole array
+base_model.model.lm_head.modules_to_save.weight                     the same again, where embeddings are saved
+base_model.model.lm_head.original_module.weight                     the base's own
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ _PART = re.compile(
     r"(?:\.(?!weight$)[^.]+)?(?:\.weight)?$"
 )
 _BASE_LAYER = ".base_layer"
+# Between the name of a module that is trained as a whole and those of its arrays; PEFT leaves them out.
+_TRAINED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
+_ORIGINAL = ".original_module."
 _FUSED = ("gate_up_proj", "down_proj")
 
 
@@ -81,6 +86,7 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     """The adapter that these arrays are; errors as of `open_peft`."""
     parts: dict[str, dict[str, LazyArray]] = {}
     whole: dict[str, LazyArray] = {}
+    again: dict[str, LazyArray] = {}
     unknown: list[str] = []
     twice: list[str] = []
     for path, array in tree.arrays.items():
@@ -88,8 +94,11 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
         found = _PART.match(name)
         if found:
             into, key = parts.setdefault(found["module"], {}), found["part"]
+        elif _ORIGINAL in name:
+            continue
         elif name.endswith((".weight", ".bias")) and "lora_" not in name:
-            into, key = whole, name.replace(_BASE_LAYER, "").replace(".modules_to_save.default", "")
+            into = again if _TRAINED.search(name) else whole
+            key = _TRAINED.sub("", name.replace(_BASE_LAYER, ""))
         else:
             unknown.append(dotted(path))
             continue
@@ -110,6 +119,7 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
             place=place,
             hint="save each adapter in a directory of its own",
         )
+    whole = {**again, **whole}
     _check_all_there(config, parts, whole, place)
     reader = _FactorReader(config, parts, place)
     factors = [factor for module in parts for factor in reader.factors(module)]
@@ -177,7 +187,7 @@ class _FactorReader:
     def _factor(self, module: str, name: str, a: LazyArray, b: LazyArray, embedding: bool) -> FactorPair:
         plain = module.replace(_BASE_LAYER, "")
         is_linear = name == f"{plain}.weight"
-        key = plain if is_linear else name
+        key = plain if is_linear and not self._parameters(plain) else name
         rank, scale = self.config.rank(key), self.config.scale(key)
         if a.shape[0] != b.shape[1] or (a.shape[0] != rank if is_linear else a.shape[0] % rank):
             raise ConfigError(
@@ -200,8 +210,7 @@ class _FactorReader:
         Of several parameters of a module the first is the innermost, as PEFT wraps them.
         """
         plain = module.replace(_BASE_LAYER, "")
-        targets = [each.rpartition(".") for each in self.config.parameters]
-        names = {name for above, _, name in targets if f".{plain}".endswith(f".{above}")}
+        names = self._parameters(plain)
         known = [each for each in _FUSED if each in names]
         if not names:
             return f"{plain}.weight"
@@ -214,3 +223,12 @@ class _FactorReader:
                 wanted=f"one, or {' and '.join(_FUSED)}",
             )
         return f"{plain}.{known[depth] if known else next(iter(names))}"
+
+    def _parameters(self, module: str) -> set[str]:
+        """Names of the module's own parameters that the configuration says."""
+        targets = [each.rpartition(".") for each in self.config.parameters]
+        found = {name for above, _, name in targets if above and f".{module}".endswith(f".{above}")}
+        if "weight" in found or self.config.is_target(module):
+            return found
+        # A name without a module is of all modules with such a parameter, but for those that are adapted.
+        return found | {name for above, _, name in targets if not above}

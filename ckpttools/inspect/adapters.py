@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter
+from ckpttools.adapters.fitting import as_saved
+from ckpttools.core.errors import FormatError
 from ckpttools.inspect.comparison import ArraySpec, Comparison, Different
 
 
 def against_base(adapter: Adapter, base: Base) -> Comparison:
     """Whether a model has the weights that an adapter changes, each of the shape that its factors are of."""
+    # Of another number of experts all are missing.
+    with suppress(FormatError):
+        adapter = as_saved(base, adapter)
     shapes = {each.name: each.shape for each in adapter.factors}
     shapes |= {name: array.shape for name, array in adapter.replaced.items()}
     names = {name: base.named(name) for name in shapes}
