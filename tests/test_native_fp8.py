@@ -21,7 +21,8 @@ from ckpttools.mapping.row import row
 from ckpttools.mapping.scale_grids import scale_grids
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext.native import CODES, fits_maxtext, kept_remark
+from ckpttools.maxtext.config.fp8 import StoredFp8
+from ckpttools.maxtext.native import CODES, fits_maxtext
 from ckpttools.quantized import stored_values
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.readable import weights_in
@@ -328,14 +329,60 @@ def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, mo
 def test_what_maxtext_is_told_of_it(tmp_path):
     source = quantised(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
-    notes = ckpttools.maxtext_config(tmp_path / "native").notes
-    assert any("7 arrays stay FP8" in each and f"weight_block_size={BLOCK} " in each for each in notes)
+    there, advice, settings = ckpttools.maxtext_config(tmp_path / "native").notes
+    assert "7 arrays in FP8 (float8_e4m3fn)" in there and f"weight_block_size={BLOCK} " in settings
+    assert f"`ckpt cast {tmp_path / 'native'}/0/items DST --dtype bfloat16`" in advice
+    told = run("convert", "hf-to-maxtext", source, tmp_path / "again", "--quantized", "keep")
+    assert " ".join(told.split()).count("from_pretrained") == 1
 
 
 def test_maxtext_is_told_the_dtype_that_the_codes_have():
-    assert "weight_dtype=float8_e5m2 " in kept_remark(["w"], ["float8_e5m2"], (16, 16))
-    both = kept_remark(["v", "w"], sorted(CODES), (16, 16))
-    assert "cannot take them: some are float8_e4m3fn and some float8_e5m2" in both
+    *_, settings = StoredFp8("", 1, ("float8_e5m2",), (16, 16)).notes()
+    assert "weight_dtype=float8_e5m2 " in settings
+    *_, both = StoredFp8("", 2, tuple(sorted(CODES)), (16, 16)).notes()
+    assert "cannot compute with them in FP8" in both
+    assert "some are float8_e4m3fn and some float8_e5m2" in both
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        (["weight_dtype=float8_e4m3fn", f"weight_block_size={BLOCK}"], {}),
+        (["weight_dtype=float8_e4m3fn", f"weight_block_size=[{BLOCK},{BLOCK}]"], {}),
+        (["weight_dtype=bfloat16", "weight_block_size=64"], {}),
+        (["weight_block_size=64"], {}),
+        (["weight_dtype=float8_e5m2"], {"weight_dtype": "float8_e4m3fn"}),
+        (["weight_dtype=float8_e4m3fn", "weight_block_size=64"], {"weight_block_size": BLOCK}),
+        (["weight_dtype=float8_e4m3fn", "weight_block_size="], {"weight_block_size": BLOCK}),
+    ],
+)
+def test_settings_of_fp8_that_are_not_of_the_checkpoint_are_told(settings, wanted, tmp_path):
+    source = quantised(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    found = ckpttools.maxtext_config(tmp_path / "native", check=settings).contradictions
+    assert {each.name: each.wanted for each in found} == wanted
+
+
+def test_settings_of_fp8_are_not_of_every_checkpoint(tmp_path):
+    source = quantised(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    ckpttools.hf_to_maxtext(source, tmp_path / "plain")
+    ckpttools.hf_to_maxtext(
+        quantised(tmp_path / "odd", intermediate_size=120), tmp_path / "kept", quantized="keep", scan=False
+    )
+    fp8 = "weight_dtype=float8_e4m3fn"
+
+    def found(place, *settings):
+        return {e.name: e for e in ckpttools.maxtext_config(tmp_path / place, check=settings).contradictions}
+
+    assert "none is FP8" in found("plain", fp8)["weight_dtype"].source
+    assert "7 scales on mlp 120" in found("kept", fp8)["weight_dtype"].source
+    assert not found("plain", "weight_dtype=bfloat16")
+    # Of a whole run, what nobody says is as MaxText has it by default.
+    whole = found("native", "base.yml", fp8, f"weight_block_size={BLOCK}")
+    assert "norm" in whole["unquantized_modules"].wanted and "weight_block_size" not in whole
+    left = "unquantized_modules=[" + ",".join(whole["unquantized_modules"].wanted) + "]"
+    assert "unquantized_modules" not in found("native", "base.yml", fp8, left)
 
 
 def test_scales_that_are_not_multiplied_by_a_power_of_two_are_told_of(tmp_path):
@@ -351,8 +398,8 @@ def test_blocks_over_edges_come_back_and_fp8_models_are_told_that_they_do_not_fi
     # A block of 16 has four heads of 4; of blocks in 120 columns each 8 have a scale.
     assert grids["self_attention", "out", "kernel_scale"] == (4, 4, 4)
     assert grids["mlp", "wo", "kernel_scale"] == (15, 4)
-    (told,) = [each for each in ckpttools.maxtext_config(tmp_path / "native").notes if "stay FP8" in each]
-    assert "MaxText has 7 scales on mlp 120" in told and "kinds of weights more" in told
+    *_, told = ckpttools.maxtext_config(tmp_path / "native").notes
+    assert "MaxText has 7 scales on mlp 120" in told and "more like this)" in told
     ckpttools.hf_to_maxtext(source, tmp_path / "plain", scan=False, dtype="float32")
     ckpttools.cast(tmp_path / "native", tmp_path / "cast", dtype="float32")
     assert arrays(tmp_path / "cast") == arrays(tmp_path / "plain")

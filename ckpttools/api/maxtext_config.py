@@ -88,7 +88,7 @@ def maxtext_config(
         deviations=(*deviations(model.family, model.facts), *_tied(every)),
         notes=(*model.notes, *notes(model.family, model.facts)),
         unread=tuple(Reading(model.family, model.facts).unread()),
-        contradictions=tuple(contradictions(said, every)),
+        contradictions=(*contradictions(said, every), *(model.fp8.contradictions(said) if model.fp8 else ())),
         mistakes=tuple(mistakes(said.said, version.name)),
     )
 

@@ -20,6 +20,7 @@ from ckpttools.maxtext.config.report import MaxTextConfig
 from ckpttools.maxtext.config.seen import LOAD_PARAMETERS, PARAM_SCAN_AXIS
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.native import CODES, scale_pairs
 from ckpttools.maxtext.recognition import guess_families
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.abilities import Forgets
@@ -154,7 +155,7 @@ def _resumed(tree: Tree) -> Iterator[str]:
 def _surprises(tree: Tree) -> Iterator[str]:
     view = view_of(tree)
     dtype = _main_dtype(view.parameters.values())
-    if dtype != "float32" and view.optimizer is None:
+    if dtype != "float32" and view.optimizer is None and not (dtype in CODES and scale_pairs(view.named)):
         yield f"stored in {dtype}; MaxText loads it in weight_dtype, by default float32"
     rows = view.parameters[EMBEDDING].shape[0] if EMBEDDING in view.parameters else None
     config = ModelFiles.of(tree, None).config or {}

@@ -16,6 +16,6 @@ def print_next(destination: Place) -> None:
     if found is None:
         return
     lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(found.uses)]
-    if found.surprises:
-        lines += labelled("note", "; ".join(found.surprises), _COLUMN, prose_width())
+    for each in found.surprises:
+        lines += labelled("note", each, _COLUMN, prose_width())
     say(*lines)

@@ -17,7 +17,7 @@ from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.region import Shape
-from ckpttools.core.text import array_count, plural
+from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.mapping.blocks import Block
 from ckpttools.mapping.cells import Fits
@@ -35,22 +35,12 @@ Quantized = Literal["dequantize", "keep"]
 """What becomes of quantised weights."""
 QUANTIZED: tuple[Quantized, ...] = ("dequantize", "keep")
 SCALE = "_scale"
-HOW_LOADED = (
-    "MaxText's training dequantises them where its model is not FP8, its from_pretrained (SFT, DPO, "
-    "decoding) takes codes for numbers there"
-)
-"""What 0.2.5 does, measured."""
 # The dtypes that MaxText knows as quantised.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
 # Modules of latent attention, which 0.2.5 makes without a size of blocks.
 _WITHOUT_BLOCKS = frozenset(("wq_a", "wq_b", "wkv_a", "wkv_b"))
 # In which MaxText multiplies by scales; others become float32, which has all of their values.
 _SCALES = frozenset(("float32", "bfloat16"))
-# What its own configurations of FP8 models leave as it is.
-UNQUANTIZED = (
-    *("token_embedder", "logits_dense", "gate", "shared_expert_gate", "conv1d", "in_proj_ba", "A_log"),
-    *("dt_bias", "norm"),
-)
 
 
 @dataclass(frozen=True)
@@ -233,29 +223,10 @@ def square(block: Block | None) -> int | None:
     return block[0] if block and block[0] == block[1] else None
 
 
-def kept_remark(
-    weights: Collection[str], dtypes: Collection[str], block: Block | None, misfits: Sequence[str] = ()
-) -> str:
-    """What to say of weights that stay quantised.
-
-    Args:
-        weights: they.
-        dtypes: of their codes: one or two of float8.
-        block: elements of a block; None for one scale each.
-        misfits: why a model that is FP8 itself takes some of them not, a line for each.
-    """
-    size = f"{block[0]}" if block else "null"
-    several = [f"some are {' and some '.join(sorted(dtypes))}"] if len(dtypes) > 1 else []
-    itself = misfits_remark([*several, *misfits]) or (
-        f"one with weight_dtype={' '.join(dtypes)} weight_block_size={size} "
-        f"unquantized_modules=[{','.join(UNQUANTIZED)}] keeps them"
-    )
-    return f"{array_count(weights)} stay FP8, their scales beside them: {HOW_LOADED}; {itself}"
-
-
 def misfits_remark(misfits: Sequence[str]) -> str:
-    """Why a model of MaxText's that is FP8 itself cannot keep weights; empty where it can."""
-    if not misfits:
-        return ""
-    more = f", and {plural(len(misfits) - 1, 'kind')} of weights more" if len(misfits) > 1 else ""
-    return f"one that is FP8 itself cannot take them: {misfits[0]}{more}"
+    """What to say before weights are written with which MaxText cannot compute in FP8."""
+    kinds = "1 kind" if len(misfits) == 1 else f"{len(misfits)} kinds"
+    return (
+        f"MaxText can load these FP8 weights, but cannot compute in FP8 with {kinds} of them: "
+        "`ckpt maxtext-config DST` says why"
+    )

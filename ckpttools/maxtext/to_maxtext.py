@@ -21,7 +21,6 @@ from ckpttools.maxtext.hf_source import HuggingFaceSource, bound, hugging_face_s
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, hub_name, with_hub_names
 from ckpttools.maxtext.native import (
-    HOW_LOADED,
     SCALE,
     KeptWeights,
     kept_weights,
@@ -190,7 +189,7 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Notes]:
     if options.quantized == "keep":
         kept = kept_weights(tree)
         count = plural(len(kept.scales), "weight")
-        said = f"{count} of the source are kept in FP8, with their scales: {HOW_LOADED}"
+        said = f"kept in FP8, with their scales: {count} of the source"
         return kept, Notes(remarks=(said,))
     plain = dequantized(tree, options.dtype, options.dequantize_like)
     return KeptWeights(plain.tree), plain.notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +14,14 @@ from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.fitting import require_hugging_face, require_maxtext
+from ckpttools.maxtext.config.fp8 import StoredFp8
 from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.from_native import block_of, native_of, unread_grids
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.native import kept_remark, scale_pairs
+from ckpttools.maxtext.native import scale_pairs
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.stores.registry import parse
 
@@ -38,6 +39,7 @@ class SeenModel:
         place: where its configuration lies, for messages.
         stored: settings that say how the checkpoint is stored; none where it is not MaxText's.
         notes: what there is to know of it.
+        fp8: its weights that have scales; None where it is not MaxText's.
     """
 
     family: Family
@@ -45,6 +47,7 @@ class SeenModel:
     place: str
     stored: tuple[ModelSetting, ...] = ()
     notes: tuple[str, ...] = ()
+    fp8: StoredFp8 | None = None
 
 
 def seen_in_config(config: Mapping[str, Any], place: str, family: str | None) -> SeenModel:
@@ -109,7 +112,15 @@ def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | 
     model = SeenModel(found, facts, CONFIG, tuple(_stored(tree, view)))
     native = native_of(arrays, config, tree.metadata.place)
     misfits = unread_grids(table, native.arrays, native, (_VOCAB,)).misfits
-    return replace(model, notes=tuple(_notes(view, config, arrays, found, misfits)))
+    fp8 = _fp8(tree, view, config, misfits)
+    return replace(model, notes=tuple(_notes(view, config, arrays, found, fp8)), fp8=fp8)
+
+
+def _fp8(tree: Tree, view: MaxTextView, config: Mapping[str, Any], misfits: tuple[str, ...]) -> StoredFp8:
+    pairs = {name: view.named[scale] for name, scale in scale_pairs(view.named).items()}
+    dtypes = sorted({view.named[name].dtype.name for name in pairs})
+    block = block_of(view.named, pairs, config)
+    return StoredFp8(tree.metadata.place, len(pairs), tuple(dtypes), block, misfits)
 
 
 def _stored(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
@@ -128,7 +139,7 @@ def _notes(
     config: Mapping[str, Any],
     names: Collection[str],
     family: Family,
-    misfits: Sequence[str],
+    fp8: StoredFp8,
 ) -> Iterator[str]:
     if view.optimizer is not None:
         yield (
@@ -139,10 +150,7 @@ def _notes(
     head = tying.left_head(family)
     if rule is not None and head is not None and not rule.read(config, "").value and head not in names:
         yield "no output head is stored, though config.json promises one: the embedding is taken in its place"
-    pairs = {name: view.named[scale] for name, scale in scale_pairs(view.named).items()}
-    if pairs:
-        dtypes = {view.named[name].dtype.name for name in pairs}
-        yield kept_remark(pairs, dtypes, block_of(view.named, pairs, config), misfits)
+    yield from fp8.notes()
     towers = absent_towers(config, names)
     if towers:
         yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"
