@@ -438,6 +438,24 @@ def test_a_carried_configuration_is_told_of_once(tmp_path):
     assert "is left out" not in told
 
 
+def test_nothing_is_put_into_few_bits_without_scales_beside_fp8(tmp_path):
+    """What reads such a model would take the numbers for codes that have lost their scales."""
+    source, few = quantised(tmp_path / "hf"), "float8_e4m3fn"
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    for model in (source, tmp_path / "native"):
+        for how in ({"dtype": few}, {"dtype": few, "force": True}, {"dtype_map": {"*norm*": few}}):
+            with pytest.raises(FormatError, match=r"norm.*: bfloat16 to float8_e4m3fn"):
+                ckpttools.cast(model, tmp_path / "never", **how)
+    for convert, model in (
+        (ckpttools.hf_to_maxtext, source),
+        (ckpttools.maxtext_to_hf, tmp_path / "native"),
+    ):
+        for way in ("keep", "dequantize"):
+            with pytest.raises(UsageError, match="has too few bits"):
+                convert(model, tmp_path / "never", dtype=few, quantized=way)
+    assert not (tmp_path / "never").exists()
+
+
 def test_what_cannot_be_meant_is_refused(tmp_path):
     write_llama(tmp_path / "plain")
     with pytest.raises(UsageError, match="no weight is quantised"):

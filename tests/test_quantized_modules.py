@@ -221,6 +221,12 @@ class TestWhoseItIs:
         with pytest.raises(FormatError, match=rf"lm_head.{key}: float8_e4m3fn, without its scale"):
             tree.pipe(Dequantize())
 
+    def test_a_single_number_in_float8_is_taken_for_no_plain_one(self):
+        made = fp8_blocks(np.random.default_rng(0), (16, 16), (8, 8))
+        arrays = {**made.arrays, "m.gate.e": made.arrays[made.name][0, 0].reshape(())}
+        with pytest.raises(FormatError, match=r"m.gate.e: float8_e4m3fn, without its scale"):
+            tree_of(arrays, {"quantization_config": made.config}).pipe(CastTo("bfloat16"))
+
     def test_other_entries_exempt_nothing(self):
         float8 = DTYPES["float8_e4m3fn"]
         for entry in ("head", "re:(lm|x)_head", "re:[", 3, "lm_head.weight.x"):

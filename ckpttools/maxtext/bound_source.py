@@ -29,6 +29,7 @@ from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.refusals import refuse_quantized
 from ckpttools.quantized.stored_values import check_values
+from ckpttools.transforms.dequantize import refuse_few_bits
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Bou
     numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
     native = native_of(arrays, files.config, tree.metadata.place, numbers)
     if native.scales:
+        refuse_few_bits(options.dtype, tree.metadata.place)
         check_values(tree, weights_in(tree).readable.values())
     arrays = dict(native.arrays)
     plain = {key: array for key, array in arrays.items() if key not in native.scales}

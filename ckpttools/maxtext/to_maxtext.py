@@ -37,7 +37,7 @@ from ckpttools.maxtext.variables import as_variables
 from ckpttools.maxtext.versions import version_called
 from ckpttools.quantized.refusals import refuse_unmappable
 from ckpttools.transforms.cast import cast
-from ckpttools.transforms.dequantize import dequantized
+from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
 from ckpttools.transforms.select import unmatched
 from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
 
@@ -187,6 +187,7 @@ def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
 def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Notes]:
     """The tree without scales: weights dequantised, or as they are; and what to say of it."""
     if options.quantized == "keep":
+        refuse_few_bits(options.dtype, tree.metadata.place)
         kept = kept_weights(tree)
         count = plural(len(kept.scales), "weight")
         said = f"kept in FP8, with their scales: {count} of the source"

@@ -38,7 +38,9 @@ def quantized_in(tree: Tree) -> QuantizedTree:
 
 def _found(tree: Tree) -> QuantizedTree:
     # A step is a whole number, and no weight.
-    arrays = ((path, array.dtype) for path, array in tree.arrays.items() if array.shape)
+    arrays = (
+        (path, array.dtype) for path, array in tree.arrays.items() if array.shape or array.dtype.is_float
+    )
     if not any(may_be_scaled(_last(path), dtype) for path, dtype in arrays):
         return QuantizedTree({}, {}, {})
     config, (paths, found) = tree.metadata.config, by_names(tree)

@@ -220,9 +220,10 @@ def may_be_codes(name: str, array: Described) -> bool:
     """Whether a scheme may store this in place of a weight: whole numbers, packed ones, and of few bits."""
     key, is_float = split_name(name)[1], array.dtype.is_float
     stored = array.dtype.kind in ("int", "uint") or (is_float and not is_plain(array.dtype))
-    # Whole numbers are added as they are.
+    # Whole numbers are added as they are, and single ones count.
     is_added = key == "bias" and not is_float
-    return stored and bool(array.shape) and not is_added and _NO_CODES.isdisjoint(words_of_key(key))
+    is_number = not (array.shape or is_float)
+    return stored and not (is_number or is_added) and _NO_CODES.isdisjoint(words_of_key(key))
 
 
 def _strange(

@@ -13,6 +13,7 @@ from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.decoding import Like as Like
 from ckpttools.quantized.logical import Logical, logical
 from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.schemes.registry import read_methods
 from ckpttools.quantized.stored_values import check_values
 from ckpttools.quantized.tree import quantized_in
@@ -70,10 +71,31 @@ def dequantized(
         raise UsageError(f"unknown {option('dequantize_like', like)}", wanted=" or ".join(LIKES))
     if not is_said_to_be_quantized(tree):
         return Logical(tree, Notes(), {})
+    refuse_few_bits(dtype, tree.metadata.place)
     made = logical(tree, dtype, like=like)
     if is_read:
         check_values(tree, made.weights.values(), dtype, like)
     return made
+
+
+def refuse_few_bits(dtype: DType | None, place: str) -> None:
+    """Refuses to put the numbers of a model whose weights are quantised into so few bits without scales.
+
+    Args:
+        dtype: of the numbers; None for that of each.
+        place: of the model.
+
+    Raises:
+        UsageError: it is such a dtype.
+    """
+    if dtype is not None and not is_plain(dtype):
+        raise UsageError(
+            f"weights are quantised, and without scales {dtype} has too few bits for numbers of such a model",
+            place=place or None,
+            got=option("dtype", dtype),
+            wanted="bfloat16, float16 or float32",
+            hint=f"{option('quantized', 'keep')} alone leaves FP8 as it is, where MaxText has a form of it",
+        )
 
 
 def require_numbers(tree: Tree, why: str) -> None:

@@ -37,8 +37,8 @@ def spared(
         Of `wanted` what is to be cast, and what to say of it.
 
     Raises:
-        FormatError: a quantised weight is to be cast, or by name what belongs to one; or numbers of few bits
-            that may have lost their scales.
+        FormatError: a quantised weight is to be cast, or by name what belongs to one; numbers of few bits
+            that may have lost their scales; or others to so few bits beside quantised weights.
     """
     found, config, place = quantized_in(tree), tree.metadata.config, tree.metadata.place
     if wanted and says_quantized(config):
@@ -60,6 +60,7 @@ def spared(
             hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} leaves these as they are",
         )
     left = {names[side] for side in sides}
+    _refuse_few_bits(tree, {path: dtype for path, dtype in wanted.items() if path not in left})
     notes = Notes(remarks=(*_left_alone(sides, says_quantized(config)), *_taken(unclear)))
     return {path: dtype for path, dtype in wanted.items() if path not in left}, notes
 
@@ -71,6 +72,23 @@ def _refuse_unknown(tree: Tree, wanted: Collection[Path]) -> None:
     arrays = {dotted(path): tree.arrays[path] for path in (wanted if weights else tree.arrays)}
     odd = {name: each for name, each in arrays.items() if name not in known and not is_plain(each.dtype)}
     refuse_unknown(odd if weights else arrays, tree.metadata.config, tree.metadata.place, done="cast")
+
+
+def _refuse_few_bits(tree: Tree, wanted: Mapping[Path, DType]) -> None:
+    """Refuses casts to few bits beside quantised weights: what reads these takes such numbers for codes."""
+    found = quantized_in(tree).weights
+    few = {path: dtype for path, dtype in wanted.items() if dtype.is_float and not is_plain(dtype)}
+    if found and few:
+        said = says_quantized(tree.metadata.config)
+        lines = [f"{dotted(path)}: {tree.arrays[path].dtype} to {dtype}" for path, dtype in few.items()]
+        raise FormatError(
+            "weights are quantised, and beside them others of few bits mean nothing without scales, which a "
+            "cast does not make:" + listing(lines),
+            place=tree.metadata.place or None,
+            got=scheme(said) or next(map(str, found.values())),
+            hint="leave these arrays as they are; or make numbers of the whole model, ckpt cast SRC DST "
+            "--dtype bfloat16, and quantise these: ckpt quantize SRC DST",
+        )
 
 
 def _left_alone(sides: Mapping[str, Quantized], said: Mapping[str, Any] | None) -> Iterator[str]:
