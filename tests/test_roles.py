@@ -1068,3 +1068,36 @@ def test_a_copy_with_a_counter_above_it_is_not_the_model():
     tree = tree_of({**copy, **below(("net",), NET), **adam(NET, "opt_state")})
     assert roles(tree).mirrored == ("net",)
     assert roles(tree).unclear == (("average",),)
+
+
+# torchtitan's optimizer is one dictionary, whose names are joined and lead through those of weights.
+TITAN = {(f"layers.{k}.attention.wq.weight",): np.ones((4, 3), np.float32) for k in range(2)}
+TITANS_STATE = {
+    ("optimizer", f"state.{name}.{part}"): np.ones(shape, np.float32)
+    for (name,) in TITAN
+    for part, shape in (("exp_avg", (4, 3)), ("exp_avg_sq", (4, 3)), ("step", ()))
+}
+
+
+class TestTorchtitan:
+    def test_the_moments_are_no_parameters(self):
+        tree = tree_of(TITAN | TITANS_STATE)
+        assert {path for path in tree if roles(tree).of(path) == "optimizer"} == set(TITANS_STATE)
+        assert not roles(tree).unclear
+        assert refusal(tree) == set(TITAN)
+
+    def test_numbers_of_the_trainer_are_no_parameters_either(self):
+        beside = {
+            ("lr_scheduler", "last_epoch"): COUNT,
+            ("lr_scheduler", "base_lrs", "0"): np.array(1e-3, np.float64),
+            ("train_state", "step"): COUNT,
+            ("train_state", "ntokens_seen"): COUNT,
+        }
+        tree = tree_of(TITAN | TITANS_STATE | beside)
+        assert {path for path in tree if roles(tree).of(path) == "other"} == set(beside)
+
+
+def test_weights_that_t5x_left_in_an_optimizer_alone_are_the_model():
+    tree = tree_of({**below(("optimizer", "target"), NET), ("version",): COUNT})
+    assert not roles(tree).unclear
+    assert {roles(tree).of(path) for path in tree} == {"parameter", "other"}

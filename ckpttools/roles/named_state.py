@@ -105,7 +105,14 @@ class _Container:
             return Heads(unclear=here) if self._is_half_told() else Heads()
         if self._has_state():
             return Heads(state=here) | self._kept()
-        return Heads(unclear=here) if self.inner else Heads()
+        return Heads(unclear=here) if self.inner and not self._is_model() else Heads()
+
+    def _is_model(self) -> bool:
+        """Whether nothing is left but weights, as of T5X's optimizer/target without its state."""
+        start = len(self.head)
+        return len(self.inner) == len(self.mirrors.arrays) and all(
+            path[start] in WEIGHTS for path in self.inner if len(path) > start
+        )
 
     def _large(self) -> list[Path]:
         return [path for path in self.inner if self.mirrors.arrays[path].shape]

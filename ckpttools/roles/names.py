@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
 from ckpttools.array.tree import Path
@@ -76,10 +76,12 @@ _AVERAGES = frozenset(("ema", "average", "averages", "averaged", "polyak", "swa"
 _RANDOM = "rngs"
 # Keys of a state, outside of the model, that hold nothing learned.
 _STATES = frozenset(("state", "train_state"))
-_COUNTERS = frozenset(("step", "global_step", "epoch"))
+_COUNTERS = frozenset(("step", "global_step", "epoch", "last_epoch", "ntokens_seen", "version"))
+# Of a learning rate: numbers alone.
+_SCHEDULES = frozenset(("lr_scheduler", "lr_schedulers"))
 _GENERATORS = frozenset(("rng", "prng", "dropout_rng", "training_key"))
 _LOSS_SCALES = frozenset(("loss_scale", "dynamic_scale"))
-_BOOKKEEPING = _COUNTERS | _GENERATORS | _LOSS_SCALES | {_RANDOM}
+_BOOKKEEPING = _COUNTERS | _SCHEDULES | _GENERATORS | _LOSS_SCALES | {_RANDOM}
 # Scalars that optax keeps beside moments, of any dtype, by the keys above them or by their own.
 _HYPERPARAMETERS = frozenset(("hyperparams", "hyperparams_states"))
 # Where a random state is that has no counter beside it, and one that has.
@@ -95,18 +97,30 @@ _VALUE = "value"
 
 
 def keys_of(path: Path) -> Path:
-    """A path's keys; of names that were joined, those that were joined."""
-    if len(path) == 1 and isinstance(path[0], str):
-        joint = "/" if "/" in path[0] else "."
-        return tuple(path[0].split(joint)) if joint in path[0] else path
-    return path
+    """A path's keys; of names that were joined, those that were joined.
+
+    Also below a key, as torchtitan's optimizer is one dictionary of names: optimizer/state.norm.exp_avg.
+    """
+    if not any(map(_is_joined, path)):
+        return path
+    if len(path) == 1:
+        return tuple(_taken_apart(path[0]))
+    return tuple(part for key in path for part in _taken_apart(key))
 
 
 def first_keys(path: Path, count: int) -> Path:
     """The first of `keys_of(path)`, so many at most."""
     if len(path) == 1 and isinstance(path[0], str):
         return tuple(path[0].split("/" if "/" in path[0] else ".", count)[:count])
-    return path[:count]
+    return keys_of(path[:count])[:count]
+
+
+def _is_joined(key: str | int) -> bool:
+    return isinstance(key, str) and ("." in key or "/" in key)
+
+
+def _taken_apart(key: str | int) -> Sequence[str | int]:
+    return key.split("/" if "/" in key else ".") if isinstance(key, str) else (key,)
 
 
 def core_of(path: Path) -> Path:
@@ -213,11 +227,16 @@ def is_random(path: Path) -> bool:
 
 
 def is_bookkeeping(keys: Path) -> bool:
-    """Whether names say that it is a random state, the number of steps, or a scale of the loss."""
+    """Whether names say that it is a random state, a number of steps, a schedule, or a scale of the loss."""
     if not may_be_bookkeeping(keys):
         return False
     first, *below = _named_as(keys)
-    return is_random(keys) or (first in _COUNTERS and not below) or (first in _LOSS_SCALES and len(below) < 2)
+    return (
+        is_random(keys)
+        or first in _SCHEDULES
+        or (first in _COUNTERS and not below)
+        or (first in _LOSS_SCALES and len(below) < 2)
+    )
 
 
 def may_be_bookkeeping(keys: Collection[str | int]) -> bool:
