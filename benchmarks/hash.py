@@ -23,8 +23,8 @@ from pathlib import Path
 from pairs import remove, seconds
 
 import ckpttools
-from ckpttools.api.convert import plan_any
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.tree_plan import plan_tree
 from ckpttools.compare.verify import compare
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.hashing import hash_tree
@@ -95,7 +95,7 @@ def manifests(source: Path, directory: Path, rounds: int) -> None:
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(rounds):
         for wanted, taken in times.items():
-            conversion = plan_any(source, OrbaxWriter())
+            conversion = plan_tree(ckpttools.open(source), OrbaxWriter())
             carry_out = partial(conversion.run, output, manifest=manifest if wanted else None)
             taken.append(seconds(carry_out)[0])
             remove(output)
@@ -118,7 +118,7 @@ def main() -> None:
         against_pread("hash safetensors", [model], lambda: hashed(model), rounds)
         against_pread("hash scanned Orbax", [scanned], lambda: hashed(scanned), rounds)
         against_pread("hash --algorithm sha256", [model], lambda: hashed(model, "sha256"), rounds)
-        plan_any(scanned, OrbaxWriter()).run(apart)
+        plan_tree(ckpttools.open(scanned), OrbaxWriter()).run(apart)
         against_pread("verify --against", [apart, scanned], lambda: compared(apart, scanned), rounds)
         remove(apart)
         manifests(model, directory, rounds)

@@ -14,11 +14,12 @@ from support.command_line import run
 from support.golden_data import all_described
 from support.places import GOLDEN, GOLDEN_0_2_5
 
+import ckpttools
 from ckpttools.api.conversion import Conversion
-from ckpttools.api.convert import plan_any
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.save import plan_save
+from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import ConfigError, FormatError
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -49,7 +50,7 @@ class TestChanged:
         if request.param == "to_huggingface":
             plan_to_maxtext(model).run(tmp_path / "maxtext")
         return {
-            "any": lambda: plan_any(model, OrbaxWriter(step=0)),
+            "any": lambda: plan_tree(ckpttools.open(model), OrbaxWriter(step=0)),
             "to_maxtext": lambda: plan_to_maxtext(model),
             "to_huggingface": lambda: plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=model)),
         }[request.param]
@@ -120,12 +121,12 @@ class TestNames:
 
 
 def test_what_has_no_place_in_plain_zarr_is_said(model, tmp_path):
-    plan = plan_any(model, ZarrWriter()).plan
+    plan = plan_tree(ckpttools.open(model), ZarrWriter()).plan
     names = sorted(path.name for path in model.iterdir() if path.suffix == ".json")
     assert names
     assert [remark.partition(": ")[2] for remark in plan.remarks] == [", ".join(names)]
     plan_to_maxtext(GOLDEN / "gemma3" / "hf", ToMaxText(carry=True)).run(tmp_path / "maxtext")
-    plan = plan_any(tmp_path / "maxtext", ZarrWriter()).plan
+    plan = plan_tree(ckpttools.open(tmp_path / "maxtext"), ZarrWriter()).plan
     carried = load_file(tmp_path / "maxtext" / "0" / "items" / "hf" / "carried.safetensors")
     assert set(plan.notes.dropped) == {f"hf/carried/{name}" for name in carried}
     assert "ckpttools.json" in plan.remarks[0]

@@ -21,7 +21,7 @@ from ckpttools.maxtext.layer_groups import LayerGroup
 from ckpttools.maxtext.layers import below_decoder, layer_stacks, numbered
 from ckpttools.maxtext.optimizer import Optimizer
 from ckpttools.maxtext.view import view_of
-from ckpttools.roles.of_tree import role
+from ckpttools.roles.of_tree import roles
 from ckpttools.testing.trees import trees
 
 F32 = DTYPES["float32"]
@@ -282,7 +282,7 @@ class TestFlavours:
 )
 def test_roles(path, wanted):
     leaf = words() if {"rngs", "step"} & {*path} else array()
-    assert role(Tree({path: leaf}), path) == wanted
+    assert roles(Tree({path: leaf})).of(path) == wanted
 
 
 def test_lazy_arrays_hold_what_numpy_does():

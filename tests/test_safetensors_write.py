@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize, safe_open
 
-from ckpttools.api.convert import plan_any
+from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Metadata, Text, Tree
 from ckpttools.core.dtypes import DTYPES
@@ -521,5 +521,5 @@ class TestRefused:
 
 def test_an_array_can_be_planned_from_safetensors_again(tmp_path):
     write(STRUCTURED, ONE, tmp_path / "a")
-    plan_any(tmp_path / "a", SafetensorsWriter(60, "/")).run(tmp_path / "b")
+    plan_tree(opened(tmp_path / "a"), SafetensorsWriter(60, "/")).run(tmp_path / "b")
     assert_same(opened(tmp_path / "b"), STRUCTURED)

@@ -26,7 +26,7 @@ from ckpttools.maxtext.flavours import LINEN, NNX, linen_state
 from ckpttools.maxtext.scan import ForceUnroll
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.view import view_of
-from ckpttools.roles.of_tree import role
+from ckpttools.roles.of_tree import roles
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cast import cast
 
@@ -110,9 +110,8 @@ class TestEveryState:
         done = StripOptimizer()(case.stacked)
         assert view_of(done.tree).parameters == view_of(case.stacked).parameters
         assert view_of(done.tree).flavour == case.flavour
-        assert not [
-            path for path in done.tree.arrays if role(done.tree, path) != "parameter" and path != ("step",)
-        ]
+        of = roles(done.tree).of
+        assert not [path for path in done.tree.arrays if of(path) != "parameter" and path != ("step",)]
         left_out = set(map(keystr, case.stacked.arrays)) - set(map(keystr, done.tree)) - {"step"}
         assert set(done.notes.dropped) == left_out
         assert view_of(done.tree).kind == "stacked-inference"

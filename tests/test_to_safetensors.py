@@ -16,8 +16,8 @@ from support.places import GOLDEN, HF
 
 import ckpttools
 from ckpttools.api.conversion import Resources
-from ckpttools.api.convert import plan_any
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
+from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Empty, Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -73,8 +73,8 @@ class TestThereAndBack:
                 assert got.tobytes() == array.read().tobytes()
 
     def test_orbax_by_way_of_safetensors_is_the_same_orbax(self, orbax, tmp_path):
-        plan_any(orbax, SafetensorsWriter(40_000)).run(tmp_path / "st")
-        plan_any(tmp_path / "st", OrbaxWriter(step=0)).run(tmp_path / "orbax")
+        plan_tree(ckpttools.open(orbax), SafetensorsWriter(40_000)).run(tmp_path / "st")
+        plan_tree(ckpttools.open(tmp_path / "st"), OrbaxWriter(step=0)).run(tmp_path / "orbax")
         assert_same(ckpttools.open(tmp_path / "orbax"), ckpttools.open(orbax))
         before, after = (place / "0" / "items" / "_METADATA" for place in (orbax, tmp_path / "orbax"))
         assert json.loads(after.read_bytes()) == json.loads(before.read_bytes())
@@ -171,7 +171,7 @@ class TestTheCommand:
 def test_two_runs_with_other_resources_give_the_same_files(orbax, tmp_path):
     for name, jobs, memory in (("a", 1, 128 * MIB), ("b", 4, 512 * MIB)):
         resources = Resources(memory=memory, jobs=jobs)
-        plan_any(orbax, SafetensorsWriter(40_000), resources=resources).run(tmp_path / name)
+        plan_tree(ckpttools.open(orbax), SafetensorsWriter(40_000), resources).run(tmp_path / name)
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 

@@ -21,7 +21,6 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, listing
 from ckpttools.formats.adapters import ADAPTER, PREFIX
-from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.place import Place
@@ -69,7 +68,7 @@ def weights_file(place: Place) -> Place:
     return found
 
 
-def open_peft(place: Place, read: ReadOptions | None = None) -> Adapter:
+def open_peft(place: Place) -> Adapter:
     """The adapter at a place that `is_peft`.
 
     Raises:
@@ -79,7 +78,7 @@ def open_peft(place: Place, read: ReadOptions | None = None) -> Adapter:
     """
     file = weights_file(place)
     config = (place if place.is_dir() else place.parent) / ADAPTER
-    return adapter_of(open_tree(file, read), PeftConfig(read_json(config), str(config)))
+    return adapter_of(open_tree(file), PeftConfig(read_json(config), str(config)))
 
 
 def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:

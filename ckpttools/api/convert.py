@@ -14,7 +14,6 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
-from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.llama_names import NamedByHub, told_of_names
 from ckpttools.maxtext.stacked_on import KeepingAxis
@@ -24,30 +23,6 @@ from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.functions import Mapper, mapped_by
 from ckpttools.transforms.select import Select
-
-
-def plan_any(
-    source: Source,
-    writer: Writer,
-    *,
-    read: ReadOptions | None = None,
-    resources: Resources | None = None,
-    transforms: Sequence[Transform] = (),
-) -> Conversion:
-    """Plans writing the checkpoint at `source` with `writer`; reads headers and indexes, no array.
-
-    Args:
-        source: a file, an item, a step or a run directory of any format.
-        writer: the format to write and its options.
-        read: how to open the source.
-        resources: what the conversion may take.
-        transforms: applied to the tree on the way, first to last.
-
-    Raises:
-        CheckpointError: the source cannot be read, a transform does not take it, the format cannot hold the
-            result, or the work does not fit into the memory.
-    """
-    return plan_tree(opened(source, read).pipe(*transforms), writer, resources)
 
 
 class Changing(Opening, Storing, Writing, total=False):

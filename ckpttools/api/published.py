@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TypeAlias
 
 from ckpttools.core.errors import CheckpointError, DestinationExistsError
 from ckpttools.core.wording import option
@@ -26,7 +25,6 @@ from ckpttools.stores.shares import PublishedError
 SUFFIX = ".published"
 # Files that are looked at: those nearest to the top, which are small and written last, and some of the rest.
 _MOST_FILES = 16
-_Marks: TypeAlias = Mapping[str, Sequence[object]]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -31,7 +31,11 @@ from ckpttools.stores.registry import parse
 
 
 def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Conversion:
-    """Plans writing `tree` with `writer`; errors as `plan_any`, but for those of reading."""
+    """Plans writing `tree` with `writer`; reads no array.
+
+    Raises:
+        CheckpointError: the format cannot hold the tree, or the work does not fit into the memory.
+    """
     resources, notes = resources or Resources(), tree.metadata.notes
     companions = companions_of(tree)
     tree = with_origin(tree, tree)

@@ -43,14 +43,14 @@ ENGINES = (
 _JOBS_OF_JAX = (("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
-def misnumbered(environment: Mapping[str, str] = os.environ) -> str:
+def misnumbered() -> str:
     """What the environment says of the processes of a job that cannot be; "" where all it says can be."""
     for number, count in _JOBS_OF_JAX:
-        if number in environment and count in environment:
+        if number in os.environ and count in os.environ:
             try:
-                parse_part(f"{environment[number]}/{environment[count]}")
+                parse_part(f"{os.environ[number]}/{os.environ[count]}")
             except UsageError:
-                return f"{number}={environment[number]}, {count}={environment[count]}"
+                return f"{number}={os.environ[number]}, {count}={os.environ[count]}"
     return ""
 
 

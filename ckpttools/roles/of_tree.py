@@ -121,11 +121,6 @@ def roles(tree: Tree) -> Roles:
     return tree.once(_roles)
 
 
-def role(tree: Tree, path: Path) -> Role:
-    """The role of one leaf."""
-    return roles(tree).of(path)
-
-
 def _roles(tree: Tree) -> Roles:
     typed = (keys_of(path) for path in tree.metadata.key_impls)
     return roles_of(tree.arrays, tree.leaves.keys() - tree.arrays.keys(), typed)

@@ -52,7 +52,6 @@ def process_loading(
     specs: Mapping[str, Spec],
     mesh: MeshShape,
     processes: int,
-    max_over_read: float = MAX_OVER_READ,
 ) -> ProcessLoading:
     """What processes read; devices are dealt out to them in the order of the mesh.
 
@@ -61,7 +60,6 @@ def process_loading(
         specs: how each is cut; what cannot be cut evenly is whole.
         mesh: all devices.
         processes: how many share them evenly.
-        max_over_read: as of `ckpttools.load`.
 
     Raises:
         UsageError: the devices cannot be shared evenly.
@@ -73,7 +71,7 @@ def process_loading(
             wanted=f"a divisor of {mesh.size}",
         )
     devices = mesh.size // processes
-    found = _Predicted(mesh, processes, max_over_read)
+    found = _Predicted(mesh, processes)
     for path, array in arrays.items():
         found.add(array, specs.get(path, ()))
     return ProcessLoading(
@@ -82,7 +80,7 @@ def process_loading(
         needed=found.alone.needed,
         fetched=found.alone.fetched,
         over_read=found.alone.over_read,
-        max_over_read=max_over_read,
+        max_over_read=MAX_OVER_READ,
         exchanged=found.exchanged,
         fetched_exchanging=found.together.fetched,
         broadcast=found.broadcast,
@@ -96,7 +94,6 @@ class _Predicted:
 
     mesh: MeshShape
     processes: int
-    max_over_read: float
     alone: FetchPlan = field(default_factory=FetchPlan)
     together: FetchPlan = field(default_factory=FetchPlan)
     single: FetchPlan = field(default_factory=FetchPlan)
@@ -113,11 +110,11 @@ class _Predicted:
         some = {process: homes[process] for process in some_of(range(self.processes))}
         way, found = self._way(array, some, float("inf"))
         self.alone += found
-        if found.over_read > self.max_over_read:
-            way, found = self._way(array, some, self.max_over_read)
+        if found.over_read > MAX_OVER_READ:
+            way, found = self._way(array, some, MAX_OVER_READ)
         self.together += found
         self.exchanged += way == "exchange"
-        way, found = self._way(array, homes, self.max_over_read, single_replica=True)
+        way, found = self._way(array, homes, MAX_OVER_READ, single_replica=True)
         self.single += found
         self.broadcast += way == "broadcast"
 

@@ -69,9 +69,9 @@ class Place:
     def __lt__(self, other: Place) -> bool:
         return (self.store.scheme, self.parts) < (other.store.scheme, other.parts)
 
-    def as_local(self, stand_in: str = "DIRECTORY") -> str:
+    def as_local(self) -> str:
         """The path, for a command that writes local files; a word in its place where this lies elsewhere."""
-        return str(self) if self.store.scheme == "file" else stand_in
+        return str(self) if self.store.scheme == "file" else "DIRECTORY"
 
     @property
     def name(self) -> str:

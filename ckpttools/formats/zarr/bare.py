@@ -121,7 +121,7 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
     arrays = _BareArrays(path, entries)
     found = dict(zip(names, at_once(path.store, arrays.array, names), strict=True))
     state = opened_state(path / _STATE) if _has_state(path) else None
-    leaves = _put_in(state, found, path) if state else _by_key(found, path)
+    leaves = _put_in(state, found, path) if state else _by_key(found)
     others = left_out(state.others) if state else Notes()
     said = _said(path)
     step = said.get("step")
@@ -229,7 +229,7 @@ class _BareArrays:
             )
 
 
-def _by_key(found: Mapping[str, LazyArray], path: Place) -> dict[Path, Leaf]:
+def _by_key(found: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
     """The tree that the keys make; names with dots that would be two things are left as they are."""
     cut = {name: tuple(name.replace("/", ".").split(".")) if name else () for name in found}
     inner = {keys[:depth] for keys in cut.values() for depth in range(len(keys))}

@@ -15,6 +15,8 @@ from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import ATTENDING, ModelFacts
 
 _CONFIG, _ROPE, _LOCAL = "config.", "rope.", "local_"
+# Characters of a value that are shown.
+_LONGEST = 60
 # Parts that stand in a configuration of their own, with the flag of the tower that they describe.
 _WITHIN = (
     "text_config",
@@ -201,6 +203,6 @@ def _plain(path: str) -> str:
     return ".".join(keys)
 
 
-def _short(value: Any, most: int = 60) -> str:
+def _short(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= most else f"{text[:most]}…"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

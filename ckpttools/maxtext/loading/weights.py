@@ -58,7 +58,7 @@ def looked_at(tree: Tree, wanted: Wanted, key: str, settings: Settings, version:
         problems += [*_kind(tree, view, wanted, where), *_layers(view, settings, where)]
         problems += unread_layouts(view, wanted, version, _model(settings), where)
         problems += _sizes(view, settings)
-        notes += _notes(tree, view, wanted, settings)
+        notes += _notes(view, wanted, settings)
     return FoundWeights(tuple(problems), tuple(notes))
 
 
@@ -206,7 +206,7 @@ def _of_one_layer(view: MaxTextView, path: Path, shape: Sequence[int]) -> Sequen
     return (*shape[:start], *shape[start + axes :]) if axes else shape
 
 
-def _notes(tree: Tree, view: MaxTextView, wanted: Wanted, settings: Settings) -> Iterator[str]:
+def _notes(view: MaxTextView, wanted: Wanted, settings: Settings) -> Iterator[str]:
     if wanted == "parameters" and view.optimizer is not None:
         yield "it is a full state: its parameters alone are taken, without optimizer and step"
     if not view.is_maxtext:

@@ -208,7 +208,7 @@ def _reading_error(doing: str, path: str | Path, error: OSError) -> CheckpointEr
     )
 
 
-def storage_error(doing: str, path: str | Path, error: OSError, hint: str | None = None) -> StorageError:
+def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
     """An operating-system error in our words, the system's own kept."""
     hints = {
         "PermissionError": "check who owns it and its mode bits",
@@ -217,5 +217,5 @@ def storage_error(doing: str, path: str | Path, error: OSError, hint: str | None
     return StorageError(
         f"{doing} {path}",
         got=f"{error.strerror} (errno {error.errno})",
-        hint=hint or hints.get(type(error).__name__),
+        hint=hints.get(type(error).__name__),
     )
