@@ -14,8 +14,9 @@ from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, destination_of, opened_plan
 from ckpttools.api.published import PublishedPlan, is_new, published_at
 from ckpttools.core.checked import checked
+from ckpttools.core.errors import UsageError
 from ckpttools.core.text import plural
-from ckpttools.plan.dealing import Part, dealt
+from ckpttools.plan.dealing import Part, dealt, parse_part
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import stretches
 from ckpttools.run.parts import finished_tasks
@@ -159,15 +160,17 @@ def _complete(file: PlanFile, found: PublishedPlan) -> PlanStatus:
 def _count(members: Sequence[Member]) -> int | None:
     """`PlanStatus.count`, of members in the order in which they began."""
     working = [each for each in members if each.is_alive] or members[-1:]
-    counts = [count for each in working if (count := _parts_of(each.share)) is not None]
+    counts = [part.count for each in working if (part := _part_of(each.share)) is not None]
     # Of several that are as frequent the one that came last.
     return max(reversed(counts), key=counts.count, default=None)
 
 
-def _parts_of(share: Share) -> int | None:
-    """Of how many parts a share is one; None where its name does not say."""
-    number, slash, count = share.name.partition("/")
-    return int(count) if slash and number.isdigit() and count.isdigit() else None
+def _part_of(share: Share) -> Part | None:
+    """The part that a share is; None where its name does not say."""
+    try:
+        return parse_part(share.name)
+    except UsageError:
+        return None
 
 
 def _not_begun(file: PlanFile, count: int, parts: Iterable[PartStatus], left: set[int]) -> Iterator[int]:
