@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from ckpttools.core.region import Region as Region
     from ckpttools.core.version import __version__ as __version__
     from ckpttools.maxtext.model import ModelOptions as ModelOptions
+    from ckpttools.maxtext.moving import ForVersion as ForVersion
     from ckpttools.maxtext.scan import ForceUnroll as ForceUnroll
     from ckpttools.maxtext.scan import StackLayers as StackLayers
     from ckpttools.maxtext.scan import UnstackLayers as UnstackLayers

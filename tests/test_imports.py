@@ -335,6 +335,17 @@ LONGEST = 40
 LONGER: dict[str, int] = {}
 
 
+def test_type_checkers_see_what_the_package_has():
+    """Its names are listed twice: as imports for them, and by modules that are imported at first use."""
+    seen = {
+        (each.module, alias.name)
+        for each in nodes(ROOT / "__init__.py")
+        if isinstance(each, ast.ImportFrom) and each.module.startswith("ckpttools.")
+        for alias in each.names
+    }
+    assert seen == {(home, name) for name, home in ckpttools._HOMES.items()}
+
+
 def test_functions_fit_on_a_screen():
     longer = {
         f"{name(path)}:{node.name}": length
