@@ -402,6 +402,30 @@ def test_no_regular_expressions_in_what_maps():
     assert [name(path) for path in rooms if packages(path) & {"re", "regex"}] == []
 
 
+def test_flags_are_named_in_commands_only():
+    """The library says `option("dtype")`; a flag in one of its sentences is of a command that it names."""
+    assert [
+        f"{name(path)}: {text}"
+        for path in outside("cli", "core", "testing")
+        for text in set(sentences(path)) - docstrings(path)
+        if re.search(r"(^|\S\s)--[a-z]", text) and len(text.split()) > 3 and not _COMMAND.search(text)
+    ] == []
+
+
+def sentences(path):
+    """The texts of a file, f-strings without what is filled in."""
+    formatted = [node.values for node in nodes(path) if isinstance(node, ast.JoinedStr)]
+    parts = {id(each) for values in formatted for each in values}
+    whole = [[node] for node in nodes(path) if isinstance(node, ast.Constant) and id(node) not in parts]
+    for values in (*formatted, *whole):
+        texts = (each.value for each in values if isinstance(each, ast.Constant))
+        yield "".join(text for text in texts if isinstance(text, str))
+
+
+# The first word of a command line.
+_COMMAND = re.compile(r"\b(ckpt|hf|vllm|sbatch|az|aws|gcloud)\b")
+
+
 def test_no_twins_for_the_two_directions():
     twins = ("to_hf", "to_maxtext", "saving_to", "reverse")
     assert [

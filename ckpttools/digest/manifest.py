@@ -15,6 +15,7 @@ from ckpttools.core.errors import (
     StorageError,
     UnknownNameError,
 )
+from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, tree_digest
 from ckpttools.stores.place import Place
@@ -140,7 +141,7 @@ def read_manifest(where: Where) -> Manifest:
     try:
         document = json.loads(path.read_bytes())
     except StorageError as error:
-        raise error.at(hint="name what --manifest or ckpt hash wrote") from error
+        raise error.at(hint=f"name what {option('manifest')} or ckpt hash wrote") from error
     except (ValueError, RecursionError) as error:
         raise FormatError("the manifest is not JSON", place=path, got=error) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:

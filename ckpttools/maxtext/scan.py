@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked_options
 from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.wording import option
 from ckpttools.maxtext.cycles import CycleNames, stacks_to_make
 from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
 from ckpttools.maxtext.layers import layer_stacks
@@ -162,7 +163,7 @@ def _with_layers(tree: Tree) -> MaxTextView:
             place=tree.metadata.place or None,
             wanted="keys below decoder such as layers or layers_0, as MaxText names them",
             hint="ckpt convert hf-to-maxtext SRC DST makes stacked layers of a Hugging Face checkpoint, "
-            "and with --no-scan single ones"
+            f"and with {option('scan', False)} single ones"
             if tree.metadata.format == "safetensors"
             else "ckpt inspect tree SRC shows what is there",
         )

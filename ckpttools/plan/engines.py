@@ -152,7 +152,7 @@ def _not_from_0(engine: Engine, number: int, numbers: range, count: int) -> Usag
     return UsageError(
         "the job array numbers its tasks in another way than parts are",
         got=f"{_range_text(numbers)}: {engine.number}={number}",
-        wanted=f"0 to {count - 1}, as by --array=0-{count - 1}",
+        wanted=f"0 to {count - 1}, as by sbatch --array=0-{count - 1}",
         hint=f"submit it so; or leave {option('parts')} out: then the array itself says how many there are",
     )
 
