@@ -22,12 +22,14 @@ from support.places import GOLDEN
 from ckpttools.array.tree import Empty, keystr
 from ckpttools.core.errors import CheckpointError, FormatError, LaterStepWarning, UsageError
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
 from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
 from ckpttools.formats.orbax.write import INDEX_FILE
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN
 from ckpttools.maxtext.view import view_of
+from ckpttools.stores.registry import parse
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 LEVELS = pytest.mark.parametrize("level", ["", "0", "0/items"], ids=["run", "step", "item"])
@@ -370,6 +372,16 @@ class TestBareSteps:
 
 def change_json(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
+
+
+def test_metadata_of_arrays_is_read_of_one_process(tmp_path):
+    """Orbax refuses saves whose processes write different ones: 1,000 files of a large job say the same."""
+    array_metadata = {"param_name": "keys", "write_shape": [2], "ext_metadata": {"random_key_impl": "rbg"}}
+    (tmp_path / "array_metadatas").mkdir()
+    said = {"array_metadatas": [{"array_metadata": array_metadata}]}
+    (tmp_path / "array_metadatas" / "process_0").write_text(json.dumps(said))
+    (tmp_path / "array_metadatas" / "process_1").write_text("is not read")
+    assert orbax_metadata.key_impls(parse(tmp_path)) == {"keys": "rbg"}
 
 
 class TestDamaged:

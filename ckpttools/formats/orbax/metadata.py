@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -245,26 +245,24 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
     return SavedLeaf(path, kind, kind in EMPTY_KINDS)
 
 
-def key_impls(directory: Place) -> dict[str, str]:
-    """Names of the arrays that are typed PRNG keys, with the implementation of each.
+def array_metadata(directory: Place) -> dict[str, Mapping[str, Any]]:
+    """Name of each array -> what `array_metadatas` says of it; every process of a save writes the same.
 
     Raises:
-        FormatError: a file of `array_metadatas` is none.
+        FormatError: the file is none of `array_metadatas`.
     """
-    found: dict[str, str] = {}
-    for path in sorted(directory.glob(f"{ARRAYS_DIRECTORY}/process_*")):
-        try:
-            found.update(_impls(read_json(path)))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise FormatError(
-                "not the metadata of arrays", place=path, got=f"{type(error).__name__}: {error}"
-            ) from error
-    return found
+    path = min(directory.glob(f"{ARRAYS_DIRECTORY}/process_*"), default=None)
+    try:
+        entries = [] if path is None else read_json(path)["array_metadatas"]
+        return {entry["array_metadata"]["param_name"]: entry["array_metadata"] for entry in entries}
+    except (KeyError, TypeError) as error:
+        raise FormatError(
+            "not the metadata of arrays", place=path, got=f"{type(error).__name__}: {error}"
+        ) from error
 
 
-def _impls(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for entry in document["array_metadatas"]:
-        array = entry["array_metadata"]
-        impl = (array.get("ext_metadata") or {}).get("random_key_impl")
-        if impl:
-            yield array["param_name"], impl
+def key_impls(directory: Place) -> dict[str, str]:
+    """Names of the arrays that are typed PRNG keys, with the implementation of each; errors as above."""
+    said = {name: each.get("ext_metadata") for name, each in array_metadata(directory).items()}
+    impls = {name: each.get("random_key_impl") for name, each in said.items() if isinstance(each, dict)}
+    return {name: impl for name, impl in impls.items() if impl}

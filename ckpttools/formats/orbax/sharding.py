@@ -14,9 +14,8 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import parse_json, read_json
-from ckpttools.formats.orbax.metadata import ARRAYS_DIRECTORY, SHARDING_FILE
+from ckpttools.formats.orbax.metadata import SHARDING_FILE, array_metadata
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -35,7 +34,8 @@ def stored_shardings(tree: Tree) -> dict[TreePath, Sharding]:
     if tree.metadata.format != "orbax" or not place.is_file():
         return {}
     try:
-        shardings, shapes = dict(_shardings(read_json(place))), _write_shapes(directory)
+        shardings = dict(_shardings(read_json(place)))
+        shapes = {name: tuple(each["write_shape"]) for name, each in array_metadata(directory).items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FormatError(
             "not the shardings of an Orbax checkpoint",
@@ -94,11 +94,3 @@ def _axes(entry: object) -> tuple[str, ...]:
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(map(str, entry))  # type: ignore[call-overload]
-
-
-def _write_shapes(directory: Place) -> dict[str, Shape]:
-    """What `array_metadatas` says; every process of a save writes the same."""
-    path = next(iter(sorted(directory.glob(f"{ARRAYS_DIRECTORY}/process_*"))), None)
-    entries = [] if path is None else read_json(path)["array_metadatas"]
-    arrays = (entry["array_metadata"] for entry in entries)
-    return {each["param_name"]: tuple(each["write_shape"]) for each in arrays}

@@ -27,8 +27,15 @@ from ckpttools.formats.json_file import DEEPEST, read_json
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Entries, Files, entries_of
-from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.orbax.metadata import (
+    ARRAYS_DIRECTORY,
+    CHECKPOINT_FILE,
+    SHARDING_FILE,
+    STRINGS_FILE,
+    TREE_FILE,
+)
 from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
@@ -38,8 +45,7 @@ from ckpttools.stores.place import Place
 _DOCUMENTS = (zarr3.DOCUMENT, zarr2.DOCUMENT)
 _STATE, _METADATA = "checkpoint", "metadata.json"
 # What lies in an item of Orbax beside the metadata of its tree, which are then what is missing.
-_OF_ORBAX = frozenset(("_CHECKPOINT_METADATA", "_sharding", "_strings.json", "array_metadatas", "descriptor"))
-_UNFINISHED = ".orbax-checkpoint-tmp"
+_OF_ORBAX = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
 _STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
 # Directories that are looked into to tell whether there is an array in any of them.
 _MOST_TRIED = 100
@@ -57,7 +63,7 @@ class BareFormat(ReadOnlyFormat):
             return "not a directory"
         entries = path.entries()
         names = {each.name for each in entries}
-        if TREE_FILE in names or names & _OF_ORBAX or _UNFINISHED in str(path):
+        if TREE_FILE in names or names & _OF_ORBAX or IN_PROGRESS in str(path):
             return "a save of Orbax"
         if MANIFEST in names:
             return None if _is_nested(path) else "a save of Orbax"
