@@ -1097,6 +1097,13 @@ class TestTorchtitan:
         assert {path for path in tree if roles(tree).of(path) == "other"} == set(beside)
 
 
+def test_moments_alone_are_an_optimizers_whatever_their_parameters_are_called():
+    """Also below the key `model`, which is one of weights."""
+    moments = {("optimizer", "state", f"model.{k}.weight", "exp_avg"): np.ones((4, 3)) for k in range(2)}
+    tree = tree_of(moments)
+    assert {roles(tree).of(path) for path in tree} == {"optimizer"}
+
+
 def test_weights_that_t5x_left_in_an_optimizer_alone_are_the_model():
     tree = tree_of({**below(("optimizer", "target"), NET), ("version",): COUNT})
     assert not roles(tree).unclear

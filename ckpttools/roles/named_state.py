@@ -124,6 +124,7 @@ class _Container:
             not large
             or any(map(self.mirrors.is_count, self.inner))
             or any(below_moments(path[start : start + 2]) for path in large)
+            or all(path[-1] in MOMENTS for path in large)
             or any(is_strong(key) for path in self.inner for key in path[start:])
             or any(map(self._is_known, large))
             or any(self.mirrors.mirrors(path, start) for path in large)
