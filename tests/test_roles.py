@@ -1099,9 +1099,9 @@ class TestTorchtitan:
 
 def test_moments_alone_are_an_optimizers_whatever_their_parameters_are_called():
     """Also below the key `model`, which is one of weights."""
-    moments = {("optimizer", "state", f"model.{k}.weight", "exp_avg"): np.ones((4, 3)) for k in range(2)}
-    tree = tree_of(moments)
-    assert {roles(tree).of(path) for path in tree} == {"optimizer"}
+    for head in (("optimizer", "state"), ("optimizer_state",)):
+        tree = tree_of({(*head, f"model.{k}.weight", "exp_avg"): np.ones((4, 3)) for k in range(2)})
+        assert {roles(tree).of(path) for path in tree} == {"optimizer"}
 
 
 def test_weights_that_t5x_left_in_an_optimizer_alone_are_the_model():

@@ -168,6 +168,8 @@ class _Container:
             below = path[start:-1]
             if not below or below[0] not in WEIGHTS or self.head[-1] == PER_PARAMETER or _lies_in(path, odd):
                 continue
+            if is_telling(path[-1]):
+                continue
             is_state = self._labels.get(path[: start + 1])
             if not (is_state or self._is_beside(path, start)):
                 twice = any(self.mirrors.is_whole(tail, self.head) for tail in unwrapped(path, start + 1))
