@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -149,6 +150,8 @@ def test_an_adapter_is_the_same_in_maxtext(family, bases):
     fitting = {name for row in rows.rows if not why_no_factors(row) for name in weight_names(row, rows.sizes)}
     adapter = adapter_of(base, np.random.default_rng(3), fitting)
     tree = to_maxtext_adapter(base, adapter, ToMaxTextAdapter(scan=scans(own))).tree
+    modules = re.compile(tree.metadata.custom["lora"]["lora_module_path"])
+    assert all(modules.fullmatch("/".join(map(str, path[:-2]))) for path in tree.arrays)
     wanted = {each.name: each.delta(base.weights[each.name].shape).read() for each in adapter.factors}
     for known in (base, maxtext):
         back = adapter_of_maxtext(known, tree)

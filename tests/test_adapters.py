@@ -699,3 +699,23 @@ def test_an_adapter_of_fused_experts_and_their_gate_for_a_base_that_has_them_apa
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=tmp_path / "adapter")
     assert_near(numbers(tmp_path / "merged"), base | {name: a.astype("f4") for name, a in wanted.items()})
     assert ckpttools.inspect(tmp_path / "adapter", against=tmp_path / "base").comparison.is_same
+
+
+def test_a_family_whose_rows_make_other_values_is_refused_wherever_rows_are_used(tmp_path):
+    base, adapter, lora = base_of("plain"), PEFT / "plain", tmp_path / "lora"
+    ckpttools.hf_to_maxtext(base, tmp_path / "maxtext")
+    ckpttools.adapter_to_maxtext(adapter, lora, base=base, family="llama")
+    calls = [
+        (ckpttools.merge_adapter, tmp_path / "maxtext", {"adapter": adapter}),
+        (ckpttools.merge_adapter, base, {"adapter": lora}),
+        (ckpttools.adapter_to_maxtext, adapter, {"base": base}),
+        (ckpttools.adapter_to_maxtext, adapter, {"base": tmp_path / "maxtext"}),
+        (ckpttools.adapter_to_peft, lora, {"base": base}),
+    ]
+    for call, source, said in calls:
+        with pytest.raises(CheckpointError, match="would make other values") as refused:
+            call.plan(source, tmp_path / "no", family="mistral", **said)
+        assert "leave" in str(refused.value) and "model_type" in str(refused.value)
+        with pytest.raises(CheckpointError, match="do not match the model"):
+            call.plan(source, tmp_path / "no", family="gemma2", **said)
+        call.plan(source, tmp_path / "yes", family="llama", **said)

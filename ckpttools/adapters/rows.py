@@ -22,8 +22,11 @@ from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.values import Scale
+from ckpttools.maxtext.agreement import own_rows
+from ckpttools.maxtext.hf_source import bound
 from ckpttools.maxtext.layout import DECODER
 from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 A, B = "_lora_a", "_lora_b"
 _WEIGHT, _KERNEL = ".weight", ".kernel"
@@ -129,8 +132,10 @@ def rows_of_factors(base: Base, scan_axis: int | None, family: Family) -> ModelF
         family: the base's, in the layout of the version that stores the adapter.
 
     Raises:
-        ConfigError: the configuration contradicts itself.
+        ConfigError: the configuration contradicts itself, or the family that the user names makes other
+            values than that of the configuration.
     """
+    _require_own_rows(base)
     spelling = family.spelling_of(base.weights)
     known = base.rows.table.flags if base.rows is not None else base.chosen_flags
     table = family.table(base.config, CONFIG, scan_axis=scan_axis, spelling=spelling, overrides=known)
@@ -138,6 +143,18 @@ def rows_of_factors(base: Base, scan_axis: int | None, family: Family) -> ModelF
     there = {name for name, value in flags.items() if value}
     rows = tuple(row for row in table.rows if row.applies(there))
     return ModelFactorRows(tuple(replace(row, when="", unless="") for row in rows), sizes, scan_axis)
+
+
+def _require_own_rows(base: Base) -> None:
+    """Raises as `rows_of_factors`; of a MaxText base that is seen to where it is opened."""
+    if base.rows is None and base.config is not None:
+        options = ToMaxText(scan=False, model=base.model)
+        own_rows(
+            base.model.family,
+            base.config,
+            base.tree.metadata.place,
+            lambda each: bound(each, base.tree, base.weights, options)[1].to_left(base.weights).arrays,
+        )
 
 
 def required_family(base: Base) -> Family:

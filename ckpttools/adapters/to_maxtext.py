@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,6 +44,7 @@ LoraLayout = Literal["restore", "training", "converter"]
 LORA_LAYOUTS: tuple[LoraLayout, ...] = ("restore", "training", "converter")
 _FLOAT32 = DTYPES["float32"]
 _WEIGHT = ".weight"
+_LAYER = re.compile(r"layers(_\d+)?")
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     sizes = {**known.sizes, **{row.rank: rank for row in rows}}
     arrays = _arrays(fit.factors, rows, sizes, ratios)
     mapped = _mapped(rows, sizes, base, arrays)
-    said = _said(rows, rank, finite("scale", options.scale, scale * options.scale * rank))
+    said = _said(mapped.arrays, rank, finite("scale", options.scale, scale * options.scale * rank))
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said, **named})
     return Transformed(tree, _notes(mapped, fit.factors, ratios, said))
@@ -172,29 +174,29 @@ def _tree(arrays: Mapping[str, LazyArray], layout: LoraLayout, custom: Mapping[s
     return Tree(leaves, Metadata(step=0, custom=custom))
 
 
-def _said(rows: Sequence[FactorRow], rank: int, alpha: float) -> dict[str, object]:
+def _said(factors: Iterable[str], rank: int, alpha: float) -> dict[str, object]:
     """What MaxText notes of an adapter beside it."""
     return {
         "enable_lora": True,
         "lora_rank": rank,
         "lora_alpha": alpha,
-        "lora_module_path": module_path(row.row for row in rows),
+        "lora_module_path": module_path(factors),
         "lora_weight_qtype": None,
         "lora_tile_size": None,
         "lora_restore_path": "",
     }
 
 
-def module_path(rows: Iterator[Row]) -> str:
+def module_path(factors: Iterable[str]) -> str:
     """A pattern of the modules that have factors, for MaxText's `lora.lora_module_path`."""
-    modules = dict.fromkeys(str(row.left.key).removesuffix(".kernel").split(".", 1)[1] for row in rows)
-    ends = dict.fromkeys("/".join(_below_layers(module.split("."))) for module in modules)
+    modules = (name.rpartition(".")[0].split(".")[1:] for name in factors)
+    ends = dict.fromkeys("/".join(_below_layer(keys[-2:])) for keys in modules)
     return f"decoder/.*({'|'.join(ends)})"
 
 
-def _below_layers(keys: list[str]) -> list[str]:
-    """The keys of a module below its layer, whichever that is."""
-    return keys[-2:]
+def _below_layer(keys: Sequence[str]) -> Sequence[str]:
+    """The last keys of a module, without that of its layer."""
+    return keys[1:] if _LAYER.fullmatch(keys[0]) else keys
 
 
 def _notes(
