@@ -1,18 +1,20 @@
 """Names of weights without what PyTorch's trainers put around them."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from support.command_line import run
-from support.hf_models import LLAMA_CONFIG
+from support.hf_models import LLAMA_CONFIG, write_llama
 from support.trees import lazy
 
 import ckpttools
 from ckpttools.array.patterns import first_match, matching, whole_branches
-from ckpttools.array.tree import Metadata, Tree
+from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.compare.align import align
 from ckpttools.core.errors import CoverageError, FormatError, UsageError
 from ckpttools.formats.registry import open_tree
@@ -21,7 +23,7 @@ from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.transforms.select import Select
-from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
+from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped, without_states
 
 TRAINERS = Path(__file__).parents[1] / "fixtures/torch/trainers"
 TITAN, FSDP, HUB = (TRAINERS / name for name in ("torchtitan/step-10", "fsdp/pytorch_model_fsdp_0", "hub"))
@@ -243,3 +245,24 @@ def test_safetensors_in_names_of_the_hub(tmp_path):
     for message, tree in refused.items():
         with pytest.raises(FormatError, match=message):
             NamedByHub()(tree)
+
+
+def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path):
+    """Also behind a trainer's prefixes; --drop may name it, and then says what is left out."""
+    write_llama(tmp_path / "plain")
+    shutil.copytree(tmp_path / "plain", tmp_path / "src")
+    file = tmp_path / "src" / "model.safetensors"
+    states = {f"model.layers.{n}.mlp.up_proj._extra_state": np.arange(5, dtype=np.uint8) for n in range(4)}
+    arrays = {f"module.{name}": array for name, array in {**load_file(file), **states}.items()}
+    save_file(arrays, file)
+    made = ckpttools.hf_to_maxtext.plan(tmp_path / "src", tmp_path / "maxtext")
+    assert any("4 arrays left out" in each and "_extra_state" in each for each in made.plan.notes.remarks)
+    made.run()
+    assert ckpttools.verify(tmp_path / "maxtext", against=tmp_path / "plain").equal
+    dropped = ckpttools.hf_to_maxtext.plan(tmp_path / "src", tmp_path / "dropped", drop=["*._extra_state"])
+    assert not any("left out, which" in each for each in dropped.plan.notes.remarks)
+    assert dropped.plan.tree.arrays.keys() == made.plan.tree.arrays.keys()
+    tree = ckpttools.open(tmp_path / "src")
+    hub = NamedByHub()(tree)
+    assert {*map(dotted, hub.tree.arrays)} == {*load_file(tmp_path / "plain" / "model.safetensors")}
+    assert without_states(ckpttools.open(tmp_path / "plain")).notes.remarks == ()

@@ -21,7 +21,7 @@ from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.rename import Remap, Rule
-from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
+from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped, without_states
 
 _RULES = (
     *(Rule(*each) for each in REARRANGED),
@@ -119,7 +119,8 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
         CheckpointError: they do not go into these at all.
     """
     place = tree.metadata.place or None
-    plain = unwrapped(tree)
+    bare = without_states(tree)
+    plain = unwrapped(bare.tree)
     if found := patterns_of_others(plain.tree):
         hint = leaving.format(several("drop", found))
         raise FormatError(others, place=place, got=", ".join(found), hint=hint)
@@ -129,7 +130,7 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
         raise FormatError(names, place=place, hint=hint)
     if made.tree is not plain.tree:
         _require_sizes(made.tree)
-    return Transformed(made.tree, plain.notes + made.notes)
+    return Transformed(made.tree, bare.notes + plain.notes + made.notes)
 
 
 def _require_sizes(tree: Tree) -> None:

@@ -39,7 +39,7 @@ from ckpttools.quantized.refusals import refuse_unmappable
 from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
 from ckpttools.transforms.select import unmatched
-from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped
+from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped, without_states
 
 _OF_FLAX = "these are names of Flax, whose matrices have inputs first: rules of `ckpt remap` mend both"
 
@@ -72,11 +72,13 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         FormatError: weights are quantised in a way that is not read, or are not with their scales.
     """
     drop = whole_branches(_with_dots(options.drop, tree), map(dotted, tree.arrays))
+    bare = without_states(tree, drop)
+    tree, noted = bare.tree, tree.metadata.notes + bare.notes
     plain = unwrapped(tree, drop)
     hub = with_hub_names(plain.tree)
     options = replace(options, drop=_of_hub_names(drop, tree, plain.tree, hub.tree))
     try:
-        return _to_maxtext(hub.tree, options, tree.metadata.notes + plain.notes + hub.notes)
+        return _to_maxtext(hub.tree, options, noted + plain.notes + hub.notes)
     except UsageError as error:
         if error.got is not None and error.got in options.drop:
             wanted = None if hub.tree is tree else "names of the source, or those that they become"

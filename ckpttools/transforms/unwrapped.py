@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import plural, some
+from ckpttools.core.text import array_count, plural, some
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 
@@ -20,6 +20,8 @@ from ckpttools.transforms.moves import Move, moved
 _OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
 # No model calls a module of its own like this: each is put in by what wraps a module, anywhere in a name.
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+# PyTorch's name for what `Module.get_extra_state` gives: never a weight.
+_STATE = "_extra_state"
 _MODULE, _MODEL = "module.", "model."
 
 
@@ -46,6 +48,22 @@ def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     moves += [Move(path, path, tree[path]) for path in others]
     numbers = [dotted(path) for path in tree.arrays if path in tree.metadata.scalars]
     return Transformed(moved(tree, moves), Notes(remarks=tuple(_remarks(outer, taken, numbers))))
+
+
+def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
+    """The tree without what modules of PyTorch keep beside weights, as Transformer Engine its scales.
+
+    Args:
+        tree: a model.
+        drop: patterns of dotted names of arrays that are left out anyway; these stay here.
+    """
+    names = {path: dotted(path) for path in tree.arrays if str(path[-1]).rpartition(".")[2] == _STATE}
+    left = {path for path, name in names.items() if not any(fnmatchcase(name, each) for each in drop)}
+    if not left:
+        return Transformed(tree, Notes())
+    kept = [Move(path, path, leaf) for path, leaf in tree.items() if path not in left]
+    remark = f"{array_count(left)} left out, which modules keep beside weights (*.{_STATE})"
+    return Transformed(moved(tree, kept), Notes(remarks=(remark,)))
 
 
 def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
