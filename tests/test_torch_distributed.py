@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 from support.command_line import ckpt, run
 from support.torch_files import View, archived, save
 from support.torch_files import whole as whole_tensor
@@ -169,6 +170,31 @@ class TestSafetensors:
         assert "shard-00002-…" in run("hash", part, code=3)
         one = part / "shard-00001-model-00001-of-00002.safetensors"
         assert "what one process saved" in run("hash", one, code=3)
+
+    def test_stages_of_a_pipeline_have_files_of_their_own(self, tmp_path):
+        """Of a file a process writes no part where it has nothing of it."""
+        whole = {"first": np.arange(6.0), "second": np.arange(8.0), "third": np.arange(4.0)}
+        cut = {"first": (1, 1, 2), "second": (2, 3, 2), "third": (3, 3, 2)}
+        names = {}
+        for name, (number, rank, count) in cut.items():
+            for nth, part in enumerate(np.split(whole[name], count)):
+                said = {name: {"saved_offsets": [nth * len(part)]}}
+                file = tmp_path / f"shard-{rank + nth:05d}-model-{number:05d}-of-00003.safetensors"
+                metadata = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(said)}
+                save_file({name: part}, file, metadata)
+                names[name, nth] = file
+        tree = open_tree(tmp_path)
+        assert {name: array.read().tolist() for (name,), array in tree.arrays.items()} == {
+            name: array.tolist() for name, array in whole.items()
+        }
+        assert not ckpt("doctor", tmp_path).exit_code
+        lost = names["third", 1]
+        lost.unlink()
+        assert lost.name in run("hash", tmp_path, code=3)
+        assert lost.name in ckpt("doctor", tmp_path).output
+        for file in tmp_path.glob("*-00003-of-00003.safetensors"):
+            file.unlink()
+        assert "shard-…-model-00003-of-00003.safetensors" in run("hash", tmp_path, code=3)
 
     def test_parts_that_overlap(self, tmp_path):
         part = copied(SHARDS, tmp_path / "c")

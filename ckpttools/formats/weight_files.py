@@ -19,6 +19,8 @@ from ckpttools.formats.weight_index import WeightsLocation, refuse_missing, visi
 from ckpttools.stores.place import Place
 
 _INDEX = ".index.json"
+# Of torch's distributed checkpoints in safetensors: a process writes no file of which it has nothing.
+_PROCESS = re.compile(r"^shard-\d+-")
 # A count beyond any real one is somebody's own scheme of names.
 _MOST_FILES = 100_000
 
@@ -106,7 +108,7 @@ class WeightNames:
     def _series(self, name: str) -> tuple[str, str]:
         """The stem of a file and how many it says that there are."""
         match = self.numbered.fullmatch(name)
-        return (match["stem"], match["count"]) if match else (name.removesuffix(self.suffix), "")
+        return (stem_of_all(match["stem"]), match["count"]) if match else (name.removesuffix(self.suffix), "")
 
     def is_one_of_several(self, path: Place) -> bool:
         """Whether a path is one file of a numbered series."""
@@ -117,7 +119,7 @@ class WeightNames:
         """Without an index only the names (`model-00002-of-00003`) can tell that a file is missing."""
         groups: dict[tuple[str, str], set[str]] = defaultdict(set)
         for match in filter(None, map(self.numbered.fullmatch, files)):
-            groups[match["stem"], match["count"]].add(match["number"])
+            groups[stem_of_all(match["stem"]), match["count"]].add(match["number"])
         missing = [
             f"{stem}-{number}-of-{count}{self.suffix}"
             for (stem, count), numbers in groups.items()
@@ -125,6 +127,11 @@ class WeightNames:
         ]
         if missing:
             refuse_missing(missing, folder, "all files that the others' names count")
+
+
+def stem_of_all(stem: str) -> str:
+    """A stem without the number of a process."""
+    return _PROCESS.sub("shard-…-", stem)
 
 
 def _missing_numbers(numbers: set[str], count: str) -> list[str]:

@@ -30,6 +30,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.header import SafetensorsHeader
 from ckpttools.formats.safetensors.sharded import is_sharded
+from ckpttools.formats.weight_files import stem_of_all
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.place import Place
 
@@ -75,7 +76,7 @@ def _lost_numbers(files: Iterable[str]) -> Iterator[str]:
     """Shards that are missing according to the names of others."""
     groups: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     for match in filter(None, map(_SHARD.fullmatch, files)):
-        groups[match["stem"], match["count"]][int(match["number"])] = len(match["number"])
+        groups[stem_of_all(match["stem"]), match["count"]][int(match["number"])] = len(match["number"])
     for (stem, count), numbers in groups.items():
         first, wanted = (0 if 0 in numbers else 1), int(count)
         digits = max(numbers.values())

@@ -7,7 +7,7 @@ whose metadata say where in the whole their tensors begin. How large the whole i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from ckpttools.stores.place import Place
 ENTRY, _VERSION, _OFFSETS = "DCP_SHARDING_INFO", "DCP_VERSION", "saved_offsets"
 # A rank beyond this is no process's: names of files are anyone's to choose.
 _MOST_RANKS = 100_000
-_RANK = re.compile(r"shard-(\d+)-.*", re.DOTALL)
+_RANK = re.compile(r"shard-(\d+)-(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,12 @@ def whole_tensors(path: Place, files: Iterable[ShardFile]) -> dict[str, LazyArra
     files = list(files)
     _check_ranks(path, files)
     parts: dict[str, list[Piece]] = {}
+    holders: dict[str, list[str]] = {}
     for file in files:
         for name, piece in _pieces(file):
             parts.setdefault(name, []).append(piece)
+            holders.setdefault(name, []).append(file.name)
+    _check_groups(path, {file.name for file in files}, holders.values())
     whole: dict[str, LazyArray] = {}
     wrong: list[str] = []
     for name, pieces in parts.items():
@@ -115,6 +118,42 @@ def _check_ranks(path: Place, files: list[ShardFile]) -> None:
             place=path,
             hint="copy the checkpoint again, with the files of all processes",
         )
+
+
+def _check_groups(path: Place, there: Collection[str], holders: Iterable[Collection[str]]) -> None:
+    """Refuses where a process lacks a file that those have with which it shares tensors of other files.
+
+    Stages of a pipeline share none; a process writes no file of which it has nothing.
+
+    Args:
+        path: the directory.
+        there: names of all files.
+        holders: of each tensor the names of the files with a part of it.
+    """
+    ends = {end for names in holders for end in [frozenset(map(_numbered, names))]}
+    cut = {(frozenset(rank for rank, _ in each), next(iter(each))[1]) for each in ends}
+    groups = {ranks for ranks, _ in cut}
+    wanted = {
+        f"shard-{rank}-{end}"
+        for ranks, end in cut
+        for group in groups
+        if ranks < group
+        for rank in group - ranks
+    }
+    if missing := sorted(wanted - {*there}):
+        raise FormatError(
+            f"files of processes are missing that have parts of tensors in other files:{listing(missing)}",
+            place=path,
+            wanted="of all processes that share tensors the same files",
+            hint="fetch these into the directory; if no process wrote them, save again without "
+            "fqn_to_index_mapping: each process writes one file then",
+        )
+
+
+def _numbered(name: str) -> tuple[str, str]:
+    """The number of a process as its file has it, and what comes behind."""
+    match = _RANK.fullmatch(name)
+    return (match[1], match[2]) if match else ("", name)
 
 
 def _pieces(file: ShardFile) -> Iterator[tuple[str, Piece]]:
