@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 from support.command_line import run, succeed
 from support.hf_models import write_llama
-from support.places import GOLDEN_0_2_5
+from support.places import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.array.tree import Metadata, dotted
@@ -554,3 +555,72 @@ def test_a_mean_is_of_numbers_and_never_of_codes(tmp_path):
             tmp_path / f"{name}0", tmp_path / name, others=[tmp_path / f"{name}1"], dtype="float32"
         )
     assert ckpttools.hash(tmp_path / "native").parameters == ckpttools.hash(tmp_path / "plain").parameters
+
+
+def with_prediction(directory: Path) -> Path:
+    """DeepSeek V3 in FP8, with a layer that predicts a further token."""
+    there = GOLDEN / "deepseek3" / "hf"
+    config = json.loads((there / "config.json").read_bytes()) | {"num_nextn_predict_layers": 1}
+    names = {dotted(path): array.read() for path, array in ckpttools.open(there).arrays.items()}
+    last, new = (f"model.layers.{config['num_hidden_layers'] - 1 + more}." for more in (0, 1))
+    names |= {name.replace(last, new): each for name, each in names.items() if name.startswith(last)}
+    names[f"{new}shared_head.head.weight"] = names["lm_head.weight"]
+    plain = directory.with_name(f"{directory.name}-plain")
+    plain.mkdir()
+    save_file(names, plain / "model.safetensors", {"format": "pt"})
+    (plain / "config.json").write_text(json.dumps(config))
+    ckpttools.quantize(plain, directory)
+    return directory
+
+
+def test_layers_that_are_carried_in_fp8_come_back_as_numbers_where_the_model_does(tmp_path):
+    source = with_prediction(tmp_path / "hf")
+    ckpttools.cast(source, tmp_path / "wanted", dtype="bfloat16")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", carry=True)
+    ckpttools.cast(tmp_path / "native", tmp_path / "plain", dtype="bfloat16")
+    ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "kept")
+    receipt = ckpttools.maxtext_to_hf.plan(tmp_path / "native", tmp_path / "asked", dtype="bfloat16").run()
+    ckpttools.maxtext_to_hf(tmp_path / "plain", tmp_path / "cast-before")
+    assert receipt.arrays == len(arrays(tmp_path / "wanted"))
+    assert arrays(tmp_path / "kept") == arrays(source)
+    assert arrays(tmp_path / "asked") == arrays(tmp_path / "cast-before") == arrays(tmp_path / "wanted")
+    # In one line, however many notes there are of it.
+    told = run("convert", "maxtext-to-hf", tmp_path / "native", tmp_path / "told", "--dtype", "bfloat16")
+    assert " and 1 more: dequantised" not in " ".join(told.split())
+
+
+def test_what_is_said_of_values_is_of_those_that_are_written(tmp_path):
+    source = with_prediction(tmp_path / "hf")
+    plans = {
+        carry: ckpttools.hf_to_maxtext.plan(source, tmp_path / "it", carry=carry).plan.notes
+        for carry in (False, True)
+    }
+    weights = ckpttools.inspect(source).quantization.weights
+    (all_of_it,) = plans[True].inexact
+    (written,) = plans[False].inexact
+    assert all_of_it.subject == f"{weights} arrays"
+    gone = [
+        name
+        for name in arrays(source)
+        if name in plans[False].dropped and f"{name}_scale_inv" in arrays(source)
+    ]
+    assert written.subject == f"{weights - len(gone)} arrays" and gone
+    kept = ckpttools.hf_to_maxtext.plan(source, tmp_path / "it", quantized="keep").plan.notes
+    assert f"kept in FP8, with their scales: {weights - len(gone)} weights of the source" in kept.remarks
+    assert any(f"has no place for {len(kept.dropped)} arrays" in each for each in kept.remarks)
+
+
+def test_heads_of_layers_that_predict_stay_as_they_are(tmp_path):
+    made = arrays(with_prediction(tmp_path / "hf"))
+    assert not [name for name in made if "head" in name and "scale" in name]
+
+
+def test_a_run_is_quantised_with_what_its_model_has_besides(tmp_path):
+    source = with_prediction(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(source, tmp_path / "run")
+    told = " ".join(run("quantize", tmp_path / "run", tmp_path / "less", "--like", source).split())
+    assert "--like HF_DIR --carry takes them from the model" in told
+    run("quantize", tmp_path / "run", tmp_path / "all", "--like", source, "--carry")
+    assert arrays(tmp_path / "all").keys() == arrays(source).keys()
+    with pytest.raises(UsageError, match="carry=True"):
+        ckpttools.quantize(tmp_path / "hf", tmp_path / "odd", carry=True)

@@ -16,7 +16,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option, several
-from ckpttools.formats.base import ReadOptions, Writer
+from ckpttools.formats.base import Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.direction import named_as
 from ckpttools.maxtext.llama_names import model_alone
@@ -38,6 +38,7 @@ def quantize(
     exclude: Patterns = (),
     dtype: DType | str | None = None,
     like: Where | None = None,
+    carry: bool = False,
     max_shard_size: Size = "5GB",
     step: int | None = None,
     max_header_bytes: Size = "100MB",
@@ -56,7 +57,7 @@ def quantize(
         scheme: "fp8-block128" as of DeepSeek V3 and Qwen, or "mxfp4" as of gpt-oss.
         exclude: patterns of arrays that are not quantised, besides embeddings, norms, heads, routers, towers.
         dtype: of what is not quantised, such as "bfloat16"; None keeps what is stored.
-        like: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
+        like, carry: of a MaxText checkpoint, as of `ckpttools.maxtext_to_hf`.
         max_shard_size, step: as of `ckpttools.maxtext_to_hf`.
         max_header_bytes, max_index_bytes: as of `ckpttools.convert`.
         prefer_rank: as of `ckpttools.api.sources.Opening`.
@@ -75,7 +76,13 @@ def quantize(
     read = read_options({"step": step, "prefer_rank": prefer_rank, **limits})
     writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)
     return prepare(
-        lambda resources: _planned(source, change, like, read, resources, writer),
+        lambda resources: _planned(
+            source,
+            change,
+            ToHuggingFace(like=like, carry=carry, read=read, quantized="dequantize"),
+            resources,
+            writer,
+        ),
         source,
         destination,
         like=like,
@@ -86,24 +93,18 @@ def quantize(
 def _planned(
     source: Source,
     change: Quantize,
-    like: Where | None,
-    read: ReadOptions,
+    back: ToHuggingFace,
     resources: Resources,
     writer: Writer,
 ) -> Conversion:
-    tree = opened(source, read)
+    tree = opened(source, back.read)
     if named_as(tree.arrays) == "maxtext":
         refuse_quantized(tree, hint="ckpt convert maxtext-to-hf SRC DST writes them as FP8, as they are")
-        return plan_to_huggingface(
-            tree,
-            ToHuggingFace(like=like, read=read, quantized="dequantize"),
-            resources,
-            writer,
-            change=change,
-        )
-    if like is not None:
+        return plan_to_huggingface(tree, back, resources, writer, change=change)
+    given = option("like") if back.like is not None else option("carry", True) if back.carry else ""
+    if given:
         raise UsageError(
-            f"{option('like')} applies only to MaxText checkpoints",
+            f"{given} applies only to MaxText checkpoints",
             place=tree.metadata.place or None,
             hint="leave it out: the configuration beside the weights is taken",
         )

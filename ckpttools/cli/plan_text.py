@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ckpttools.inspect.chunks import LoadCost
 
 _FIRST_NAMES = 5
+# The subject of a note about several arrays.
+_NUMBER = re.compile(r"([\d,]+) arrays?")
 _LOST = {
     "overflowed": "became infinite or NaN",
     "saturated": "clipped",
@@ -151,8 +154,15 @@ def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
     subjects: dict[str, list[str]] = {}
     for note in notes:
         subjects.setdefault(note.text, []).append(note.subject)
-    for text, (first, *others) in subjects.items():
-        yield f"{first}{f' and {len(others)} more' if others else ''}: {text}"
+    yield from (f"{_subject(said)}: {text}" for text, said in subjects.items())
+
+
+def _subject(said: Sequence[str]) -> str:
+    """What a line is about: rows by the first of them, numbers of arrays by their sum."""
+    numbers = [int(found[1].replace(",", "")) for each in said if (found := _NUMBER.fullmatch(each))]
+    rows = [each for each in said if not _NUMBER.fullmatch(each)]
+    first = [f"{rows[0]} and {len(rows) - 1} more" if len(rows) > 1 else rows[0]] if rows else []
+    return " and ".join([*first, *([plural(sum(numbers), "array")] if numbers else [])])
 
 
 def _warnings(inexact: Sequence[Note], dropped: Sequence[str]) -> Iterator[tuple[str, str]]:

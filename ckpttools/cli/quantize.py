@@ -42,6 +42,11 @@ from ckpttools.formats.safetensors.format import MAX_SHARD
     help="Cast the floating-point arrays that are not quantised; by default they stay as they are.",
 )
 @like_option("Of a MaxText checkpoint the model it came from, as of maxtext-to-hf.")
+@click.option(
+    "--carry",
+    is_flag=True,
+    help="Of a MaxText checkpoint: take what is not there (towers, prediction layers) from --like.",
+)
 @declared([MAX_SHARD])
 @step_option
 @max_header_option

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Metadata, Tree, dotted
+from ckpttools.array.tree import Metadata, Tree, by_name, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ConfigError, CoverageError
@@ -36,6 +36,7 @@ from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
 from ckpttools.quantized.weights import quantized
 from ckpttools.transforms.cast import cast
+from ckpttools.transforms.dequantize import dequantized
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     source = maxtext_source(tree, options, files)
     bound, files = source.bound, source.files
     converted = _converted(source)
+    notes = Notes()
+    if not converted.codes:
+        files, notes = _with_plain_carried(files, source.options.dtype)
     left_out = bound.table.left_out_of(files.weights)
     carried = _carried(left_out, source.options, files, quantized=bool(converted.codes))
     made = _written(source, converted, carried)
@@ -106,6 +110,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
     notes = (
         tree.metadata.notes
         + source.native.notes
+        + notes
         + notes_on_values(converted.mapped, converted.plain, source.options, missing)
         + notes_of(converted.grids.values)
         + Notes(remarks=tuple(remarks_about(config, made, lacking)))
@@ -220,6 +225,17 @@ def _carried(
     if not quantized:
         refuse_quantized(carried, files.config, files.place)
     return carried
+
+
+def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFiles, Notes]:
+    """Numbers in the place of quantised weights that were carried along, as those that come from MaxText are.
+
+    Raises:
+        FormatError: of their scales no numbers can be made.
+    """
+    leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in files.carried.items()}
+    carried = dequantized(Tree(leaves, Metadata(config=files.config, place=files.place)), dtype)
+    return replace(files, carried=by_name(carried.tree.arrays)), carried.notes
 
 
 def _quantized_names(carried: Mapping[str, LazyArray], files: ModelFiles) -> set[str]:

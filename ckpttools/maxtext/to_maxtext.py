@@ -35,6 +35,7 @@ from ckpttools.maxtext.to_maxtext_notes import remarks_on, value_notes
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.variables import as_variables
 from ckpttools.maxtext.versions import version_called
+from ckpttools.quantized.logical import Logical
 from ckpttools.quantized.refusals import refuse_unmappable
 from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
@@ -129,7 +130,7 @@ def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
 
 
 def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
-    kept, said = _unquantized(tree, options)
+    kept, plain = _unquantized(tree, options)
     source = hugging_face_source(kept, options)
     mapped, grids = _mapped(source, options)
     homeless = source.homeless()
@@ -142,6 +143,8 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
         values=(*mapped.values, *grids.values),
     )
     remarks = Notes(remarks=tuple(remarks_on(source, grids, options, homeless)))
+    dropped = set(mapped.dropped) - carried.keys()
+    said = _said_of(kept, dropped) if plain is None else plain.notes_without(dropped)
     notes = noted + said + value_notes(source.family, values, options, carried) + remarks
     dtypes = {} if options.dtype else odd_dtypes(source.arrays, mapped.altered, source.spelling.plain)
     return MaxTextState(_state(mapped, grids, options), carried, source.spelling.name, notes, dtypes)
@@ -186,16 +189,19 @@ def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
     return as_variables(with_scan_axis(state, options.scan_axis), version_called(options.maxtext))
 
 
-def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Notes]:
-    """The tree without scales: weights dequantised, or as they are; and what to say of it."""
+def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Logical | None]:
+    """The tree without scales: weights as they are, or dequantised and by what."""
     if options.quantized == "keep":
         refuse_few_bits(options.dtype, tree.metadata.place)
-        kept = kept_weights(tree)
-        count = plural(len(kept.scales), "weight")
-        said = f"kept in FP8, with their scales: {count} of the source"
-        return kept, Notes(remarks=(said,))
+        return kept_weights(tree), None
     plain = dequantized(tree, options.dtype, options.dequantize_like)
-    return KeptWeights(plain.tree), plain.notes
+    return KeptWeights(plain.tree), plain
+
+
+def _said_of(kept: KeptWeights, dropped: Collection[str]) -> Notes:
+    """What to say of weights that stay quantised."""
+    count = plural(len(kept.scales.keys() - dropped), "weight")
+    return Notes(remarks=(f"kept in FP8, with their scales: {count} of the source",))
 
 
 def _without(arrays: Mapping[str, LazyArray], names: Collection[str]) -> dict[str, LazyArray]:

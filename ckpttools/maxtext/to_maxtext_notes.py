@@ -28,7 +28,7 @@ def value_notes(
         inexact += cast_notes(mapped.arrays, options.dtype)
     values += _vocab_notes(family, mapped.sizes.get("vocab"), options.pad_vocab)
     if carried:
-        values.append(Note(f"{len(carried)} arrays", "carried along as they are, for the way back"))
+        values.append(Note(f"{len(carried)} arrays", "carried along, for the way back"))
     return Notes(tuple(inexact), tuple(values), tuple(key for key in mapped.dropped if key not in carried))
 
 
@@ -44,7 +44,7 @@ def remarks_on(
     if grids.misfits:
         yield misfits_remark(grids.misfits)
     if not (options.carry and homeless):
-        yield from _lost([key for key in homeless if key not in towers])
+        yield from _lost([key for key in homeless if key not in towers and key not in source.kept.aside])
     yield from _without_towers(towers, _way_back(family, options))
 
 

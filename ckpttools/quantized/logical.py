@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckpttools.array.dequantized import Dequantized
@@ -14,7 +14,7 @@ from ckpttools.array.reshaped import reshaped
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count
+from ckpttools.core.text import array_count, plural
 from ckpttools.quantized.config import says_quantized, scheme, without_quantization
 from ckpttools.quantized.decoding import ZERO_POINT_DTYPE, Decode, Like
 from ckpttools.quantized.readable import Weights, not_readable, shaped_weights_in
@@ -35,12 +35,20 @@ class Logical:
         notes: what dequantising does to values.
         weights: what was dequantised, by the paths that it has in `tree`.
         said: what the configuration said of quantisation, in words; empty where nothing was dequantised.
+        dtype, like: of the numbers, and how products are rounded.
     """
 
     tree: Tree
     notes: Notes
     weights: Mapping[Path, Weight]
     said: str = ""
+    dtype: DType = DEFAULT_DTYPE
+    like: Like = "float32"
+
+    def notes_without(self, names: Collection[str]) -> Notes:
+        """The notes where arrays of the tree are left out later: of the others."""
+        found = [each for path, each in self.weights.items() if dotted(path) not in names]
+        return _value_notes(found, self.dtype, self.like) + Notes(remarks=self.notes.remarks)
 
 
 def logical(
@@ -84,7 +92,8 @@ def logical(
     said = says_quantized(config)
     without_quantization(config)
     metadata = replace(tree.metadata, config=config)
-    return Logical(Tree(leaves, metadata), _notes(weights, result, like), made, scheme(said))
+    notes = _value_notes(made.values(), result, like) + Notes(remarks=tuple(_remarks(weights)))
+    return Logical(Tree(leaves, metadata), notes, made, scheme(said), result, like)
 
 
 def _path(path: Path, weight: Weight) -> Path:
@@ -149,21 +158,24 @@ def result_of(dtype: DType | None) -> DType:
     return dtype if dtype.name in RESULTS else DTYPES["float32"]
 
 
-def _notes(weights: Weights, dtype: DType, like: Like) -> Notes:
-    found = weights.readable.values()
+def _value_notes(found: Iterable[Weight], dtype: DType, like: Like) -> Notes:
     count = Counter((each.scheme, _is_exact(each, dtype)) for each in found)
     exact, inexact = [], []
     for (named, is_exact), number in count.items():
-        subject = f"{number} array{'s' * (number > 1)}"
+        subject = plural(number, "array")
         if is_exact:
             exact.append(Note(subject, f"dequantised from {named} to {dtype}: exact"))
         else:
             how = "rounded as MaxText does: scales to bfloat16 first" if like == "maxtext" else "rounded once"
             inexact.append(Note(subject, f"dequantised from {named} to {dtype}: products in float32, {how}"))
-    left = [*(name for each in found for name in each.of_activations), *weights.left_out]
-    keys = ", ".join(dict.fromkeys(map(last_key, left)))
-    remarks = [f"left out, as it scales no weight: {array_count(left)} ({keys})"] if left else []
-    return Notes(tuple(inexact), tuple(exact), (), tuple(remarks))
+    return Notes(tuple(inexact), tuple(exact))
+
+
+def _remarks(weights: Weights) -> Iterator[str]:
+    left = [*(name for each in weights.readable.values() for name in each.of_activations), *weights.left_out]
+    if left:
+        keys = ", ".join(dict.fromkeys(map(last_key, left)))
+        yield f"left out: {array_count(left)} ({keys}), for activations or caches, not for weights"
 
 
 def _is_exact(weight: Weight, dtype: DType) -> bool:

@@ -17,7 +17,7 @@ WEIGHT = "weight"
 # Last keys of modules that are matrices, but small or sensitive.
 _LEFT = frozenset(
     (
-        *("lm_head", "score", "wte", "wpe", "eh_proj"),
+        *("lm_head", "head", "score", "wte", "wpe", "eh_proj"),
         # Of GPT-2, whose matrices lie the other way round.
         *("c_attn", "c_proj", "c_fc"),
         *("gate", "router", "shared_expert_gate", "weights_proj"),
