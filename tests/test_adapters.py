@@ -92,7 +92,7 @@ def test_a_quantised_base_becomes_numbers_on_the_way(tmp_path, case, dtype, nati
         ckpttools.hf_to_maxtext(base, tmp_path / "native", quantized="keep")
         base = tmp_path / "native"
     told = " ".join(run("adapter", "merge", base, adapter, tmp_path / "one", code=3).split())
-    assert "weights are quantised" in told and "--dtype bfloat16 makes numbers of them on the way" in told
+    assert "weights are quantised" in told and "--dtype bfloat16 dequantises them on the way" in told
     run("adapter", "merge", base, adapter, tmp_path / "one", "--dtype", dtype)
     ckpttools.cast(base, tmp_path / "plain", dtype=dtype)
     ckpttools.merge_adapter(tmp_path / "plain", tmp_path / "two", adapter=adapter)

@@ -238,7 +238,7 @@ class TestRefused:
         said = self.lines(rewritten(fp8, tmp_path / "source", change), tmp_path)
         assert "model.layers.0.mlp.up_proj.weight: float8_e4m3fn, without its scale" in said
         assert "model.layers.1.mlp.up_proj.weight_scale_inv: float32, a scale without a weight" in said
-        assert "model.layers.3.mlp.up_proj.weight: bfloat16, scaled by weight_scale_inv" in said
+        assert "model.layers.3.mlp.up_proj.weight: bfloat16, with weight_scale_inv" in said
         assert "in blocks of 24 x 40 has" in said
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e36])

@@ -222,6 +222,6 @@ class TestDeepSeek:
         leaves = {**tree.leaves, (scale,): tree["model.norm.weight",]}
         with pytest.raises(FormatError, match="quantised weights cannot be converted") as error:
             to_maxtext(type(tree)(leaves, tree.metadata), ToMaxText())
-        assert "dequantise it to bfloat16" in str(error.value.hint)
+        assert "dequantise the model to bfloat16" in str(error.value.hint)
         weight = scale.removesuffix("_scale_inv")
-        assert f"{weight}: bfloat16, scaled by weight_scale_inv" in error.value.message
+        assert f"{weight}: bfloat16, with weight_scale_inv" in error.value.message

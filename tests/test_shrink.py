@@ -207,7 +207,7 @@ REFUSED = [
         "of a kind that the smaller model does not",
     ),
     (GOLDEN_0_2_5 / "deepseek4/hf", Smaller(experts=2), UsageError, "numbers of experts"),
-    (GOLDEN_0_2_5 / "qwen3.5-fp8/hf", Smaller(vocab=2), FormatError, "cut by its numbers"),
+    (GOLDEN_0_2_5 / "qwen3.5-fp8/hf", Smaller(vocab=2), FormatError, "only plain weights can be cut"),
     (TRAINED, Smaller(range(1)), ConfigError, "there is no config.json"),
 ]
 
@@ -222,7 +222,7 @@ def test_a_quantised_model_is_cut_by_its_numbers(tmp_path):
     """As a cast of the whole model makes them, of which no copy is needed."""
     source, kept = GOLDEN / "gpt-oss/hf", {"layers": 2, "experts": 2}
     ckpttools.quantize(source, tmp_path / "mxfp4", scheme="mxfp4")
-    assert "--dtype bfloat16 makes numbers" in run(
+    assert "--dtype bfloat16 dequantises them" in run(
         "shrink", tmp_path / "mxfp4", tmp_path / "one", "--layers", "2", code=3
     )
     ckpttools.shrink(tmp_path / "mxfp4", tmp_path / "one", dtype="bfloat16", **kept)

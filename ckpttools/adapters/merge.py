@@ -85,9 +85,10 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     named = adapter.config.get(BASE_NAME)
     if isinstance(named, str) and named:
         place = base.tree.metadata.place
+        into = "its base by that name" if named == place else str(place)
         yield (
-            f"the adapter says that it is of {named}, and is merged into {place}: names and shapes are "
-            "compared, numbers cannot be"
+            f"the adapter says that it is of {named}, and is merged into {into}: names and shapes are "
+            "compared, values cannot be"
         )
     if adapter.replaced:
         yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"

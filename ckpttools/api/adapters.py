@@ -94,7 +94,7 @@ class _Merge:
     like: Where | None
 
     def __call__(self, tree: Tree) -> Transformed:
-        require_numbers(tree, "an adapter is added to numbers")
+        require_numbers(tree, "an adapter can be added to plain weights only")
         (base,) = _bases(self.model, self.like, tree)
         return merged(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
 

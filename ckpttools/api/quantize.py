@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from shlex import quote
 from typing import Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, dtype_of, patterns_of
@@ -99,7 +100,10 @@ def _planned(
 ) -> Conversion:
     tree = opened(source, back.read)
     if named_as(tree.arrays) == "maxtext":
-        refuse_quantized(tree, hint="ckpt convert maxtext-to-hf SRC DST writes them as FP8, as they are")
+        place = quote(tree.metadata.place or "SRC")
+        refuse_quantized(
+            tree, hint=f"`ckpt convert maxtext-to-hf {place} DST` writes them as FP8, as they are"
+        )
         return plan_to_huggingface(tree, back, resources, writer, change=change)
     given = option("like") if back.like is not None else option("carry", True) if back.carry else ""
     if given:

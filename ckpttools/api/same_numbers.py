@@ -42,6 +42,6 @@ def same_numbers(
         # Scales that make no finite number.
         return ()
     return (
-        f"in numbers they are equal: codes and scales of {array_count(names)} differ, and their products in "
-        "float32 do not",
+        f"dequantised, they are equal: codes and scales of {array_count(names)} differ, but their products "
+        "in float32 do not",
     )

@@ -30,6 +30,7 @@ from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
+from ckpttools.transforms.dequantize import is_of_read_scheme
 
 _MOST_BELOW = 8
 
@@ -131,6 +132,8 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
         return Summary(str(place), f"{what}, a LoRA adapter of MaxText's", run=listing, next=follows)
     is_described = tree is not None and tree.metadata.config is not None
     advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
+    if tree is not None and is_of_read_scheme(tree):
+        advice = (*advice[:-1], f"ckpt cast {path} DST --dtype bfloat16", advice[-1])
     return Summary(str(place), what, run=listing, next=advice)
 
 
@@ -198,6 +201,9 @@ def _is_of_process(place: Place) -> bool:
 def _next(place: Place, tree: TreeReport, source: Tree) -> Iterator[str]:
     path, is_written, made = quote(str(place)), tree.format in writable(), list[str]()
     yield f"ckpt inspect tree {path}"
+    if any(each.name == "quantized" for each in tree.warnings):
+        yield f"ckpt doctor {path}"
+        return
     if tree.format == "torch" and place.is_file() and _is_of_process(place):
         yield f"ckpt {quote(str(place.parent))}"
         return
@@ -211,6 +217,8 @@ def _next(place: Place, tree: TreeReport, source: Tree) -> Iterator[str]:
     else:
         made = list(commands_of_trainers(source, place))
         yield from made or [f"ckpt inspect stats {path}"]
+    if tree.scales is not None and is_written:
+        yield f"ckpt cast {path} DST --dtype bfloat16"
     if not is_written and not any(each.startswith("ckpt") for each in made):
         alone = " --strip-optimizer" if "optimizer" in tree.roles and tree.num_parameters else ""
         yield f"ckpt convert to-safetensors {path} DST{alone}"

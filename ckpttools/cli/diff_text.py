@@ -22,7 +22,7 @@ _MOST_PARAGRAPHS = 60
 _MARGIN = 13
 # What outcomes are called after a number of arrays; also the order in which arrays are listed.
 _OUTCOMES: dict[Outcome, str] = {
-    "differs": "with other numbers",
+    "differs": "with other values",
     "shape": "of another shape",
     "dtype": "of another dtype",
     "only in A": "only in A",

@@ -25,8 +25,12 @@ def error_lines(errors: Mapping[str, QuantizationError]) -> Iterator[str]:
     """
     if not errors:
         return
+    together = total(errors)
+    if not together.largest:
+        yield f"{plural(len(errors), 'array')} quantised without any error: each value is kept"
+        return
     worst = [(printable(name), *_numbers(errors[name])) for name in list(errors)[:_WORST]]
-    both = (f"all {plural(len(errors), 'array')}", *_numbers(total(errors)))
+    both = (f"all {plural(len(errors), 'array')}", *_numbers(together))
     yield from draw_table(_COLUMNS, [*worst, both], width())
 
 

@@ -131,6 +131,8 @@ def labelled(
     if not found or width is None or len(text) <= width:
         lines = [text] if found else wrapped(text, width, whole_words=whole_words)
     else:
+        if before.endswith("`") and after.startswith("`"):
+            before, after = before[:-1], after[1:]
         lines = [*_prose(before, width), found, *_prose(after, width)]
     head = f"{label:<{column}}"
     heads = (click.style(head, **style) if style else head, *repeat(" " * column, len(lines) - 1))

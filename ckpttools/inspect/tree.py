@@ -27,6 +27,7 @@ from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import view_of
 from ckpttools.quantized.logical import Logical, logical
 from ckpttools.quantized.readable import has_doubtful_shapes, shaped_weights_in, weights_in
+from ckpttools.quantized.tree import quantized_in
 from ckpttools.roles.of_tree import Role
 from ckpttools.stores.costs import Traffic
 
@@ -163,7 +164,7 @@ def inspect_tree(
     scales = _scales(tree, shown, {each.path for each in arrays})
     parameters = [each for each in arrays if each.role == "parameter"]
     view, metadata = view_of(tree), tree.metadata
-    guesses = guess_families(shown.tree, families)
+    guesses = guess_families(_without_scales(shown.tree), families)
     written = versions_of(view, [each.name for each in guesses])
     return TreeReport(
         path=metadata.place,
@@ -208,6 +209,16 @@ def _logical(tree: Tree) -> Logical:
         found = shaped_weights_in(tree)
     readable = found.readable and not found.faults
     return logical(tree, weights=found) if readable else Logical(tree, Notes(), {})
+
+
+def _without_scales(tree: Tree) -> Tree:
+    """A tree whose names tell the family, also where weights are shown as they are stored."""
+    weights = quantized_in(tree).weights.values()
+    beside = {name for each in weights if each.dtype.is_float for name in each.sides}
+    if not beside:
+        return tree
+    leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in beside}
+    return Tree(leaves, tree.metadata)
 
 
 def _scales(tree: Tree, shown: Logical, names: Collection[str]) -> Total | None:

@@ -10,12 +10,14 @@ from types import MappingProxyType
 from ckpttools.array.chunk_sizes import is_fine, is_giant
 from ckpttools.array.gaps import incomplete
 from ckpttools.array.nodes import Chunked
-from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.region import grid_shape
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
+from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.weights import is_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class TreeWarning:
 
     Attributes:
         name: "missing-chunks", "damaged-step", "unfinished-step", "contradiction", "no-scan-layers",
-            "open-scan-axis", "giant-chunk", "fine-chunks", "mixed-dtypes", "unclear-state" or "remark".
+            "open-scan-axis", "giant-chunk", "fine-chunks", "mixed-dtypes", "quantized", "unclear-state" or
+            "remark".
         text: the finished sentence.
         arrays: paths of those it is about; empty if it is about the whole.
     """
@@ -54,6 +57,7 @@ def warnings_of(
         *_giant_chunks(tree),
         *_fine_chunks(tree),
         *_mixed_dtypes(tree),
+        *_unreadable(tree),
         *_unclear_state(tree),
         *(TreeWarning("remark", text) for text in tree.metadata.notes.remarks),
     )
@@ -134,10 +138,26 @@ def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
     by_dtype: dict[str, list[Path]] = {}
     for path in view_of(tree).of_role("parameter"):
         array = tree.arrays.get(path)
-        if array is not None and array.dtype.is_float and path not in scaled:
+        is_scaling = path in scaled or (bool(scaled) and is_scale(dotted(path)))
+        if array is not None and array.dtype.is_float and not is_scaling:
             by_dtype.setdefault(array.dtype.name, []).append(path)
     ordered = sorted(by_dtype.items(), key=lambda item: -len(item[1]))
     if len(ordered) > 1:
         counts = ", ".join(f"{len(paths):,} in {name}" for name, paths in ordered)
         odd = tuple(keystr(path) for _, paths in ordered[1:] for path in paths)
         yield TreeWarning("mixed-dtypes", f"parameters have mixed dtypes: {counts}", odd)
+
+
+def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
+    """Quantised weights that are shown as they are stored, as no numbers can be made of some."""
+    found = weights_in(tree)
+    if not found.faults:
+        return
+    more = f", and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
+    why = (
+        "conversions refuse this scheme, and what is counted here is codes"
+        if found.is_whole
+        else f"{found.faults[0]}{more}"
+    )
+    text = f"the quantised weights cannot be dequantised: {why}; `ckpt doctor` says what to do"
+    yield TreeWarning("quantized", text)

@@ -158,7 +158,7 @@ def _of_quantized(counted: Sequence[_Counted]) -> Notes:
     """What to say of checkpoints whose own notes are not those of the mean."""
     return Notes(
         remarks=tuple(
-            f"{_place(each.tree)}: dequantised are {array_count(each.dequantized)}"
+            f"{_place(each.tree)}: {array_count(each.dequantized)} dequantised"
             for each in counted
             if each.dequantized
         )
@@ -203,7 +203,8 @@ def _check_alike(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]
         ]
         if odd:
             raise CoverageError(
-                f"checkpoints of one layout have a mean; this one differs from the last:{listing(odd)}",
+                "only checkpoints of one layout can be averaged; this one differs from the last:"
+                + listing(odd),
                 place=_place(tree),
                 wanted=f"the names and shapes of {_place(trees[-1])}",
                 hint="make them alike first: ckpt stack and ckpt unstack for layers, ckpt convert for names",

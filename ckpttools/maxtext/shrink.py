@@ -63,7 +63,7 @@ class Shrink:
             CoverageError: arrays that no row of the family is about, or that cannot be cut; lists all.
             FormatError: weights are quantised, or two arrays have one name, keys joined by dots.
         """
-        require_numbers(tree, "a model is cut by its numbers")
+        require_numbers(tree, "only plain weights can be cut")
         _refuse_quantised(tree)
         view, place = view_of(tree), tree.metadata.place
         files = ModelFiles.of(tree, self.like) if view.is_maxtext else ModelFiles(tree.metadata.config)

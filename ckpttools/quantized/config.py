@@ -107,7 +107,7 @@ def scheme(said: Mapping[str, Any] | None) -> str:
         return ""
     groups = [_scheme_of_group(each) for each in _groups(said)]
     method = str(said.get("quant_method") or said.get("quant_algo") or "of no named method")
-    parts = [method, *(str(said[key]) for key in ("format", "fmt") if said.get(key))]
+    parts = [method, *(str(said[key]) for key in ("quant_algo", "format", "fmt") if said.get(key))]
     block = said.get("weight_block_size")
     size = f" in blocks of {' x '.join(map(str, block))}" if isinstance(block, list | tuple) and block else ""
     return ", ".join(dict.fromkeys((*parts, *groups, *_bits(said)))) + size

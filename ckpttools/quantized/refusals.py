@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from shlex import quote
 from typing import Any
 
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.wording import step
 from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme, stated_dtypes, states
 from ckpttools.quantized.scales import Described, is_plain
 from ckpttools.quantized.schemes.registry import read_methods
 from ckpttools.quantized.weights import Quantized, is_scale, may_be_codes, quantized
 
 _WANTED = "weights in bfloat16, float16 or float32 that need no scales"
-_IN_TRANSFORMERS = "in transformers from_pretrained, then dequantize() and save_pretrained"
+_IN_TRANSFORMERS = "in transformers, from_pretrained, then dequantize() and save_pretrained"
 _DEQUANTIZING = {
     "bitsandbytes": _IN_TRANSFORMERS,
     "gptq": "with GPTQModel, which quantised it",
     "awq": "with AutoAWQ, which quantised it",
-    "compressed-tensors": "in transformers from_pretrained with CompressedTensorsConfig(dequantize=True), "
+    "compressed-tensors": "in transformers, from_pretrained with CompressedTensorsConfig(dequantize=True), "
     "then save_pretrained",
 }
 
@@ -145,17 +148,18 @@ def _missing(bare: int) -> str:
     return "get the checkpoint with all of its scales; " if bare else ""
 
 
-def remedy(said: Mapping[str, Any] | None, *, is_read: bool = True) -> str:
+def remedy(said: Mapping[str, Any] | None, *, is_read: bool = True, place: str = "SRC") -> str:
     """What to do with quantised weights where plain ones are needed.
 
     Args:
         said: the `quantization_config`.
         is_read: whether they are read where their method is.
+        place: of the checkpoint.
     """
     release = "take a release of the model in bfloat16"
     method = str((said or {}).get("quant_method"))
     if is_read and method in read_methods():
-        return "dequantise it: ckpt cast SRC DST --dtype bfloat16"
-    if method in _DEQUANTIZING:
-        return f"dequantise it to bfloat16 ({_DEQUANTIZING[method]}), or {release}"
-    return f"dequantise it to bfloat16 with the tool that quantised it, or {release}"
+        call = f'ckpttools.cast({json.dumps(place, ensure_ascii=False)}, "DST", dtype="bfloat16")'
+        return f"dequantise the model: {step(call, f'ckpt cast {quote(place)} DST --dtype bfloat16')}"
+    how = _DEQUANTIZING.get(method, "with the tool that quantised it")
+    return f"dequantise the model to bfloat16 {how}; or {release}"

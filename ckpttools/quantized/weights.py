@@ -81,8 +81,8 @@ class Quantized:
         return not (self.scales or (self.others and not self.dtype.is_float))
 
     def __str__(self) -> str:
-        scales = f"scaled by {last_keys(self.scales)}" if self.scales else "without its scale"
-        return f"{self.name}: {self.dtype}, {scales}"
+        beside = f"with {last_keys(self.scales)}" if self.scales else "without its scale"
+        return f"{self.name}: {self.dtype}, {beside}"
 
 
 def last_keys(names: Iterable[str]) -> str:

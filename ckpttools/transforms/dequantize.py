@@ -103,7 +103,7 @@ def require_numbers(tree: Tree, why: str) -> None:
 
     Args:
         tree: any checkpoint.
-        why: what needs numbers.
+        why: what needs numbers, as a sentence.
 
     Raises:
         FormatError: there are some.
@@ -111,12 +111,11 @@ def require_numbers(tree: Tree, why: str) -> None:
     if is_of_read_scheme(tree):
         said, place = says_quantized(tree.metadata.config), tree.metadata.place or None
         raise FormatError(
-            f"{why}, and weights are quantised",
+            f"{why}, and these weights are quantised",
             place=place,
             got=scheme(said) or next(map(str, quantized_in(tree).weights.values()), None),
-            wanted="numbers",
-            hint=f"{option('dtype', 'bfloat16')} makes numbers of them on the way, "
-            "as ckpt cast SRC DST --dtype bfloat16 does",
+            wanted="plain weights",
+            hint=f"{option('dtype', 'bfloat16')} dequantises them on the way, with the bits of `ckpt cast`",
         )
 
 

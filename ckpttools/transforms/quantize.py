@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -27,6 +28,7 @@ from ckpttools.quantized.modules import (
     left_modules,
     single_matrices,
 )
+from ckpttools.quantized.readable import not_readable, weights_in
 from ckpttools.quantized.refusals import remedy
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.tree import quantized_in
@@ -118,7 +120,7 @@ SCHEMES: Mapping[str, TargetScheme] = {
             "weight_block_size": [_BLOCK, _BLOCK],
         },
         f"quantised to FP8 (E4M3) in blocks of {_BLOCK} x {_BLOCK} with float32 scales: rounded",
-        "the matrices of linear layers, as `X.weight`, and fused experts where single ones are loaded, too",
+        "the matrices of linear layers, `X.weight`, and fused experts of models that load single ones too",
     ),
     _MXFP4: TargetScheme(
         _is_mxfp4,
@@ -152,7 +154,7 @@ class Quantize:
             )
         if self.dtype is not None and not is_plain(self.dtype):
             raise UsageError(
-                "what is not quantised is of numbers that need no scales",
+                "the arrays that are not quantised need a dtype that does without scales",
                 got=option("dtype", self.dtype),
                 wanted="bfloat16, float16 or float32",
             )
@@ -192,7 +194,7 @@ class Quantize:
                 "there is nothing to quantise",
                 place=tree.metadata.place or None,
                 wanted=how.what,
-                hint="`ckpt inspect tree SRC --flat` shows all names",
+                hint=f"`ckpt inspect tree {quote(tree.metadata.place or 'SRC')} --flat` shows all names",
             )
         return chosen
 
@@ -220,11 +222,14 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
     """
     said, found = says_quantized(tree.metadata.config), quantized_in(tree).weights
     if found or (by_config and said is not None):
+        read = weights_in(tree)
+        if read.faults and not read.is_whole:
+            raise not_readable(read, tree.metadata.config, tree.metadata.place)
         raise FormatError(
             "weights are quantised already",
             place=tree.metadata.place or None,
             got=f"{scheme(said)} ({FIELD})" if said else next(map(str, found.values())),
-            hint=hint or remedy(said),
+            hint=hint or remedy(said, place=tree.metadata.place or "SRC"),
         )
 
 
@@ -281,7 +286,9 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
     fused = [path for path, array in tree.arrays.items() if is_fused(dotted(path), array)]
     others = [path for path in fused if path not in chosen]
     if others:
-        yield f"{array_count(others)} of fused experts stay as they are; this scheme is for {how.what}"
+        other = _scheme_for(dotted(others[0]), tree.arrays[others[0]], tree.metadata.config)
+        instead = f"; {option('scheme', other)} is for those" if other else ""
+        yield f"not quantised: {array_count(others)} of fused experts; this scheme is for {how.what}{instead}"
     block = how.said.get("weight_block_size")
     uneven = [
         dotted(path)
@@ -295,6 +302,11 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
             f"gives rows the scales of others, without an error; {option('exclude')} leaves arrays out, such "
             f"as {uneven[0]}"
         )
+
+
+def _scheme_for(name: str, array: LazyArray, config: Mapping[str, Any] | None) -> str | None:
+    """The first scheme that takes an array."""
+    return next((each for each, how in SCHEMES.items() if how.takes(name, array, _model(config))), None)
 
 
 def _is_uneven(array: LazyArray, block: Sequence[int]) -> bool:

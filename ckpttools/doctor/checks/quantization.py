@@ -30,10 +30,15 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         found = quantized(dict(model.arrays), model.config)
         said = says_quantized(model.config) or {}
         read = weights_of(model.arrays, found, model.config)
-        yield from _findings(model.folder, list(found.values()), model.config, is_read=not read.is_whole)
+        told = [*_findings(model.folder, list(found.values()), model.config, is_read=not read.is_whole)]
+        wrong = list[Finding]()
         if said.get("quant_method") in read_methods() and not any(each.is_bare for each in found.values()):
             faults = () if read.is_whole else read.faults
-            yield from [_unreadable(model.folder, faults, said)] if faults else _values(model, inventory)
+            wrong += [_unreadable(model.folder, faults, said)] if faults else _values(model, inventory)
+        # What is to be done with sound weights is no advice for others.
+        is_sound = all(each.level != ERROR for each in wrong)
+        yield from (each for each in told if is_sound or each.level != INFO)
+        yield from wrong
     yield from native_findings(inventory)
 
 
@@ -89,7 +94,7 @@ def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any], *, is
     what = f"the weights are quantised: {scheme(said)}; {count}, each with its scales"
     if is_read and said.get("quant_method") in read_methods():
         why = "their numbers mean nothing by themselves: conversions to MaxText multiply them by their scales"
-        do = f"`ckpt cast {quote(str(folder))} DST --dtype bfloat16` makes a model of plain numbers of it"
+        do = f"`ckpt cast {quote(str(folder))} DST --dtype bfloat16` writes a model of plain weights"
         do += _KEEP.format(quote(str(folder))) if _may_stay(found, said) else ""
         return Finding(INFO, str(folder), what, why, do)
     why = (

@@ -1,0 +1,127 @@
+"""What is said of quantised models: advice that works, and nothing that misleads."""
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.command_line import ckpt
+from support.hf_models import write_llama
+from support.places import GOLDEN
+from support.quantised_kinds import write
+
+import ckpttools
+from ckpttools.array.tree import Tree
+from ckpttools.cli.output import labelled
+from ckpttools.cli.plan_text import _subject
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.testing.strategies import stored
+
+SCALES = "model.layers.1.mlp.up_proj.weight_scale_inv"
+
+
+def quantised(directory: Path) -> Path:
+    plain = directory.with_name("plain")
+    write_llama(plain)
+    ckpttools.quantize(plain, directory)
+    return directory
+
+
+def damaged(source: Path, directory: Path, change: str) -> Path:
+    tree = ckpttools.open(source)
+    leaves, name = (
+        dict(tree.items()),
+        (SCALES.removesuffix("_scale_inv") if change == "no weight" else SCALES,),
+    )
+    if change == "grid":
+        leaves[name] = stored(np.ones((9, 9), np.float32), DTYPES["float32"])
+    elif change == "nan":
+        leaves[name] = stored(np.full(tree[name].shape, np.nan, np.float32), DTYPES["float32"])
+    else:
+        del leaves[name]
+    ckpttools.convert(Tree(leaves, tree.metadata), directory, format="safetensors")
+    (directory / "config.json").write_bytes((source / "config.json").read_bytes())
+    return directory
+
+
+def run(*words: object, code: int = 0) -> str:
+    result = ckpt(*words)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def said(*words: object, code: int = 0) -> str:
+    return " ".join(run(*words, code=code).split())
+
+
+@pytest.mark.parametrize("change", ["no scale", "no weight", "grid"])
+def test_a_damaged_model_is_known_and_no_command_that_fails_is_advised(change, tmp_path):
+    bad = damaged(quantised(tmp_path / "fp8"), tmp_path / "bad", change)
+    card = said(bad)
+    assert "of llama" in card and "cannot be dequantised: model.layers.1.mlp.up_proj" in card
+    assert f"ckpt doctor {bad}" in card
+    assert "ckpt convert" not in card and "ckpt cast" not in card and "mixed dtypes" not in card
+    told = said("quantize", bad, tmp_path / "out", code=3)
+    assert "cannot be dequantised" in told and "quantised already" not in told
+
+
+@pytest.mark.parametrize("change", ["no scale", "no weight", "grid", "nan"])
+def test_the_doctor_does_not_advise_to_convert_what_is_damaged(change, tmp_path):
+    bad = damaged(quantised(tmp_path / "fp8"), tmp_path / "bad", change)
+    told = said("doctor", bad, code=1)
+    assert "1 error" in told and "ckpt cast" not in told and "each with its scales" not in told
+
+
+def test_what_is_advised_of_a_quantised_model_works(tmp_path):
+    source = quantised(tmp_path / "fp8")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    for place in (source, tmp_path / "native"):
+        (line,) = [each for each in run(place).splitlines() if "ckpt cast" in each]
+        _, *words = shlex.split(line.strip().replace("DST", str(tmp_path / f"{place.name}-plain")))
+        run(*words)
+    (line,) = [
+        each for each in run("quantize", source, tmp_path / "no", code=3).splitlines() if "next" in each
+    ]
+    assert line.endswith(f"`ckpt cast {source} DST --dtype bfloat16`")
+    with pytest.raises(ckpttools.CheckpointError) as error:
+        ckpttools.quantize(source, tmp_path / "no")
+    assert f'ckpttools.cast("{source}", "DST", dtype="bfloat16")' in str(error.value.hint)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "nf4"])
+def test_schemes_that_are_not_read_are_told_at_once(kind, tmp_path):
+    card = said(write(tmp_path / "it", kind))
+    assert "conversions refuse this scheme" in card and "ckpt doctor" in card
+    assert "ckpt convert" not in card
+    told = said("cast", tmp_path / "it", tmp_path / "out", "--dtype", "bfloat16")
+    assert "dequantise the model to bfloat16" in told
+
+
+def test_fp8_of_gpt_oss_names_the_scheme_of_its_experts(tmp_path):
+    told = said("quantize", GOLDEN / "gpt-oss" / "hf", tmp_path / "fp8")
+    assert "of fused experts; this scheme is for" in told and "--scheme mxfp4 is for those" in told
+
+
+def test_quantising_without_any_error_is_one_line(tmp_path):
+    ckpttools.quantize(GOLDEN / "gpt-oss" / "hf", tmp_path / "once", scheme="mxfp4")
+    ckpttools.cast(tmp_path / "once", tmp_path / "plain", dtype="bfloat16")
+    told = said("quantize", tmp_path / "plain", tmp_path / "again", "--scheme", "mxfp4")
+    assert "quantised without any error" in told and "worst arrays" not in told
+    # Other exponents stand for the same numbers.
+    same = said("diff", tmp_path / "once", tmp_path / "again", code=1)
+    assert "dequantised, they are equal" in same and "other numbers" not in same
+
+
+def test_a_command_that_stands_alone_has_no_quotes():
+    command = "ckpt cast some/where/far/away DST --dtype bfloat16"
+    assert labelled("next", f"`{command}` makes plain weights", 6, 60, command=command) == [
+        f"next  {command}",
+        "      makes plain weights",
+    ]
+
+
+def test_numbers_of_arrays_add_up():
+    assert _subject(["13 arrays", "1,032 arrays"]) == "1,045 arrays"
+    assert _subject(["1 array"]) == "1 array"
+    assert _subject(["a.b", "13 arrays"]) == "a.b and 13 arrays"
+    assert _subject(["a.b", "c", "d"]) == "a.b and 2 more"
