@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME

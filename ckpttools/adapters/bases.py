@@ -7,13 +7,14 @@ of the family like any weights: the changes, in a model that is zero otherwise, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stack, distinct, padded, stack, take
 from ckpttools.array.tree import Path, Tree, by_name, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, listing, near_names
 from ckpttools.core.text import array_count

@@ -6,9 +6,9 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, FormatError, listing
 
 WITH_PEFT = "merge it with PEFT, in Python: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()"

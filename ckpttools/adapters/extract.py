@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.adapters.bases import Base
@@ -14,6 +13,7 @@ from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
 from ckpttools.core.budget import size_text
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError, UsageError, listing
 from ckpttools.core.notes import Note, Notes

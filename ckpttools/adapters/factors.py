@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite
 from typing import Any, Literal
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import low_rank, relayout, renormed, swapped
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.wording import option

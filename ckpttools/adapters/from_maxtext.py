@@ -11,7 +11,6 @@ Ranks are those of shapes, and the base's sizes tell layers from inputs where bo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from ckpttools.adapters.base_names import noted_base
 from ckpttools.adapters.bases import Base, not_of_base
@@ -29,6 +28,7 @@ from ckpttools.adapters.rows import (
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, distinct, inner
 from ckpttools.array.tree import Path, Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, FormatError, UsageError
 from ckpttools.core.wording import option

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from ckpttools.adapters.config import WITH_PEFT, PeftConfig
 from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, listing
 from ckpttools.formats.adapters import ADAPTER, PREFIX
 from ckpttools.formats.json_file import read_json

@@ -12,10 +12,11 @@ What values are multiplied by, B's are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from ckpttools.adapters.bases import Base
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
 from ckpttools.families.family import Family
 from ckpttools.mapping.axes import Side

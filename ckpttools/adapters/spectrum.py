@@ -7,11 +7,11 @@ start, in float64. The same matrices give the same factors.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, split_to
 

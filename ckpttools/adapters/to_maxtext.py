@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from ckpttools.adapters.bases import Base
@@ -22,6 +21,7 @@ from ckpttools.adapters.rows import (
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, elementwise, padded
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Note, Notes

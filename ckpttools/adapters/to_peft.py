@@ -6,12 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ckpttools.adapters.base_names import base_name
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import in_natural_order
 from ckpttools.formats.adapters import BASE_NAME, PREFIX

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from shlex import quote
 from typing import Literal, Unpack
 
@@ -21,6 +21,7 @@ from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option, step

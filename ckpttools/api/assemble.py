@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ckpttools.api.conversion import Conversion, Resources
@@ -13,6 +13,7 @@ from ckpttools.api.sources import Opening, part_of, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import natural_key, plural, some

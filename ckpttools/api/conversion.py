@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked, checked_options
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import open_tree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Unpack
 
 from ckpttools.api.same_numbers import same_numbers
@@ -24,6 +24,7 @@ from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.hints import after_diff
 from ckpttools.compare.padding import without_padding
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DamagedScalesError, FormatError, UsageError, listing
 from ckpttools.core.wording import option
 from ckpttools.digest.pairing import Pairing, Remark, Side

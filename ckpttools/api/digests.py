@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Unpack
 
 from ckpttools.api.output_file import check_output_file
@@ -17,6 +17,7 @@ from ckpttools.api.sources import (
 from ckpttools.api.verification import conversion_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckpttools.api.sources import DEFAULT_MEMORY, Observe, scanning
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.wording import option
 from ckpttools.stores.contents import FileDifference, ListsContents, differing

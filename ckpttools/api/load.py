@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
@@ -12,6 +12,7 @@ from ckpttools.api.prepared import command
 from ckpttools.api.sources import DEFAULT_MEMORY, Opening, Source, opened, part_of, read_options
 from ckpttools.array.fingerprint import sources
 from ckpttools.core.budget import allowing
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.options import size_of

@@ -6,11 +6,12 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import (
     ConfigError,
     CoverageError,

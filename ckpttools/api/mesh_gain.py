@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
 from ckpttools.array.storage import Storage, StoredArray
 from ckpttools.array.tree import Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import grid_shape
 from ckpttools.formats.base import Layout, ReadOptions
 from ckpttools.formats.registry import storage_of

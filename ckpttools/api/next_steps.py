@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from shlex import join, quote
 
 from ckpttools.api.adapter_steps import elsewhere, loading_steps
@@ -13,6 +12,7 @@ from ckpttools.api.maxtext_config import maxtext_config
 from ckpttools.api.sources import opened
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Unpack
 
 from ckpttools.api.output_file import check_output_file
@@ -16,6 +15,7 @@ from ckpttools.api.sources import (
 )
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError
 from ckpttools.core.text import printable
 from ckpttools.core.wording import option

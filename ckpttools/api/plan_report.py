@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.api.prepared import Prepared
 from ckpttools.array.tree import keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Note
 from ckpttools.plan.plan import Plan
 from ckpttools.roles.of_tree import roles

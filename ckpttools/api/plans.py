@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import marks_of
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, FormatError, UsageError
 from ckpttools.core.text import plural
 from ckpttools.core.version import __version__

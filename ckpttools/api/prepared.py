@@ -11,7 +11,7 @@ would be done and does nothing yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import wraps
 from inspect import Signature, signature
 from shlex import quote
@@ -23,6 +23,7 @@ from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
 from ckpttools.api.sources import Source, place_of
 from ckpttools.core.budget import allowing, size_text
 from ckpttools.core.checked import Named, checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import size_of
 from ckpttools.core.text import array_count

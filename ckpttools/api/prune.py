@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
 from ckpttools.api.prepared import command, prepare
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.gaps import refuse_incomplete
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.steps import OrbaxRun, Step, directories

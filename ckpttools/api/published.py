@@ -9,10 +9,10 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DestinationExistsError
 from ckpttools.core.wording import option
 from ckpttools.plan.plan_file import PlanFile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Unpack
 
@@ -17,6 +17,7 @@ from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import size_of

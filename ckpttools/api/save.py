@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from inspect import Parameter, signature
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from ckpttools.api.sources import part_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import size_of
 from ckpttools.core.wording import option

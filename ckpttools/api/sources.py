@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
 from ckpttools.core.budget import allowing
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import size_of
 from ckpttools.formats.base import ReadOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -14,6 +14,7 @@ from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, destination_of, opened_plan
 from ckpttools.api.published import PublishedPlan, is_new, published_at
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import plural
 from ckpttools.plan.dealing import Part, dealt, parse_part

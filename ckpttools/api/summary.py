@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from shlex import quote
 
 from ckpttools.adapters.report import is_maxtext_adapter
@@ -15,6 +15,7 @@ from ckpttools.api.trainer_steps import commands_of_model
 from ckpttools.api.tree_report import inspect
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import plural

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckpttools.api.parts import part_done
 from ckpttools.api.plans import content_of
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.standing import PartStatus, PlanStatus, plan_status
 from ckpttools.core.budget import further_resident
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.core.wording import again
 from ckpttools.plan.dealing import Part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from ckpttools.api.same_numbers import same_numbers
@@ -17,6 +17,7 @@ from ckpttools.api.sources import (
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection

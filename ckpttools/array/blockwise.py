@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError
 from ckpttools.core.region import Region, Shape, ceil_div

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray, OfParts, ReadCost
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region
 

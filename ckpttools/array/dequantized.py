@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape, ceil_div, split_to
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, distinct
 from ckpttools.array.stored import Gaps
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 
 _MOST_FAULTS = 3

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 
 if TYPE_CHECKING:

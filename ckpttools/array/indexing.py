@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from types import EllipsisType
 from typing import SupportsIndex
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape
 
 Key = SupportsIndex | slice | EllipsisType

@@ -8,7 +8,6 @@ library that multiplies, but for one in some 10**8 whose last bit of float32 may
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray, OfAlikeParts, OfParts, ReadCost
 from ckpttools.array.rounding import round_to
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, split_to

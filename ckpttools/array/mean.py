@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from math import frexp
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray, OfAlikeParts
 from ckpttools.array.rounding import widen
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, split_to

@@ -7,7 +7,7 @@ limited size (`ckpttools.array.read_blocks`), so no node ever needs memory in pr
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -46,6 +46,7 @@ from ckpttools.array.window import Padded as Padded
 from ckpttools.array.window import Window as Window
 from ckpttools.array.window import padded as padded
 from ckpttools.array.window import window as window
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, split_to

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from types import EllipsisType
@@ -17,6 +17,7 @@ from ckpttools.array.lowrank import LowRank, low_rank
 from ckpttools.array.refinement import Permutation, composed
 from ckpttools.array.stored import Stored
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, split_to
 

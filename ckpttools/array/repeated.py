@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray, Regionwise
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, ceil_div, split_to
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost, Unstored
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.region import (
     Region,

@@ -7,13 +7,14 @@ A path is a tuple of keys: `str` for a dictionary key or an attribute, `int` for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.pytree import register_where_jax_is_loaded
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, NoSuchPathError, UsageError, listing, near_names
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray, Regionwise
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
 
@@ -14,6 +13,7 @@ import click
 from ckpttools.cli.output import show, width, wrapped
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import count, disk
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import folded, plural, printable, type_text
 from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
 from ckpttools.sharding.predict import ProcessLoading

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import click
 
 from ckpttools.cli.units import disk, duration, memory
+from ckpttools.core.dataclass import dataclass
 from ckpttools.run.events import Event, Fetching, Observer, Publishing, Started, TaskDone
 from ckpttools.run.memory import current_bytes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +9,7 @@ import click
 from ckpttools.cli.options import ANY_PATH, SIZE, count_option, json_option
 from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.progress import progress_option
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.stores.place import Place
 

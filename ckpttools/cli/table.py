@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import click
 
 from ckpttools.cli.output import wrapped
+from ckpttools.core.dataclass import dataclass
 
 _GAP = 2
 # The first column of a table keeps so many characters.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckpttools.codecs import tensorstore
 from ckpttools.codecs.base import WholeCodec
 from ckpttools.codecs.streams import ByteRange
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 
 _HEADER, _DECODED_AT, _LENGTH_AT = 16, 4, 12

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.codecs.base import CodecSpec
 from ckpttools.codecs.streams import Stream, Swapped
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 
 LITTLE: CodecSpec = {"configuration": {"endian": "little"}, "name": "bytes"}

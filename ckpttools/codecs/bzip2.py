@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import bz2
-from dataclasses import dataclass
 
 from ckpttools.codecs.base import Codec, Decoder
 from ckpttools.codecs.streams import READ_BYTES, Stream
+from ckpttools.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -15,6 +15,7 @@ from ckpttools.codecs.sharding import ShardIndex, ShardingCodec
 from ckpttools.codecs.streams import ByteRange, Fetched, Stream
 from ckpttools.codecs.tensorstore import COPIES, WholeChunkDecoder, whole_chunk_decoder
 from ckpttools.codecs.transpose import Transpose
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckpttools.codecs.base import WholeCodec
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 
 NBYTES = 4

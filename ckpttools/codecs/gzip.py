@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from dataclasses import dataclass
 
 from ckpttools.codecs.base import Codec, Decoder, WholeCodec
 from ckpttools.codecs.streams import READ_BYTES, ByteRange, ExactReader, Fetched, Stream
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 
 _MAGIC = b"\x1f\x8b"

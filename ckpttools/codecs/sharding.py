@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from ckpttools.codecs.base import CodecSpec
 from ckpttools.codecs.bytes import LITTLE_ENDIAN
 from ckpttools.codecs.streams import ByteRange
 from ckpttools.codecs.transpose import number_list
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, grid_shape
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import ByteSource
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 
 if TYPE_CHECKING:

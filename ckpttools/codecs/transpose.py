@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.codecs.base import CodecSpec
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 
 

@@ -14,10 +14,9 @@ weights in chunks of 128 MiB, one thread, files cached; resident bytes beside th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckpttools.codecs.base import CodecSpec, Decoder, WritableCodec
 from ckpttools.codecs.streams import READ_BYTES, ByteRange, Stream
+from ckpttools.core.dataclass import dataclass
 
 # Level 3 is zstd's own default and Orbax's for zarr v3. From level 20 on a compressor takes hundreds of MiB.
 DEFAULT_LEVEL, HIGHEST_LEVEL = 3, 19

@@ -10,13 +10,14 @@ refused: arrays without a counterpart are on one side only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted, keystr
 from ckpttools.compare.unnamed_side import Arrays, UnnamedSide, with_joints_of
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option

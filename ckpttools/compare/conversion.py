@@ -7,12 +7,13 @@ refuse.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name, dotted, keystr
 from ckpttools.compare.unnamed_side import with_joints_of
 from ckpttools.compare.widened import as_wide_as
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option

@@ -6,8 +6,7 @@ are equal but may have different bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
 

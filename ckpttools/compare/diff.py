@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -16,6 +16,7 @@ from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
 from ckpttools.compare.measure import SCRATCH_BYTES, block_elements, deviation
 from ckpttools.compare.verify import side_by_side
 from ckpttools.core.budget import names_bytes
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.text import in_natural_order

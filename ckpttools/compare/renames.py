@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.causes.base import Cause
 from ckpttools.compare.samples import sampled
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.layers import numbered

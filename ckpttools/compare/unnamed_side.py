@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.compare.widened import as_wide_as
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option

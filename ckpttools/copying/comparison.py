@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES
+from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import Status
 from ckpttools.stores.place import Place

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
 from ckpttools.copying.files import files_below
+from ckpttools.core.dataclass import dataclass
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.base import Status

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.digest.digest import DEFAULT_ALGORITHM, algorithm_named
 
 # Pieces of large files go to a disk in any order, by several workers.

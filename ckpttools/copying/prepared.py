@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from ckpttools.copying.comparison import CopyComparison
@@ -14,6 +14,7 @@ from ckpttools.copying.report import CopiedPart, CopyReport, Outcome
 from ckpttools.copying.room import CopyRoom
 from ckpttools.copying.selection import CopySelection
 from ckpttools.copying.target import CopyTarget
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import plural, some
 from ckpttools.run.memory import peak_bytes
 from ckpttools.stores.fetching import Observe

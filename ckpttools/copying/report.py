@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import plural
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place

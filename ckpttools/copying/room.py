@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckpttools.copying.pieces import BLOCK_BYTES
 from ckpttools.core.budget import base_bytes, does_not_fit
+from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import Store
 
 # What a file takes beside its name in listings, statuses and pieces, and what a character of it takes.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ckpttools.copying.comparison import CopyComparison, compared_part
 from ckpttools.copying.files import files_below
 from ckpttools.copying.kinds import kind_of, others_in
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.selection import CopySelection
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.text import some
 from ckpttools.core.wording import option

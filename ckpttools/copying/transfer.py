@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import PIECE_BYTES, FileRange, PieceDigester, digest_of, parts_of, pieces_of
 from ckpttools.copying.room import CopyRoom
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
 from ckpttools.run.threads import WorkerThread, join_all, start_some

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MemoryBudgetError, UsageError
 from ckpttools.core.resident import current_bytes
 from ckpttools.core.wording import option

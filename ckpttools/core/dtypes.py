@@ -6,11 +6,11 @@ structure needs neither.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from math import frexp
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UnknownNameError, near_names
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from operator import add, lt, mul, sub
+
+from ckpttools.core.dataclass import dataclass
 
 Shape = tuple[int, ...]
 _MOST_IN_MEMORY = 1 << 20

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, ceil_div, contiguous_runs, count_runs, split_to
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, block_count

@@ -6,11 +6,11 @@ Scanned and unscanned MaxText checkpoints, Linen's and NNX's, get the same names
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import matches
 from ckpttools.array.tree import Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.text import in_natural_order
 from ckpttools.maxtext.layers import LayerStack

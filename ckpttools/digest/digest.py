@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UnknownNameError
 from ckpttools.core.region import Region, Shape, ceil_div
 from ckpttools.core.text import type_text

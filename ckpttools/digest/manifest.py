@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import (
     CheckpointError,
     DestinationExistsError,

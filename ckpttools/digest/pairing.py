@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ckpttools.array.patterns import matches
+from ckpttools.core.dataclass import dataclass
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.roles.of_tree import Typed
 

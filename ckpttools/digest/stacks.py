@@ -6,13 +6,13 @@ A chunk that holds all layers would be decoded again for each of them if they we
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Take, stack
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 
 if TYPE_CHECKING:

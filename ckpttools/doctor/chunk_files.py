@@ -8,9 +8,9 @@ item took 0.06 s for 16 chunks of zstd, 1.07 GB of bfloat16 weights, and 1.2 s f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ckpttools.codecs.streams import ByteRange
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Shape
 from ckpttools.formats.orbax.entries import Entries

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ckpttools.core.dataclass import dataclass
 from ckpttools.families.family import Family
 from ckpttools.mapping.op_text import exactness_of, op_said
 from ckpttools.mapping.values import ValueOp

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError
 from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family, Spelling

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, ShapeError, did_you_mean, listing, near_names
 from ckpttools.mapping.coverage import Coverage, NotCoveredError
 

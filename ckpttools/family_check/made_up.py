@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import cycle, islice, product
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.families.family import Family
 from ckpttools.family_check.definition import Definition
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value

@@ -9,7 +9,7 @@ protocols here: `Writable` and `Tells…`. Who wants to know asks `formats.regis
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked_options
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.options import Option
 from ckpttools.core.region import Shape

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from ckpttools.codecs.base import CodecSpec
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.formats.blocks import Atom, Axis, Blocks, Stretch, shifts_of, sums
 

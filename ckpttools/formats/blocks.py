@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.array.nodes import Stored
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.formats.orbax.arrays import Grid
 from ckpttools.formats.zarr.chain import Chain

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import DEEPEST, parse_json

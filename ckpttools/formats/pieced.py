@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import gcd, prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Stored, concat, relayout, window
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, ceil_div
 

@@ -6,12 +6,12 @@ import hashlib
 import itertools
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from ckpttools.codecs.base import WritableCodec
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import (
     Region,
     Shape,

@@ -11,13 +11,14 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from ckpttools.array.chunk_sizes import FINE
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.wording import option
 from ckpttools.formats.block_chunks import Chunks, chunks_of
 from ckpttools.formats.block_finder import Finder

@@ -7,10 +7,11 @@ were tried); beside the items it would be taken for one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer, WritesSteps
 from ckpttools.formats.placement import DataFile, Placement

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Stored
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape, grid_shape
 from ckpttools.formats.orbax.entries import entries_of, files_below
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent, length_of

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.digest.pairing import Pairing
 from ckpttools.families.family import Family

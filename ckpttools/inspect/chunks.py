@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import prod
 from operator import attrgetter
 
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 from ckpttools.inspect.filtering import filtered
 from ckpttools.inspect.meshes import PartitionSpec, Specs

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Shape
 from ckpttools.core.text import natural_key

@@ -8,7 +8,6 @@ in float64). Integers of 32 and 64 bits and magnitudes of complex numbers count 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import ceil, isfinite
 
@@ -17,6 +16,7 @@ import numpy as np
 from ckpttools.array.elements import table, wide, widen
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import ALIGNMENT, Scratch
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.inspect.moments import Moments, in_blocks
 

@@ -7,11 +7,10 @@ So nothing depends on the order in which numbers are made of elements, which is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ckpttools.array.scratch import Scratch
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 
 # Elements among which the one nearest to zero is looked for.

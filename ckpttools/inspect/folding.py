@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import natural_key
 from ckpttools.inspect.tree import ArrayReport
 

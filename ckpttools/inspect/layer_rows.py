@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Region, Shape
 from ckpttools.maxtext.layers import LayerStack, key_of_layers

@@ -6,7 +6,7 @@ Counts and extremes are exact, and blocks are joined as Chan, Golub and LeVeque 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import hypot, inf, isfinite, sqrt
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ import numpy as np
 from ckpttools.array.elements import wide, widen, widened_in_any_order, widens_in_place
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.inspect import sums

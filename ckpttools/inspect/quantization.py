@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.quantized.scales import split_name
 from ckpttools.quantized.tree import quantized_in

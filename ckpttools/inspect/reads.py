@@ -9,10 +9,10 @@ read by contiguous runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from ckpttools.array.storage import StoredArray
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape, ceil_div, count_runs
 from ckpttools.inspect.meshes import PartitionSpec
 from ckpttools.sharding.mesh import MeshShape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 
@@ -13,6 +12,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import names_bytes
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.inspect import distribution as distributions

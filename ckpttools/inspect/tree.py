@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from operator import attrgetter
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttools.adapters.described import AdapterReport, may_be_adapter
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 from ckpttools.core.notes import Notes
 from ckpttools.families.family import Family

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 
@@ -11,6 +10,7 @@ from ckpttools.array.chunk_sizes import is_fine, is_giant
 from ckpttools.array.gaps import incomplete
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import grid_shape
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.stacked_on import remarks_about_axis

@@ -10,10 +10,11 @@ part has a row, and they lie in the order of their rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.keys import AxisGroup, Coordinates, Key, parse_key
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, MappingError, listing, near_names
 from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array.dequantized import Dequantized, DequantizedPiece
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.reshaped import reshaped
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import MappingError
 from ckpttools.core.region import Region, split_to

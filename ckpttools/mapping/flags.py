@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
 from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side

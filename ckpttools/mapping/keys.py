@@ -10,11 +10,11 @@ An index inside a key is an axis like any other. `{layer}` is a plain one, `{lay
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 from operator import mul
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 
 AxisGroup = tuple[str, ...]

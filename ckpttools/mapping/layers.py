@@ -7,8 +7,9 @@ an unscanned one keeps each under a number of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.row import Row
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 
 

@@ -14,9 +14,9 @@ after commas, what else there is to say of it:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Key

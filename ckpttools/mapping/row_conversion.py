@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise, relayout, stack, take
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup

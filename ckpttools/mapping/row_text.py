@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError, did_you_mean
 from ckpttools.mapping.axes import Side, parse_side
 from ckpttools.mapping.keys import Key, parse_key

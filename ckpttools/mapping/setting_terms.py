@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 
 FLAG = "flag."

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.setting_terms import FLAG, TRUE, Condition, Facts, Relation, Term

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, ShapeError
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.axes import Side

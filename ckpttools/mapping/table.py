@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from shlex import quote
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import padded, window
 from ckpttools.array.patterns import matching
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.build import build, build_partly, filled_up

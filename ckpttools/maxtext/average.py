@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise, mean
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CoverageError, FormatError, MappingError, listing
 from ckpttools.core.notes import Note, Notes

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.wording import option
 from ckpttools.mapping.sizes import Size

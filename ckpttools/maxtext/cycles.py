@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.region import Shape

@@ -10,11 +10,11 @@ A flavour is a prefix and a suffix of paths, so taking it off and putting it on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.maxtext.layout import BASE, MODEL, OPTIMIZER, PARAMS, STEP, VALUE, FlavourName
 from ckpttools.roles.names import wraps

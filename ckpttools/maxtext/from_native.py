@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import repeated
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.notes import Note, Notes
 from ckpttools.mapping.blocks import Block

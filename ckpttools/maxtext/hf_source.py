@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.families.family import Family
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.keys import Field, Key, key_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.maxtext.layers import LayerStack
 from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYERS, LOCAL, REMAINDER
 

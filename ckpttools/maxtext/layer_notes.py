@@ -15,11 +15,12 @@ shapes leave that open. `first_axis` names arrays with layers on axis 0 where ot
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.layers import LayerStack
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option

@@ -6,10 +6,10 @@ Rows of queries and keys are put in another order for that, which is exact.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option, several

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from shlex import quote
 
 from ckpttools.core.checked import checked_options
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.wording import option, step
 from ckpttools.families.family import Family

@@ -10,11 +10,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import inner
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.families.family import FlagRule, Spelling
 from ckpttools.families.silent import meant_otherwise

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.checked import checked_options
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.region import Shape

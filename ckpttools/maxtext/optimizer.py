@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.maxtext.flavours import Flavour
 from ckpttools.maxtext.layout import PARAMS, VALUE
 

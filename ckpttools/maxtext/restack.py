@@ -7,11 +7,12 @@ belongs to a layer, such as states of random number generators, on axis 0, as Ma
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import stack, take
 from ckpttools.array.tree import Leaf, Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.layers import LayerStack, is_scale_of_layer, key_of_layers

@@ -7,12 +7,13 @@ layers one by one or stacked, with or without state of an optimizer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, in_natural_order

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import window
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Coordinates, Field

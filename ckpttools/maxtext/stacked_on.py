@@ -7,10 +7,11 @@ is written here has a note of it then (`ckpttools.maxtext.layer_notes`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family

@@ -7,10 +7,10 @@ ema_params/decoder/…                of flax recipes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option

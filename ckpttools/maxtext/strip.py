@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Leaf, Path, Tree, dotted, keystr
 from ckpttools.core.checked import checked_options
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import first_match, matching, prefixes, whole_branches
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, by_name, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.mapping.flags import Flag

@@ -7,10 +7,10 @@ that of others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from ckpttools.array.tree import Path
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UnknownNameError, did_you_mean
 
 # How the paths of variables of a class of their own end, layers of which are stacked on axis 0: the biases of

@@ -10,13 +10,14 @@ Inferred from paths, shapes and custom metadata alone; nothing is read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from operator import is_
 from types import MappingProxyType
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, by_name, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.maxtext.flavours import Flavour, flavour_of
 from ckpttools.maxtext.layer_groups import LayerGroup, layer_groups

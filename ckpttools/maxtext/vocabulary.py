@@ -7,11 +7,11 @@ said; what is not counts, unless the user says otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import window
 from ckpttools.array.tree import keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.wording import option

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 
 

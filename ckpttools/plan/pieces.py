@@ -8,7 +8,6 @@ what is cheap to read.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import lcm, prod
 
@@ -17,6 +16,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import BlockCodes, Chunked, Dequantized, Elementwise, Mean, Stack, Take
 from ckpttools.array.scratch import rounded_up
 from ckpttools.core.budget import base_bytes, does_not_fit
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, grid_cells, split_to
 from ckpttools.plan.plan import BYTES_PER_NODE

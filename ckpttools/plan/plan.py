@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain, islice
 from math import prod
@@ -16,6 +16,7 @@ from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import base_bytes, does_not_fit, names_bytes, size_text
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div
 from ckpttools.core.text import array_count, plural

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 from ckpttools.array.lazy import ByteSource
 from ckpttools.array.tree import Path, Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, SourceChangedError
 from ckpttools.core.region import Region
 from ckpttools.core.wording import option

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region, Shape, ceil_div, grid_cells
 from ckpttools.formats.placement import Placement

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import NamedTuple
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_name, words_of_key
 
 _BIAS, _QUANTISER = "bias", "quant"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttools.array.dequantized import DequantizedPiece
 from ckpttools.array.read_blocks import page
 from ckpttools.array.rounding import round_to
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import DamagedScalesError
 from ckpttools.core.region import Shape, ceil_div

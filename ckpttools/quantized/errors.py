@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.tally import LARGEST
 
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, swapped
 from ckpttools.array.reshaped import reshaped
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, plural

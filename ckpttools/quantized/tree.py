@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ckpttools.array.tree import Path, Tree, by_name, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.quantized.config import says_quantized
 from ckpttools.quantized.weights import Quantized, may_be_scaled, quantized
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckpttools.array.tree import Path
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 from ckpttools.roles.mirrors import Mirrors, is_moments_shape
 from ckpttools.roles.names import MOMENTS, WEIGHTS, wraps

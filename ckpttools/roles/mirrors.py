@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from typing import NamedTuple
 
 from ckpttools.array.tree import Path
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 from ckpttools.roles.names import (
     FACTORED,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from ckpttools.array.tree import Path
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 from ckpttools.roles.mirrors import Mirrors, below_moments, is_moments_shape
 from ckpttools.roles.names import (

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from typing import Literal, Protocol
 
 from ckpttools.array.tree import Path, Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 from ckpttools.roles.copies import Copies, copies
 from ckpttools.roles.mirrors import ArrayFacts, Mirrors

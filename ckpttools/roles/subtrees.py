@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from ckpttools.array.tree import Path
+from ckpttools.core.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from ckpttools.array.tree import Path
+from ckpttools.core.dataclass import dataclass
 from ckpttools.roles.mirrors import Mirrors, Moment, below_moments
 from ckpttools.roles.names import MOMENTS, SHARED, STEPS, is_hyperparameter, is_wrapper, wraps
 from ckpttools.roles.subtrees import Heads, branch, inside, lifted, mostly, outside, sizes

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural

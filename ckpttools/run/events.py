@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import QuantizationError

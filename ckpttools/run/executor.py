@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan

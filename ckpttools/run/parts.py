@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan

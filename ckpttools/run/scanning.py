@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
@@ -20,6 +19,7 @@ from ckpttools.array.booleans import require_booleans
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import ByteSource
 from ckpttools.array.scratch import Scratch
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted_pieces
 from ckpttools.quantized.damaged_scales import naming_all

@@ -6,8 +6,7 @@ whole step leaves no such record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.json_file import read_json
 from ckpttools.stores.place import Place

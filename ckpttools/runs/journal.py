@@ -13,8 +13,9 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, did_you_mean
 from ckpttools.core.wording import option
 

@@ -8,8 +8,8 @@ lists none of the steps, then their objects. The last finished step, and all tha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError, listing
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.finished import why_no_save

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import array_count, some
 from ckpttools.maxtext.axis_names import AxisNames, axis_names
 from ckpttools.sharding.mesh import MeshShape

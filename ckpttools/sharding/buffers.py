@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape
 from ckpttools.sharding.fresh import ALIGNMENT, aligned
 from ckpttools.sharding.held import HeldParts, as_one_part

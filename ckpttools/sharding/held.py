@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.splitting import with_axes_split
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.sharding.shards import Shards
 

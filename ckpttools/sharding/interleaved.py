@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import INNER, Stack, Take, inner, stack
+from ckpttools.core.dataclass import dataclass
 from ckpttools.plan.pieces import PIECE_BYTES
 from ckpttools.sharding.cutting import projected
 from ckpttools.sharding.held import HeldParts

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import jax
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.budget import base_bytes, does_not_fit
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.sharding.processes import Processes
 
 # Each process says so often how far it has come; the first of them tells of all.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 
 _WANTED = "such as 8, 4x2 or data=4,fsdp=2"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, UsageError
 from ckpttools.sharding.service import Service, client_here
 

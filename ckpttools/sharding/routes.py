@@ -8,11 +8,11 @@ they have read. Where several need the same, one may read it for all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape
 from ckpttools.plan.pieces import PIECE_BYTES
 from ckpttools.sharding.cutting import projected

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, did_you_mean, near_names
 from ckpttools.maxtext.axis_names import AxisNames
 from ckpttools.maxtext.logical_rules import LOGICAL_AXIS_RULES, MESH_AXES

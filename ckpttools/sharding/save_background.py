@@ -8,10 +8,11 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from ckpttools.core.budget import size_text
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
 from ckpttools.core.wording import option
 from ckpttools.run.events import Receipt

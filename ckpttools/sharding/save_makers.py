@@ -6,13 +6,14 @@ A process makes what it has all of. Where two would have to, the part is cut in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Held, renewed
 from ckpttools.array.tree import Path, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, Shape
 from ckpttools.sharding.save_shards import ALONE, ShardHolder

@@ -7,11 +7,11 @@ whole on the host, however it is cut. Elements come as unsigned carriers, so tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.views import subview
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.region import Region, Shape, split_to

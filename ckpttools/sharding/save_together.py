@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, chain
 from typing import TypeVar
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Held
 from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, grid_cell, split_to
 from ckpttools.formats.base import Writer

@@ -7,11 +7,11 @@ aligned to 64 bytes without copying it, even where it was told not to (jax 0.10 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ckpttools.array.scratch import Scratch
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 from ckpttools.run.scanning import scan
 from ckpttools.sharding.buffers import Parts as Parts

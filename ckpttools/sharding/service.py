@@ -7,9 +7,9 @@ job computes on them; and a conversion has no use for them at all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, UsageError
 from ckpttools.core.wording import option, step
 from ckpttools.plan.dealing import Part

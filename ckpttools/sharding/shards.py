@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape, ceil_div
 
 

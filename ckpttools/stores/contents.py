@@ -7,11 +7,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from ckpttools.core.budget import base_bytes, does_not_fit
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place

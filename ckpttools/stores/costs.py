@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ckpttools.core.dataclass import dataclass
 
 FAR = 32
 """`File.price` behind a network: a piece of a local file, which counts as 64 KiB, is written in 20 us, and in

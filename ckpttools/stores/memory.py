@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import (
     FormatError,
     SourceChangedError,

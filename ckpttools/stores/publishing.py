@@ -34,9 +34,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.formats.safetensors.write import split
 from ckpttools.maxtext.synthetic import shapes_of as shapes_of
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from math import prod
 from typing import NamedTuple, TypeVar
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Stored, concat, elementwise, mean, relayout, stack, take
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Region, Shape, grid_cell, grid_indices
 from ckpttools.mapping.values import Cast

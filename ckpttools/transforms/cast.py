@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.checked import checked_options
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import MappingError, listing
 from ckpttools.core.notes import Note, Notes

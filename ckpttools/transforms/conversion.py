@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from ckpttools.array.booleans import require_booleans
 from ckpttools.array.rounding import as_float32, round_to, spare_of
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.mapping.values import blockwise, rounded
 

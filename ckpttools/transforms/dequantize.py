@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.notes import Notes

@@ -10,13 +10,14 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path as FilePath
 from types import ModuleType
 from typing import Any, cast
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError, did_you_mean
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option

@@ -7,12 +7,13 @@ so that an array stays where it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.array.lazy import ByteSource, Derived, LazyArray, ReadCost
 from ckpttools.array.nodes import Concat, Elementwise, Padded, Relayout, Repeated, Stack, Take, Window
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.region import Region
 

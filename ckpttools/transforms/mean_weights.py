@@ -8,10 +8,10 @@ l((i+1)/n), with l falling from 1 to 0 (WSM, arXiv:2507.17634, theorem 3.1). The
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import cos, frexp, fsum, isfinite, ldexp, pi, sqrt
 from typing import Literal, NamedTuple
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 

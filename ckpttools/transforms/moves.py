@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.transforms.scales import refuse_parting
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
@@ -11,6 +10,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import block_codes, relayout
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.core.notes import Note, Notes

@@ -8,11 +8,11 @@ so is each of such.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stack, Take, inner
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.quantized.tree import by_names
 from ckpttools.quantized.weights import Quantized, last_keys
 

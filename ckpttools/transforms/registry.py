@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from inspect import cleandoc
 from typing import Any, TypeVar
 
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, MappingError, UnknownNameError, near_names
 from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import load_group

@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path as FilePath
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, MappingError, StorageError, listing, near_names
 from ckpttools.core.notes import Notes
 from ckpttools.mapping.axes import parse_side

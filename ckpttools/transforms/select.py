@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from shlex import quote
 
 from ckpttools.array.patterns import first_match, prefixes
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.checked import checked_options
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, near_names
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import quoted

@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.keys import Field, Key, parse_key
 

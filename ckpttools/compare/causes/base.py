@@ -8,7 +8,7 @@ it to `ckpttools.compare.causes`, anywhere: of several causes that fit, the one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
 from ckpttools.compare.samples import in_one_dtype
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from ckpttools.array.nodes import Constant, elementwise, window
 from ckpttools.compare.causes.base import ENOUGH, Case, Cause, Claim, Hypothesis, detector, zeros_like
 from ckpttools.compare.distances import coarser
 from ckpttools.compare.samples import as_dtype
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Region, Shape
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isclose, sqrt
 
 import numpy as np
@@ -12,6 +11,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise
 from ckpttools.compare.causes.base import ENOUGH, Case, Cause, Claim, Hypothesis, detector
 from ckpttools.compare.samples import as_dtype, sampled_numbers
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.mapping.values import Add, blockwise, rounded
 

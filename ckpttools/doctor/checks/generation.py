@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, finding_of
 from ckpttools.doctor.inventory import Directory, Inventory, json_or_error

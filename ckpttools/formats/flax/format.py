@@ -6,11 +6,11 @@ Neither Flax nor msgpack is needed; arrays are read by position.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ckpttools.array.tree import Leaf, Metadata, Tree, keystr
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import require_room
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.flax.msgpack import DamagedError, Reader

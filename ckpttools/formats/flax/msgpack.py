@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.formats.json_file import DEEPEST
 from ckpttools.stores.base import File
 

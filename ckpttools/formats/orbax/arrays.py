@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from shlex import quote
 
@@ -12,6 +11,7 @@ from ckpttools.array.nodes import Chunked, Constant, Stored
 from ckpttools.array.stored import Gaps
 from ckpttools.array.tree import Path, dotted, keystr
 from ckpttools.codecs.sharding import ShardIndex
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.region import Shape, grid_cell, grid_indices
 from ckpttools.formats.orbax.entries import Entries, FileFault, Files

@@ -7,12 +7,12 @@ one of them makes up for the others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import parse_json

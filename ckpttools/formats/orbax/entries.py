@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.formats.orbax.index import PROCESSES, Index, index_of, named_file
 from ckpttools.formats.orbax.ocdbt import MANIFEST, MAX_INDEX_BYTES, Entry, Extent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +10,7 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, keystr
 from ckpttools.core.budget import require_room
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UnlistedStepWarning, UsageError
 from ckpttools.core.options import Option
 from ckpttools.core.step_warnings import warn_of_step

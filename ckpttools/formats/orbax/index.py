@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from shlex import quote
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.orbax import ocdbt_read
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, length_of

@@ -6,13 +6,13 @@ import base64
 import json
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 from ckpttools.formats.json_file import DEEPEST, read_json

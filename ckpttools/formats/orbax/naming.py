@@ -8,9 +8,9 @@ them. A step without named items it does not restore at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.steps import OrbaxRun, Step

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import google_crc32c
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 
 MANIFEST = "manifest.ocdbt"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.orbax.ocdbt import (
     CONFIG,

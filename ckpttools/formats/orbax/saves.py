@@ -8,12 +8,13 @@ job that went back and saved it again, arrays may be cut alike and hold other nu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import TypeVar
 
 from ckpttools.array.tree import Path, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape, grid_indices
 from ckpttools.formats.orbax.metadata import SavedLeaf, parse_tree
 from ckpttools.formats.orbax.ocdbt import Entry, length_of

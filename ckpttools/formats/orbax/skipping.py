@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from shlex import quote
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import commits_by_file, is_committed
 from ckpttools.stores.abilities import Renames

@@ -7,11 +7,12 @@ commit file on gs://), so a copy from one kind of store to the other misleads it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.index import PROCESSES, processes_of

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.text import plural
 from ckpttools.core.wording import option

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckpttools.array.nodes import stacked_axes
@@ -16,6 +16,7 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape, ceil_div, grid_indices
 from ckpttools.core.wording import option

@@ -6,13 +6,13 @@ Importing this takes neither numpy nor the safetensors package, and opening read
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import parse_size, require_room
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option

@@ -9,12 +9,12 @@ from __future__ import annotations
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from ckpttools.array.lazy import ByteSource
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType, from_safetensors
 from ckpttools.core.errors import FormatError, near_names
 from ckpttools.core.region import Shape

@@ -7,11 +7,11 @@ numbers of it, and no two have the same in different parts: else files are mixed
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import cache
 
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import window
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.stores.at_once import at_once

@@ -10,9 +10,9 @@ import io
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.stores.base import File
 

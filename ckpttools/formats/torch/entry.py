@@ -6,12 +6,12 @@ tensors on many ranks is listed and planned from its metadata alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Stored, relayout
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, Shape

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ckpttools.array.tree import Leaf, Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.left_out import left_out

@@ -6,8 +6,9 @@ slow as a list. What torch writes takes 20 to 40 times its length by this count,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from ckpttools.core.dataclass import dataclass
 
 _FREE, _PER_BYTE = 64 << 20, 64
 _MOST_NAMES, _MOST_TUPLES = 10_000, 10_000

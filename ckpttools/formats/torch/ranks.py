@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core import wording
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.budget import require_room
+from ckpttools.core.dataclass import dataclass
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.names import is_of_training

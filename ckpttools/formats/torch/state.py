@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Leaf, Path, Text
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.json_file import DEEPEST

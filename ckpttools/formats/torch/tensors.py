@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Constant, Stored, concat, relayout, window
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Shape
 from ckpttools.formats.torch.pickled import Global, Persistent, Record, in_few_words

@@ -8,12 +8,13 @@ Layout: DeepSpeed 0.19, `deepspeed/utils/zero_to_fp32.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Stored
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.formats.pieced import in_shape
 

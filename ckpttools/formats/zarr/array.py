@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
@@ -13,6 +13,7 @@ from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.registry import CodecStep, flat_steps
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.transpose import Transpose
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, grid_index, grid_shape

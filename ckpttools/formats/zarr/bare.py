@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -18,6 +18,7 @@ from ckpttools.array.nodes import Chunked
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.budget import require_room
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions

@@ -7,7 +7,6 @@ So a chunk can be named again as the chunk of another array, if its codecs can b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from ckpttools.codecs.base import CodecSpec, configuration_of
@@ -16,6 +15,7 @@ from ckpttools.codecs.coding import of_bytes, ordered
 from ckpttools.codecs.registry import CodecStep, codec_steps
 from ckpttools.codecs.sharding import ShardingCodec
 from ckpttools.codecs.transpose import transpose_spec
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 
 

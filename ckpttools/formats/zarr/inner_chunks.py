@@ -7,7 +7,6 @@ What a worker keeps is tied to its `Scratch` and goes with it: at most `KEPT_BYT
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from ckpttools.array.nodes import Decoded, Stored, relayout
 from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.streams import ByteRange, ConstantChunk, ExactReader, Stream
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, Shape, contiguous_runs, split_to
 from ckpttools.stores.memory import Bytes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
 from functools import cached_property
 
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.formats.orbax.entries import Entries, Files
 from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below

@@ -7,7 +7,6 @@ attributes of the root, under `ckpttools.tree`, from which the way back restores
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -15,6 +14,7 @@ from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from math import hypot, isfinite, sqrt
 from typing import Any
 
 from ckpttools.array.tree import Path, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import printable
 from ckpttools.inspect.distribution import Distribution
 from ckpttools.inspect.layer_rows import LayerRow

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.families.family import Family
 from ckpttools.mapping.setting_terms import FLAG, Condition, Term
 from ckpttools.maxtext.config.checking import same

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.families.silent import TEXT_PARTS, THETA
 from ckpttools.mapping.sizes import nested, states
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import plural
 from ckpttools.mapping.blocks import Block
 from ckpttools.maxtext.config.checking import same

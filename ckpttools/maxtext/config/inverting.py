@@ -8,10 +8,10 @@ made must say, by the same rules, what was given.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.families.family import Family
 from ckpttools.families.silent import silent_fields
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import did_you_mean
 from ckpttools.maxtext.config.report import Mistake, ModelSetting, word
 from ckpttools.stores.registry import parse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.families.family import Family
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.setting_terms import Term

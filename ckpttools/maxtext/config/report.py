@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from ckpttools.core.dataclass import dataclass
 
 # What is said first, in this order; then all others.
 _STORED = ("scan_layers", "param_scan_axis", "load_parameters_path")

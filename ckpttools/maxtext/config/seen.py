@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ckpttools.array.tree import Tree, by_name
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.silent import silent_values

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import dropwhile
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=")

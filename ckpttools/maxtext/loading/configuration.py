@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, FormatError
 from ckpttools.maxtext.loading.command import ParsedCommand, merged, value_of
 from ckpttools.maxtext.loading.report import Problem, RunSetting

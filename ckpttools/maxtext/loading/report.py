@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ckpttools.core.dataclass import dataclass
 
 Outcome = Literal["loads", "fails", "scratch", "unknown"]
 Rule = Literal[

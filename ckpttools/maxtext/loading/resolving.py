@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.loading.huggingface import by_function, on_the_fly

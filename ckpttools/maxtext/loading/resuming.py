@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.skipping import remedy
 from ckpttools.formats.orbax.steps import Step, directories, is_item

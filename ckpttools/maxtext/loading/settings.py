@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import did_you_mean
 from ckpttools.maxtext.loading.report import Problem, RunSetting
 from ckpttools.maxtext.loading.sizes import KNOWN_NAMES

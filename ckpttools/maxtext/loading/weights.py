@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from shlex import quote
 
 from ckpttools.array.tree import Empty, Path, Tree, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.maxtext.layout import DECODER, EMBEDDING, HEAD, OPTIMIZER, PARAMS
 from ckpttools.maxtext.loading.layouts import unread_layouts
 from ckpttools.maxtext.loading.report import Problem, RunSetting, Wanted

@@ -9,8 +9,9 @@ sqrt(2 C M) (Young 1974).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import exp, expm1, log1p, sqrt
+
+from ckpttools.core.dataclass import dataclass
 
 # Of what is searched, 0 to 1; with more of them a float64 would be 1.
 _HALVINGS = 50

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
+
+from ckpttools.core.dataclass import dataclass
 
 # Weights and two moments of Adam's, each in float32.
 BYTES_PER_PARAMETER = 12

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import plural
 from ckpttools.maxtext.planning.intervals import SaveInterval, Tier
 from ckpttools.maxtext.planning.ramdisk import Ramdisk

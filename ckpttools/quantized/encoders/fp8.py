@@ -7,10 +7,10 @@ their scale, rounded once to nearest even. Blocks of zeros have the scale 1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array.rounding import as_float32
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.quantized.encoders.numbers import block_maxima, numbers, rounded_to_few_bits
 from ckpttools.quantized.errors import lost

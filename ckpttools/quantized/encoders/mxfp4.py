@@ -7,10 +7,10 @@ nothing is cut off, and what was MXFP4 before has the same values again. Groups 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttools.array.rounding import as_float32
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.quantized.encoders.numbers import block_maxima, numbers, rounded_to_few_bits
 from ckpttools.quantized.errors import lost

@@ -16,9 +16,9 @@ of this name without a journal of ours is somebody else's, and left alone.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import again
 from ckpttools.stores.local.files import (

@@ -6,8 +6,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.wording import again, option
 from ckpttools.stores.local.another import held_by_another

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.files import errors_of
 from ckpttools.stores.local.journal import Journal

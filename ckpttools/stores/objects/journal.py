@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from dataclasses import replace as dataclass_replace
 from typing import Any, TypeAlias
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.writing import delete, put, read

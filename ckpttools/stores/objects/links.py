@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import File
 from ckpttools.stores.objects.file import ObjectFile
 

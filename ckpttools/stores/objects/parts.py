@@ -11,9 +11,9 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import Status
 from ckpttools.stores.objects.client import Bucket

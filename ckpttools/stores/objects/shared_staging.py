@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.objects.data_files import ObjectDataFiles
 from ckpttools.stores.objects.journal import JournalEntries, ObjectJournal
 from ckpttools.stores.objects.lock import said_by, writer_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
 

@@ -12,10 +12,10 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
 from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, failure_words

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import FileKind, Status
 
 
