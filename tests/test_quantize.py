@@ -311,9 +311,12 @@ def test_which_are_matrices_of_linear_layers(name, linear):
     assert not is_linear(name, shaped(8, 8, dtype="int8")) and not is_linear(name, shaped(8, 8, 8))
 
 
-def test_what_is_left_is_told_of_by_its_largest_modules():
+def test_what_is_left_is_told_of_by_full_names():
+    """vLLM takes no others, and `model.layers.1` would be a part of `model.layers.10`."""
     arrays = {
         "model.visual.blocks.0.attn.qkv.weight": shaped(8, 8),
+        "model.layers.1.mlp.up_proj.weight": shaped(8, 8),
+        "model.layers.1.mlp.experts.down_proj": shaped(2, 8, 8),
         "model.visual.blocks.0.norm.weight": shaped(8),
         "model.layers.0.mlp.gate.weight": shaped(8, 8),
         "model.layers.0.mlp.gate_proj.weight": shaped(8, 8),
@@ -321,7 +324,11 @@ def test_what_is_left_is_told_of_by_its_largest_modules():
         "lm_head.weight": shaped(8, 8),
     }
     left = left_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"})
-    assert left == ["lm_head", "model.layers.0.mlp.gate", "model.visual"]
+    layers = ("0.mlp.gate", "1.mlp.experts", "1.mlp.up_proj")
+    assert left == ["lm_head", *(f"model.layers.{each}" for each in layers), "model.visual.blocks.0.attn.qkv"]
+    # Of tied heads, too, loaders make a linear layer.
+    del arrays["lm_head.weight"]
+    assert left_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"}) == left
 
 
 def test_values_of_every_dtype_are_quantised_alike(tmp_path):

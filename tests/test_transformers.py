@@ -145,6 +145,24 @@ def test_a_model_of_transformers_takes_what_quantize_writes(tmp_path, case):
     wanted = kind.from_pretrained(tmp_path / "plain", dtype=dtype).state_dict()
     for key, tensor in made.state_dict().items():
         assert torch.equal(tensor, wanted[key]), key
+    if scheme != "mxfp4":
+        said = json.loads((tmp_path / "quantised" / "config.json").read_bytes())["quantization_config"]
+        assert linear_in_fp8(kind, made.config, said["modules_to_not_convert"]) == {
+            name.removesuffix(".weight_scale_inv")
+            for name in safetensors_torch.load_file(tmp_path / "quantised" / "model.safetensors")
+            if name.endswith("_scale_inv") and ".experts." not in name
+        }
+
+
+def linear_in_fp8(kind, config, left) -> set[str]:
+    """The linear layers, experts apart, that are FP8 where transformers computes in it: a GPU does."""
+    said = transformers.FineGrainedFP8Config(modules_to_not_convert=left)
+    from transformers.integrations.finegrained_fp8 import FP8Linear, replace_with_fp8_linear
+
+    with torch.device("meta"):
+        model = kind(config)
+    replace_with_fp8_linear(model, modules_to_not_convert=left, quantization_config=said, pre_quantized=True)
+    return {name for name, each in model.named_modules() if isinstance(each, FP8Linear)}
 
 
 def fuse(file):

@@ -13,11 +13,11 @@ from ckpttools.array.nodes import take, window
 from ckpttools.core.text import in_natural_order
 from ckpttools.quantized.scales import Described, is_plain, split_name, words_of_key
 
-WEIGHT = "weight"
+WEIGHT, _HEAD = "weight", "lm_head"
 # Last keys of modules that are matrices, but small or sensitive.
 _LEFT = frozenset(
     (
-        *("lm_head", "head", "score", "wte", "wpe", "eh_proj"),
+        *(_HEAD, "head", "score", "wte", "wpe", "eh_proj"),
         # Of GPT-2, whose matrices lie the other way round.
         *("c_attn", "c_proj", "c_fc"),
         *("gate", "router", "shared_expert_gate", "weights_proj"),
@@ -101,21 +101,19 @@ def is_out_first(name: str, array: Described, hidden: int | None) -> bool | None
 
 
 def left_modules(arrays: Mapping[str, Described], quantised: Collection[str]) -> list[str]:
-    """The modules of matrices that are not quantised, the largest that have no other.
+    """The modules of matrices that are not quantised, each by its full name.
+
+    Also an output head that shares the embedding, and so is no array: loaders make a module of it. vLLM looks for the full names of linear layers; transformers before 5 for parts of names, so that
+    `model.layers.1` would stand for `model.layers.10`, too.
 
     Args:
         arrays: by name.
         quantised: names of those that are.
     """
     others = set(_modules_above(quantised))
-    found: dict[str, None] = {}
-    for name, array in arrays.items():
-        if name in quantised or len(array.shape) < 2:
-            continue
-        above = [each for each in _modules_above([name]) if each not in others]
-        # From the top: the first one without any quantised weight below it.
-        found |= {above[0]: None} if above else {}
-    return in_natural_order(found)
+    matrices = (name for name, array in arrays.items() if name not in quantised and len(array.shape) > 1)
+    modules = dict.fromkeys((_HEAD, *(name.rpartition(".")[0] for name in matrices)))
+    return in_natural_order(module for module in modules if module and module not in others)
 
 
 def _modules_above(names: Iterable[str]) -> Iterator[str]:
