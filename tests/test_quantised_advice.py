@@ -88,6 +88,30 @@ def test_what_is_advised_of_a_quantised_model_works(tmp_path):
     assert f'ckpttools.cast("{source}", "DST", dtype="bfloat16")' in str(error.value.hint)
 
 
+def test_what_is_said_of_the_configuration_is_true(tmp_path):
+    """One that is carried along in MaxText's names stays as it is, and is made true on the way back."""
+    source = quantised(tmp_path / "fp8")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    for place, inside in ((source, "."), (tmp_path / "native", "0/items/hf")):
+        made = tmp_path / f"{place.name}-plain"
+        told = said("cast", place, made, "--dtype", "bfloat16")
+        is_gone = "quantization_config" not in (made / inside / "config.json").read_text()
+        assert ("quantization_config is left out" in told) is is_gone is (place == source)
+    told = said("shrink", tmp_path / "native", tmp_path / "small", "--layers", "2", "--dtype", "bfloat16")
+    assert told.count("quantization_config is left out") == 1
+
+
+def test_weights_are_counted_and_not_modules_and_dequantised_ones_are_told_apart(tmp_path):
+    source = quantised(tmp_path / "fp8")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    ckpttools.hf_to_maxtext(source, tmp_path / "made")
+    assert "128 x 128; 28 weights" in said("inspect", "tree", source)
+    assert "128 x 128; 7 weights" in said("inspect", "tree", tmp_path / "native")
+    assert "quantised no more; the model that it came from was: fp8" in said(
+        "inspect", "tree", tmp_path / "made"
+    )
+
+
 @pytest.mark.parametrize("kind", ["gptq", "awq", "nf4"])
 def test_schemes_that_are_not_read_are_told_at_once(kind, tmp_path):
     card = said(write(tmp_path / "it", kind))

@@ -54,7 +54,7 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
     yield "holds", _joined(plural(report.num_arrays, "array"), disk(report.nbytes))
     yield "parameters", _parameters(report)
     if report.quantization:
-        yield "quantised", _quantization(report.quantization)
+        yield "quantised", _quantization(report.quantization, is_maxtext=report.flavour is not None)
     if report.scales:
         yield "scales", _joined(plural(report.scales.num_arrays, "array"), disk(report.scales.nbytes))
     yield from _beside_parameters(report)
@@ -126,13 +126,15 @@ def _parameters(report: TreeReport) -> str:
     return f"{exact}, {disk(total.nbytes)}: {parts}"
 
 
-def _quantization(found: Quantization) -> str:
-    """`gptq, 4 bits in groups of 128; 224 modules`"""
+def _quantization(found: Quantization, *, is_maxtext: bool) -> str:
+    """`gptq, 4 bits in groups of 128; 224 weights`"""
     scheme = printable(found.scheme)
+    if not found.weights and is_maxtext:
+        return f"no more; the model that it came from was: {scheme}"
     if not found.weights:
         return f"{scheme} (config.json), but no weight is"
-    bare = f", {plural(found.without_scales, 'weight')} without scales" if found.without_scales else ""
-    return f"{scheme}; {plural(found.modules, 'module')}{bare}"
+    bare = f", {found.without_scales:,} of them without scales" if found.without_scales else ""
+    return f"{scheme}; {plural(found.weights, 'weight')}{bare}"
 
 
 def _beside_parameters(report: TreeReport) -> Iterator[tuple[str, str]]:

@@ -56,7 +56,9 @@ def with_notes(made: Logical, tree: Tree) -> Transformed:
     if made.tree is tree:
         return Transformed(tree)
     said = f"{FIELD} is left out of config.json, as no weight is quantised any more; it was {made.said}"
-    return Transformed(made.tree, made.notes + Notes(remarks=(said,)))
+    # What a checkpoint in MaxText's names carries along stays as it is.
+    is_written = made.said and all(len(path) == 1 for path in made.weights)
+    return Transformed(made.tree, made.notes + Notes(remarks=(said,) if is_written else ()))
 
 
 def dequantized(
