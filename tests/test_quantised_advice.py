@@ -112,6 +112,17 @@ def test_weights_are_counted_and_not_modules_and_dequantised_ones_are_told_apart
     )
 
 
+def test_what_a_run_or_another_version_makes_of_fp8_is_told(tmp_path):
+    source = quantised(tmp_path / "fp8")
+    ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
+    ckpttools.hf_to_maxtext(source, tmp_path / "made")
+    for place, is_fp8 in (("native", True), ("made", False)):
+        found = ckpttools.resolve(load_parameters_path=tmp_path / place / "0/items")
+        assert found.loads and any("ignores the scales" in each for each in found.notes) is is_fp8
+    told = said("remap", tmp_path / "native", tmp_path / "old", "--maxtext", "e591f30", code=3)
+    assert f"`ckpt cast {tmp_path / 'native'}/0/items DST --dtype bfloat16`" in told
+
+
 @pytest.mark.parametrize("kind", ["gptq", "awq", "nf4"])
 def test_schemes_that_are_not_read_are_told_at_once(kind, tmp_path):
     card = said(write(tmp_path / "it", kind))

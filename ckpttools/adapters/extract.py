@@ -164,10 +164,11 @@ def _require_room(nbytes: int, memory: int) -> None:
 
 
 def _notes(factors: list[FactorPair], errors: Mapping[str, float], others: list[str]) -> Notes:
-    ranks = Counter(factor.rank for factor in factors)
-    said = ", ".join(f"{rank} ({array_count(range(times))})" for rank, times in sorted(ranks.items()))
+    ranks = sorted(Counter(factor.rank for factor in factors).items())
+    several = ", ".join(f"{rank} ({array_count(range(times))})" for rank, times in ranks)
+    said = f"ranks {several}" if len(ranks) > 1 else f"rank {ranks[0][0]}"
     worst = max(errors, key=lambda name: errors[name])
-    text = f"ranks {said}; of the worst, {worst}, {errors[worst]:.2%} of the difference is left"
+    text = f"{said}; {errors[worst]:.2%} of the difference is left in the worst, {worst}"
     return Notes((Note(array_count(factors), text),), remarks=tuple(_left_out(others)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from shlex import quote
 
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.checked import checked_options
@@ -12,10 +13,11 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option
+from ckpttools.core.wording import option, step
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layers import numbered
 from ckpttools.maxtext.layout import AUXILIARY, GLOBAL, LAYER, LAYERS, LOCAL
+from ckpttools.maxtext.native import scale_pairs
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.stacked_on import known_scan_axis
 from ckpttools.maxtext.stacking import StackAsModel
@@ -46,8 +48,8 @@ class ForVersion:
         """The tree in the version's layout.
 
         Raises:
-            FormatError: it is none of MaxText's, nothing says which layout its layers have, or an optimizer
-                holds state that the version has no place for.
+            FormatError: it is none of MaxText's, nothing says which layout its layers have, an optimizer
+                holds state that the version has no place for, or the version knows no quantised weights.
             UsageError: it is in the version's layout already.
             UnknownNameError: there is no such version, or no such family.
         """
@@ -55,6 +57,17 @@ class ForVersion:
         if not view_of(tree).is_maxtext:
             raise FormatError(
                 "this is no checkpoint of MaxText's", place=tree.metadata.place or None, wanted="its layers"
+            )
+        if scale_pairs(view_of(tree).named) and not version.has_fp8:
+            raise FormatError(
+                f"MaxText {version.name} has no quantised weights",
+                place=tree.metadata.place or None,
+                got="FP8 with scales",
+                hint="dequantise the checkpoint first: "
+                + step(
+                    'ckpttools.cast("SRC", "DST", dtype="bfloat16")',
+                    f"ckpt cast {quote(tree.metadata.place or 'SRC')} DST --dtype bfloat16",
+                ),
             )
         made, trained = _trained(_among_parameters(tree), version)
         if view_of(made).is_stacked:

@@ -36,6 +36,11 @@ Quantized = Literal["dequantize", "keep"]
 """What becomes of quantised weights."""
 QUANTIZED: tuple[Quantized, ...] = ("dequantize", "keep")
 SCALE = "_scale"
+IGNORES_SCALES = (
+    "from_pretrained of MaxText 0.2.5 (SFT, DPO, distillation, decoding) ignores the scales and computes "
+    "with the bare codes, without an error"
+)
+"""Measured."""
 # The dtypes that MaxText knows as quantised.
 CODES = frozenset(("float8_e4m3fn", "float8_e5m2"))
 # Modules of latent attention, which 0.2.5 makes without a size of blocks.

@@ -103,8 +103,9 @@ def is_out_first(name: str, array: Described, hidden: int | None) -> bool | None
 def left_modules(arrays: Mapping[str, Described], quantised: Collection[str]) -> list[str]:
     """The modules of matrices that are not quantised, each by its full name.
 
-    Also an output head that shares the embedding, and so is no array: loaders make a module of it. vLLM looks for the full names of linear layers; transformers before 5 for parts of names, so that
-    `model.layers.1` would stand for `model.layers.10`, too.
+    Also an output head that shares the embedding, and so is no array: loaders make a module of it. vLLM looks
+    for the full names of linear layers; transformers before 5 for parts of names, so that `model.layers.1`
+    would stand for `model.layers.10`, too.
 
     Args:
         arrays: by name.

@@ -120,7 +120,7 @@ def quantized_error(
         place=place or None,
         got=f"{how}; {bare} of {len(weights)} without scales" if bare else how,
         wanted=_WANTED,
-        hint=_missing(bare) + remedy(said),
+        hint=_missing(bare) + remedy(said, place=place or "SRC"),
     )
 
 

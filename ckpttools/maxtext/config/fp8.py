@@ -13,7 +13,7 @@ from ckpttools.mapping.blocks import Block
 from ckpttools.maxtext.config.checking import same
 from ckpttools.maxtext.config.given import Given
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
-from ckpttools.maxtext.native import CODES
+from ckpttools.maxtext.native import CODES, IGNORES_SCALES
 
 WEIGHT_DTYPE, BLOCK_SIZE, MODULES = "weight_dtype", "weight_block_size", "unquantized_modules"
 # What MaxText's own configurations of FP8 models leave as it is.
@@ -53,8 +53,7 @@ class StoredFp8:
             "float32"
         )
         yield (
-            "from_pretrained of MaxText 0.2.5 (SFT, DPO, distillation, decoding) ignores the scales and "
-            "computes with the bare codes, without an error; for these, dequantise first: "
+            f"{IGNORES_SCALES}; for these, dequantise first: "
             f"`ckpt cast {quote(self.place or 'SRC')} DST --dtype bfloat16`"
         )
         if self._reason:

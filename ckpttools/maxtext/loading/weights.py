@@ -11,6 +11,7 @@ from ckpttools.maxtext.layout import DECODER, EMBEDDING, HEAD, OPTIMIZER, PARAMS
 from ckpttools.maxtext.loading.layouts import unread_layouts
 from ckpttools.maxtext.loading.report import Problem, RunSetting, Wanted
 from ckpttools.maxtext.loading.settings import DEFAULT, Settings
+from ckpttools.maxtext.native import IGNORES_SCALES, scale_pairs
 from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView, view_of
 
@@ -212,6 +213,8 @@ def _notes(view: MaxTextView, wanted: Wanted, settings: Settings) -> Iterator[st
     if not view.is_maxtext:
         yield "it has no layers as MaxText names them, so these were not compared with the settings"
         return
+    if wanted == "parameters" and scale_pairs(view.named):
+        yield f"it is in FP8 with scales, which pre-training multiplies when it loads them; {IGNORES_SCALES}"
     if _is_pipelined(settings):
         yield "with pipeline parallelism layers are laid out differently, so scan_layers was not compared"
     if not _is_sized(settings):
