@@ -8,6 +8,7 @@ fifth of `ckpt inspect tree`. Here a class takes 0.02 ms, and a method what it t
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -64,27 +65,82 @@ class _Method:
         return method.__get__(instance, owner)
 
     def _compiled(self) -> Callable[..., Any]:
-        """What CPython's decorator makes of a class with the same fields."""
         home, name = self.home, self.name
-        fields = dataclasses.fields(home)
-        kept = {
-            key: getattr(home, key)
-            for key in ("__post_init__", "__module__", "__doc__")
-            if hasattr(home, key)
-        }
-        annotations = {each.name: each.type for each in fields}
-        twin = type(home.__name__, (), kept | {"__annotations__": annotations} | dict(map(_member, fields)))
-        twin = dataclasses.dataclass(
-            twin,
-            init=name == "__init__",
-            repr=name == "__repr__",
-            eq=name in ("__eq__", "__hash__"),
-            frozen=self.frozen and name in ("__init__", "__hash__"),
-            slots=self.slots,
-        )
-        method: Callable[..., Any] = vars(twin)[name]
-        method.__qualname__ = f"{home.__qualname__}.{name}"
-        return method
+        made = _init(home, self.frozen, self.slots) if name == "__init__" else _like_theirs(home, name)
+        made.__qualname__ = f"{home.__qualname__}.{name}"
+        return made
+
+
+def _init(home: type, frozen: bool, slots: bool) -> Callable[..., None]:
+    """What the standard library makes of a frozen class in 0.6 ms, with three functions more, in 0.2."""
+    fields = dataclasses.fields(home)
+    passed = sorted((each for each in fields if each.init), key=lambda each: bool(each.kw_only))
+    names: dict[str, Any] = {"_set": object.__setattr__, "_unmade": _UNMADE}
+    head = ["self"]
+    for each in passed:
+        if each.kw_only and "*" not in head:
+            head.append("*")
+        head.append(each.name + _default(each, names))
+    body = [
+        f'_set(self, "{each.name}", {value})' if frozen else f"self.{each.name} = {value}"
+        for each in fields
+        if (value := _value(each, names, slots))
+    ]
+    if hasattr(home, "__post_init__"):
+        body.append("self.__post_init__()")
+    lines = [f"def __make__({', '.join(names)}):", f" def __init__({', '.join(head)}):"]
+    lines += [f"  {line}" for line in body or ["pass"]]
+    local: dict[str, Any] = {}
+    exec("\n".join([*lines, " return __init__"]), vars(sys.modules[home.__module__]), local)
+    init: Callable[..., None] = local["__make__"](**names)
+    init.__annotations__ = {each.name: each.type for each in passed} | {"return": None}
+    return init
+
+
+def _default(each: dataclasses.Field[Any], names: dict[str, Any]) -> str:
+    if each.default is not dataclasses.MISSING:
+        names[f"_default_{each.name}"] = each.default
+        return f"=_default_{each.name}"
+    if each.default_factory is not dataclasses.MISSING:
+        names[f"_factory_{each.name}"] = each.default_factory
+        return "=_unmade"
+    return ""
+
+
+def _value(each: dataclasses.Field[Any], names: dict[str, Any], slots: bool) -> str:
+    """What a field is set to; "" for one that the class has already, or that nothing is said of."""
+    default = _default(each, names)
+    if each.default_factory is not dataclasses.MISSING:
+        made = f"_factory_{each.name}()"
+        return f"{made} if {each.name} is _unmade else {each.name}" if each.init else made
+    if each.init:
+        return each.name
+    return default.removeprefix("=") if slots else ""
+
+
+class _Unmade:
+    """In the place of an argument that is made anew for each object."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_UNMADE = _Unmade()
+
+
+def _like_theirs(home: type, name: str) -> Callable[..., Any]:
+    """The method that the standard library makes for a class with the same fields."""
+    fields = dataclasses.fields(home)
+    members = {"__annotations__": {each.name: each.type for each in fields}, **dict(map(_member, fields))}
+    twin: type = dataclasses.dataclass(
+        type(home.__name__, (), {"__doc__": "", "__module__": home.__module__, **members}),
+        init=False,
+        repr=name == "__repr__",
+        eq=name != "__repr__",
+        frozen=name == "__hash__",
+    )
+    method: Callable[..., Any] = vars(twin)[name]
+    return method
 
 
 def _member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
