@@ -5,11 +5,15 @@ Needs the extra `transformers`, which the suite does without.
 
 from __future__ import annotations
 
+import json
+
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.quantised_weights import tree_of
 
+import ckpttools
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.quantized.logical import logical
 
@@ -109,3 +113,32 @@ def test_nvfp4(whole):
     stored, wanted = packed(form, said, weight, **more)
     assert stored["weight_scale"].dtype == torch.float8_e4m3fn and wanted.dtype == torch.bfloat16
     assert read(form, said, stored, "bfloat16").tobytes() == carried(wanted).tobytes()
+
+
+# Which of the eight numbers of a word lies where, as AutoAWQ packs columns.
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def _awq_columns(words: np.ndarray) -> np.ndarray:
+    apart = [(words >> np.uint32(4 * place)) & np.uint32(15) for place in AWQ_ORDER]
+    return np.stack(apart, -1).reshape(len(words), -1).astype(np.float32)
+
+
+def test_what_it_makes_of_awq_has_the_same_numbers(tmp_path):
+    convert = pytest.importorskip("compressed_tensors.entrypoints.convert", reason=WHY)
+    rng, said = np.random.default_rng(0), {"quant_method": "awq", "bits": 4, "group_size": 16}
+    said |= {"version": "gemm", "zero_point": True}
+    codes, zeros = (rng.integers(0, 2**32, (rows, 4)).astype(np.uint32) for rows in (64, 4))
+    scales = rng.uniform(0.01, 1, (4, 32)).astype(np.float16)
+    module = "model.layers.0.mlp.up_proj"
+    arrays = {f"{module}.qweight": codes.view(np.int32), f"{module}.qzeros": zeros.view(np.int32)}
+    (tmp_path / "awq").mkdir()
+    save_file({**arrays, f"{module}.scales": scales}, tmp_path / "awq" / "model.safetensors")
+    config = {"model_type": "llama", "quantization_config": said}
+    (tmp_path / "awq" / "config.json").write_text(json.dumps(config))
+    convert.convert_checkpoint(
+        tmp_path / "awq", tmp_path / "made", convert.AutoAWQConverter.from_autoawq_config(said), max_workers=1
+    )
+    made = ckpttools.open(tmp_path / "made").pipe(ckpttools.CastTo("float32"))[f"{module}.weight"].read()
+    wanted = (_awq_columns(codes) - np.repeat(_awq_columns(zeros), 16, 0)) * np.repeat(scales, 16, 0)
+    assert made.tobytes() == wanted.T.astype(np.float32).tobytes()

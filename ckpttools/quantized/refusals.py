@@ -16,10 +16,13 @@ from ckpttools.quantized.weights import Quantized, is_scale, may_be_codes, quant
 
 _WANTED = "weights in bfloat16, float16 or float32 that need no scales"
 _IN_TRANSFORMERS = "in transformers, from_pretrained, then dequantize() and save_pretrained"
+_FROM_AWQ = (
+    "make a model of compressed-tensors of it, which is read here, with that package's convert_checkpoint "
+    "and AutoAWQConverter"
+)
 _DEQUANTIZING = {
     "bitsandbytes": _IN_TRANSFORMERS,
     "gptq": "with GPTQModel, which quantised it",
-    "awq": "with AutoAWQ, which quantised it",
     "compressed-tensors": "in transformers, from_pretrained with CompressedTensorsConfig(dequantize=True), "
     "then save_pretrained",
 }
@@ -161,5 +164,7 @@ def remedy(said: Mapping[str, Any] | None, *, is_read: bool = True, place: str =
     if is_read and method in read_methods():
         call = f'ckpttools.cast({json.dumps(place, ensure_ascii=False)}, "DST", dtype="bfloat16")'
         return f"dequantise the model: {step(call, f'ckpt cast {quote(place)} DST --dtype bfloat16')}"
+    if method == "awq":
+        return f"{_FROM_AWQ}; or {release}"
     how = _DEQUANTIZING.get(method, "with the tool that quantised it")
     return f"dequantise the model to bfloat16 {how}; or {release}"
