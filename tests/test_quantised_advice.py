@@ -147,6 +147,19 @@ def test_quantising_without_any_error_is_one_line(tmp_path):
     assert "dequantised, they are equal" in same and "other numbers" not in same
 
 
+def test_what_quantising_has_rounded_is_told_of_the_side_that_is_quantised(tmp_path):
+    source = quantised(tmp_path / "fp8")
+    plain, counted = tmp_path / "plain", "28 of 28 arrays with other values are quantised in {} alone"
+    assert counted.format("B") in said("diff", plain, source, code=1)
+    ckpttools.hf_to_maxtext(plain, tmp_path / "run")
+    assert counted.format("A") in said("diff", source, tmp_path / "run", code=1)
+    ckpttools.quantize(plain, tmp_path / "less", exclude="*.down_proj.weight")
+    assert "4 of 4 arrays with other values are quantised in A alone" in said(
+        "diff", source, tmp_path / "less", code=1
+    )
+    assert "rounds them" not in said("diff", source, source)
+
+
 def test_a_command_that_stands_alone_has_no_quotes():
     command = "ckpt cast some/where/far/away DST --dtype bfloat16"
     assert labelled("next", f"`{command}` makes plain weights", 6, 60, command=command) == [

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import distinct
 from ckpttools.array.tree import Tree, by_name
@@ -119,6 +120,11 @@ def weights_with(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
             return set()
         found |= theirs
     return found
+
+
+def is_dequantized(array: LazyArray) -> bool:
+    """Whether numbers of a quantised weight are in it."""
+    return any(isinstance(part, Dequantized) for part in distinct([array]))
 
 
 def numbers_of(tree: Tree, names: Collection[str]) -> dict[str, LazyArray]:
