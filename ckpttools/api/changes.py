@@ -120,7 +120,7 @@ def cast(
 ) -> Prepared:
     """Writes a checkpoint in other dtypes: rounded to nearest even, NaN and infinity kept.
 
-    Quantised weights become the numbers that they stand for where `dtype` is one of numbers. Values that a
+    Quantised weights are multiplied by their scales where `dtype` has 16 bits or more. Values that a
     dtype cannot hold are counted in `Receipt.counts`.
 
     Args:

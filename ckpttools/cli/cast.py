@@ -32,8 +32,8 @@ def cast(**options: Any) -> None:
     Values that become infinite, or zero, are counted; so are those that become NaN where a dtype has no
     infinity. The last line says how many there were, --json in which arrays.
 
-    Quantised weights become the numbers that they stand for where --dtype is one of numbers, and
-    config.json says nothing of quantisation any more.
+    With --dtype bfloat16, float16 or float32, quantised weights (FP8, MXFP4, NVFP4, int4) are multiplied by
+    their scales, and the config.json of a Hugging Face model no longer says that they are quantised.
 
     Casts between integers and floating-point numbers that can lose values are refused; --force rounds and
     clips them.

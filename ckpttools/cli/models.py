@@ -95,7 +95,7 @@ _mapping_options = together(
         default="dequantize",
         show_default=True,
         help="What to do with quantised weights: turn them into numbers of --dtype, bfloat16 by default, or "
-        "keep FP8 with its scales, as MaxText's weight_dtype=float8_e4m3fn has it.",
+        "keep FP8, with its scales beside it; `ckpt maxtext-config DST` says what MaxText makes of that.",
     ),
     patterns_option(
         "--drop",
