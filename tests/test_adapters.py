@@ -563,10 +563,15 @@ def test_arrays_that_are_there_several_times_or_not_at_all(tmp_path):
     file = adapter / "adapter_model.safetensors"
     plain = load_file(file)
     named = {name.replace(".weight", ".other.weight"): 2 * array for name, array in plain.items()}
+    apart = {
+        name.replace(".weight", ".bob.weight" if "v_proj" in name else ".alice.weight"): array
+        for name, array in plain.items()
+    }
     lengths = {next(iter(plain)).replace("lora_A.weight", "lora_magnitude_vector"): np.ones(16, np.float32)}
     diverged = {**plain, next(iter(plain)): next(iter(plain.values())) * np.float32(np.nan)}
     for arrays, told in [
         ({**plain, **named}, "several"),
+        (apart, "several adapters.*\n.*lora_A.alice.weight\n.*lora_[AB].bob.weight"),
         (diverged, "NaN or infinity.*\n.*down_proj.weight, A"),
         ({}, "no arrays"),
         ({**plain, **lengths}, "a lora_mag"),

@@ -442,6 +442,16 @@ class TestDirectoriesAbove:
 
 
 class TestWhatMayBeReplaced:
+    def test_a_dry_run_shows_the_plan_and_then_what_stops_it(self, place):
+        """Whether to replace what is there is decided by the plan; the exit code is that of the work."""
+        shutil.copytree(place / "hf", place / "there")
+        words = ("convert", "to-safetensors", place / "hf", place / "there")
+        done, planned = ckpt(*words), ckpt(*words, "--dry-run")
+        replacing = ckpt(*words, "--dry-run", "--overwrite")
+        assert done.exit_code == planned.exit_code != 0 == replacing.exit_code and not done.stdout
+        assert "--overwrite" in done.stderr and done.stderr in planned.stderr
+        assert planned.stdout == replacing.stdout and "memory" in planned.stdout
+
     def test_the_flag_is_suggested_and_does_it(self, place):
         for command, source in (
             ("convert maxtext-to-hf", "mt"),

@@ -31,7 +31,7 @@ STEP_0 = "0"
 # Behind these words the adapter's own name may stand, where somebody saved a state as it was.
 _PART = re.compile(
     r"^(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
-    r"(?:\.(?!weight$)[^.]+)?(?:\.weight)?$"
+    r"(?:\.(?!weight$)(?P<adapter>[^.]+))?(?:\.weight)?$"
 )
 _BASE_LAYER = ".base_layer"
 # Between the name of a module that is trained as a whole and those of its arrays; PEFT leaves them out.
@@ -88,11 +88,13 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     again: dict[str, LazyArray] = {}
     unknown: list[str] = []
     twice: list[str] = []
+    adapters: dict[str | None, str] = {}
     for path, array in tree.arrays.items():
         name = dotted(path).removeprefix(PREFIX)
         found = _PART.match(name)
         if found:
             into, key = parts.setdefault(found["module"], {}), found["part"]
+            adapters.setdefault(found["adapter"], dotted(path))
         elif _ORIGINAL in name:
             continue
         elif name.endswith((".weight", ".bias")) and "lora_" not in name:
@@ -112,9 +114,11 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
             wanted="lora_A, lora_B, lora_embedding_A, lora_embedding_B, lora_magnitude_vector, whole weights",
             hint=WITH_PEFT,
         )
+    if len(adapters) > 1:
+        twice += [each for each in adapters.values() if each not in twice]
     if twice:
         raise FormatError(
-            "of these there are several, perhaps of several adapters:" + listing(twice),
+            "these are of several adapters, or there several times:" + listing(twice),
             place=place,
             hint="save each adapter in a directory of its own",
         )
