@@ -724,3 +724,30 @@ def test_a_family_whose_rows_make_other_values_is_refused_wherever_rows_are_used
         with pytest.raises(CheckpointError, match="do not match the model"):
             call.plan(source, tmp_path / "no", family="gemma2", **said)
         call.plan(source, tmp_path / "yes", family="llama", **said)
+
+
+def test_an_adapter_by_itself_stays_one_that_peft_loads(tmp_path):
+    """Whatever is done with it, its configuration lies beside one file of the name that PEFT looks for."""
+    base, source = base_of("bin"), PEFT / "bin"
+    made = ["adapter_config.json", "adapter_model.safetensors"]
+    stored = tmp_path / "stored"
+    succeed("convert", "to-orbax", source, stored)
+    for name, (words, options) in {
+        "converted": (("convert", "to-safetensors", source), ()),
+        "of-file": (
+            ("convert", "to-safetensors", source / "adapter_model.bin"),
+            ("--max-shard-size", "100B"),
+        ),
+        "cast": (("cast", PEFT / "plain"), ("--dtype", "float64")),
+        "selected": (("select", source), ("--keep", "*", "--to", "safetensors")),
+        "back": (("convert", "to-safetensors", stored), ()),
+    }.items():
+        succeed(*words, tmp_path / name, *options)
+        assert sorted(each.name for each in (tmp_path / name).iterdir()) == made, name
+        config = (tmp_path / name / made[0]).read_bytes()
+        assert config == ((PEFT / "plain" if name == "cast" else source) / made[0]).read_bytes()
+        ckpttools.merge_adapter(base, tmp_path / f"{name}-merged", adapter=tmp_path / name)
+    ckpttools.merge_adapter(base, tmp_path / "merged", adapter=source)
+    wanted = numbers(tmp_path / "merged")
+    for name in ("converted", "of-file", "selected", "back"):
+        assert_near(numbers(tmp_path / f"{name}-merged"), wanted, ulps=0)

@@ -12,7 +12,7 @@ base_model.model.lm_head.original_module.weight                     the base's o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttools.adapters.config import WITH_PEFT, PeftConfig
 from ckpttools.adapters.factors import Adapter, FactorPair
@@ -20,12 +20,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, listing
-from ckpttools.formats.adapters import ADAPTER, PREFIX
+from ckpttools.formats.adapters import ADAPTER, PREFIX, WEIGHTS_STEM
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.place import Place
 
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+WEIGHTS = (f"{WEIGHTS_STEM}.safetensors", f"{WEIGHTS_STEM}.bin")
 STEP_0 = "0"
 """Where MaxText has an adapter's weights, as a run of one step."""
 # Behind these words the adapter's own name may stand, where somebody saved a state as it was.
@@ -83,6 +83,21 @@ def open_peft(place: Place) -> Adapter:
 
 def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     """The adapter that these arrays are; errors as of `open_peft`."""
+    place = tree.metadata.place
+    parts, whole = _sorted(tree)
+    _check_all_there(config, parts, whole, place)
+    reader = _FactorReader(config, parts, place)
+    factors = [factor for module in parts for factor in reader.factors(module)]
+    return Adapter(place, tuple(factors), whole, config.said)
+
+
+def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, LazyArray]]:
+    """Parts of factors by module and word, and whole arrays by name.
+
+    Raises:
+        CoverageError: there are others.
+        FormatError: they are of several adapters.
+    """
     parts: dict[str, dict[str, LazyArray]] = {}
     whole: dict[str, LazyArray] = {}
     again: dict[str, LazyArray] = {}
@@ -106,7 +121,14 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
         if key in into:
             twice.append(dotted(path))
         into[key] = array
-    place = tree.metadata.place
+    if len(adapters) > 1:
+        twice += [each for each in adapters.values() if each not in twice]
+    _refuse(unknown, twice, tree.metadata.place)
+    return parts, {**again, **whole}
+
+
+def _refuse(unknown: Sequence[str], twice: Sequence[str], place: str) -> None:
+    """Raises as `_sorted` where there are such names."""
     if unknown:
         raise CoverageError(
             "these are no parts of an adapter that is read:" + listing(unknown),
@@ -114,19 +136,12 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
             wanted="lora_A, lora_B, lora_embedding_A, lora_embedding_B, lora_magnitude_vector, whole weights",
             hint=WITH_PEFT,
         )
-    if len(adapters) > 1:
-        twice += [each for each in adapters.values() if each not in twice]
     if twice:
         raise FormatError(
             "these are of several adapters, or there several times:" + listing(twice),
             place=place,
             hint="save each adapter in a directory of its own",
         )
-    whole = {**again, **whole}
-    _check_all_there(config, parts, whole, place)
-    reader = _FactorReader(config, parts, place)
-    factors = [factor for module in parts for factor in reader.factors(module)]
-    return Adapter(place, tuple(factors), whole, config.said)
 
 
 def _check_all_there(

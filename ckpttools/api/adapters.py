@@ -27,7 +27,7 @@ from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option, step
 from ckpttools.core.wording import place as called
 from ckpttools.families.registry import family_called
-from ckpttools.formats.adapters import ADAPTER, is_adapter
+from ckpttools.formats.adapters import ADAPTER, WEIGHTS_STEM, is_adapter
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, writer_for, writer_options
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -39,8 +39,6 @@ from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.base import Transform, Transformed
 from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.dequantize import require_numbers
-
-_STEM = "adapter_model"
 
 
 @command(Changing, more=writer_options)
@@ -296,7 +294,8 @@ def _refuse_adapter(tree: Tree) -> None:
 
 def _writer(files: PeftFiles) -> WithSidecars:
     """What writes the files that PEFT loads."""
-    return WithSidecars(SafetensorsWriter(None, stem=_STEM), Companions(), made={ADAPTER: files.config})
+    writer = SafetensorsWriter(None, stem=WEIGHTS_STEM)
+    return WithSidecars(writer, Companions(), made={ADAPTER: files.config})
 
 
 def opened_adapter(where: Where, base: Base, alpha: float | None = None) -> Adapter:

@@ -11,6 +11,8 @@ from ckpttools.stores.registry import parse
 ADAPTER = "adapter_config.json"
 BASE_NAME = "base_model_name_or_path"
 """Where it names the model that an adapter is of."""
+WEIGHTS_STEM = "adapter_model"
+"""What PEFT calls the file of weights, before its ending."""
 # What PEFT puts before all names, and in those of low-rank factors.
 PREFIX, _PART = "base_model.model.", ".lora_"
 _FORMATS = ("safetensors", "torch")

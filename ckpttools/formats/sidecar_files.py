@@ -6,6 +6,7 @@ from typing import Any
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, ConfigError, StorageError
+from ckpttools.formats.adapters import ADAPTER, is_adapter
 from ckpttools.formats.base import COMPANIONS
 from ckpttools.formats.disguises import refuse_disguise
 from ckpttools.formats.json_file import json_object, without_duplicates
@@ -64,8 +65,17 @@ def sidecar_config(folder: Place) -> dict[str, Any] | None:
     return sidecar_json(path, ConfigError, hint, unique=False)
 
 
+def is_saved_by_peft(tree: Tree) -> bool:
+    """Whether a tree is an adapter with its configuration, beside it or carried along."""
+    return bool(tree.metadata.place) and is_adapter(tree) and is_file(sidecar_directory(tree) / ADAPTER)
+
+
 def sidecar_directory(tree: Tree) -> Place:
-    """The directory of a model's other files: that of its weights; of other trees one of their own below."""
+    """The directory of a model's other files: that of its weights; of other trees one of their own below.
+
+    Adapters that PEFT saved are such models.
+    """
     place = parse(tree.metadata.place)
     folder = place if place.is_dir() else place.parent
-    return folder / COMPANIONS if tree.metadata.config is None else folder
+    is_beside = tree.metadata.config is not None or (is_adapter(tree) and is_file(folder / ADAPTER))
+    return folder if is_beside else folder / COMPANIONS

@@ -17,6 +17,7 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option
 from ckpttools.formats import flat
+from ckpttools.formats.adapters import WEIGHTS_STEM
 from ckpttools.formats.base import ReadOptions, Target, Writer
 from ckpttools.formats.safetensors.header import header_length, parse_header
 from ckpttools.formats.safetensors.sharded import (
@@ -26,7 +27,7 @@ from ckpttools.formats.safetensors.sharded import (
     whole_tensors,
     without_entries,
 )
-from ckpttools.formats.sidecar_files import sidecar_config, sidecar_directory
+from ckpttools.formats.sidecar_files import is_saved_by_peft, sidecar_config, sidecar_directory
 from ckpttools.formats.weight_files import WeightNames
 from ckpttools.formats.weight_index import WeightsLocation
 from ckpttools.stores.at_once import at_once
@@ -101,6 +102,9 @@ class SafetensorsFormat:
     def writer(self, target: Target, /, *, max_shard_size: int, separator: str) -> Writer:
         from ckpttools.formats.safetensors.write import SafetensorsWriter
 
+        if is_saved_by_peft(target.tree):
+            # PEFT loads one file.
+            return SafetensorsWriter(None, separator, stem=WEIGHTS_STEM)
         return SafetensorsWriter(max_shard_size, separator)
 
 
