@@ -751,3 +751,28 @@ def test_an_adapter_by_itself_stays_one_that_peft_loads(tmp_path):
     wanted = numbers(tmp_path / "merged")
     for name in ("converted", "of-file", "selected", "back"):
         assert_near(numbers(tmp_path / f"{name}-merged"), wanted, ulps=0)
+
+
+@pytest.mark.parametrize("before", ["base_model.model.", "base_model.model.model.layers.0."])
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."])
+def test_names_of_wrapped_modules(tmp_path, wrapper, before):
+    """As `save_pretrained` has them of a model that was compiled or sharded."""
+    adapter = changed_config(tmp_path)
+    file = adapter / "adapter_model.safetensors"
+    plain = load_file(file)
+    save_file({name.replace(before, before + wrapper): array for name, array in plain.items()}, file)
+    ckpttools.merge_adapter(base_of("plain"), tmp_path / "merged", adapter=adapter)
+    ckpttools.merge_adapter(base_of("plain"), tmp_path / "wanted", adapter=PEFT / "plain")
+    assert_near(numbers(tmp_path / "merged"), numbers(tmp_path / "wanted"), ulps=0)
+    assert ckpttools.inspect(adapter, against=base_of("plain")).comparison.is_same
+
+
+def test_settings_that_nobody_knows_are_told(tmp_path):
+    def remarks(case, **said):
+        adapter = changed_config(tmp_path, case, **said)
+        plan = ckpttools.merge_adapter.plan(base_of(case), tmp_path / "merged", adapter=adapter).plan
+        return " ".join(plan.notes.remarks)
+
+    assert "not known here" not in "".join(remarks(case) for case in CASES)
+    told = remarks("plain", use_later_kind=True, other_kind=False)
+    assert "adapter_config.json says use_later_kind, which is not known here" in told

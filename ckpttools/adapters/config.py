@@ -27,6 +27,14 @@ _REFUSED = {
 }
 # Ways to begin that change the base, which then is not the model that it names.
 _CHANGING = ("pissa", "olora", "corda", "lora_ga", "loftq")
+# All others that PEFT 0.21 has (LoraConfig): where training begins and ends, and what patterns say.
+_PLAIN = """
+    task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode r
+    target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora modules_to_save
+    init_lora_weights layers_to_transform layers_pattern rank_pattern alpha_pattern megatron_core loftq_config
+    eva_config corda_config lora_ga_config use_dora velora_config qalora_group_size runtime_config
+    target_parameters ensure_weight_tying
+"""
 _MOST = sys.float_info.max
 _CONVERTED = "path_initial_model_for_weight_conversion"
 
@@ -138,6 +146,12 @@ class PeftConfig:
     def is_in_first(self) -> bool:
         """Whether weights have their inputs first, as GPT-2's; errors as of `is_dora`."""
         return self._is_said("fan_in_fan_out")
+
+
+def unknown_settings(said: Mapping[str, Any]) -> list[str]:
+    """What a configuration sets that PEFT 0.21 has no name for: of a later version, or of another program."""
+    beside = {*_PLAIN.split(), *_REFUSED, _CONVERTED}
+    return sorted(name for name, value in said.items() if value and name not in beside)
 
 
 def listed_names(said: Mapping[str, Any], field: str, place: str = "") -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ckpttools.adapters.bases import Base
+from ckpttools.adapters.config import unknown_settings
 from ckpttools.adapters.factors import Adapter, finite, require_finite
 from ckpttools.adapters.fitting import HEAD, TABLE, fitted
 from ckpttools.array.lazy import LazyArray
@@ -14,9 +15,9 @@ from ckpttools.array.nodes import plus
 from ckpttools.array.tree import Leaf, Path, Tree
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count, folded
+from ckpttools.core.text import array_count, folded, some
 from ckpttools.core.wording import option
-from ckpttools.formats.adapters import BASE_NAME
+from ckpttools.formats.adapters import ADAPTER, BASE_NAME
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 
@@ -90,6 +91,8 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
             f"the adapter says that it is of {named}, and is merged into {into}: names and shapes are "
             "compared, values cannot be"
         )
+    if unknown := unknown_settings(adapter.config):
+        yield f"{ADAPTER} says {some(unknown)}, which is not known here: it is taken to change nothing"
     if adapter.replaced:
         yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"
     names = [*(each.name for each in adapter.factors), *adapter.replaced]

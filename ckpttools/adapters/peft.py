@@ -24,6 +24,7 @@ from ckpttools.formats.adapters import ADAPTER, PREFIX, WEIGHTS_STEM
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.place import Place
+from ckpttools.transforms.unwrapped import unwrapped
 
 WEIGHTS = (f"{WEIGHTS_STEM}.safetensors", f"{WEIGHTS_STEM}.bin")
 STEP_0 = "0"
@@ -84,7 +85,7 @@ def open_peft(place: Place) -> Adapter:
 def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     """The adapter that these arrays are; errors as of `open_peft`."""
     place = tree.metadata.place
-    parts, whole = _sorted(tree)
+    parts, whole = _sorted(unwrapped(tree).tree)
     _check_all_there(config, parts, whole, place)
     reader = _FactorReader(config, parts, place)
     factors = [factor for module in parts for factor in reader.factors(module)]
