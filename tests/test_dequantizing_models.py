@@ -213,6 +213,23 @@ def fp8(tmp_path_factory):
     return Pair(tmp_path_factory.mktemp("fp8"), "llama3.1")
 
 
+def test_products_that_rounding_would_make_equal_differ(tmp_path):
+    """Two models that are quantised in different ways have the same bfloat16, and not the same products."""
+    rows = made.fp8_rows(np.random.default_rng(0), (16, 24))
+    scale = np.float32(0.0117)
+    rows.arrays[f"{rows.name}_scale"][...] = scale
+    blocks = {rows.name: rows.arrays[rows.name], f"{rows.name}_scale_inv": np.full((2, 3), scale)}
+    by_blocks = made.tree_of(
+        blocks, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}}
+    )
+    same = (ckpttools.verify(by_blocks, against=rows.tree), ckpttools.diff(by_blocks, rows.tree))
+    assert [each.equal for each in same] == [True, True]
+    rows.arrays[f"{rows.name}_scale"][3] = np.nextafter(scale, np.float32(1))
+    differ = (ckpttools.verify(by_blocks, against=rows.tree), ckpttools.diff(by_blocks, rows.tree))
+    assert [each.equal for each in differ] == [False, False]
+    assert (made.scaled(rows.arrays[rows.name], np.full((16, 1), scale), (1, 24)) != rows.product).any()
+
+
 class TestRefused:
     """All that is wrong is listed, and nothing is written."""
 

@@ -52,8 +52,9 @@ def as_numbers(tree: Tree, dtype: DType | None = None, *, is_read: bool = False)
 def side_by_side(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[Numbers, Numbers]:
     """Two trees that can be compared: as they are where both store their weights alike, else as numbers.
 
-    Those of one are in the dtype that the other has most of. Where one has codes of which no numbers can be
-    made, because nothing says how, codes of both are compared. `is_read` and errors as of `as_numbers`.
+    Those of one are in the dtype that the other has most of, in float32 where both are quantised: rounding
+    would make different products equal. Where one has codes of which no numbers can be made, because nothing
+    says how, codes of both are compared. `is_read` and errors as of `as_numbers`.
     """
     if _stored_alike(a, b) or _has_only_codes(a) or _has_only_codes(b):
         return _as_stored(a, is_read), _as_stored(b, is_read)
@@ -93,12 +94,17 @@ def _ways(weights: Collection[Weight]) -> set[tuple[str, str, str]]:
 
 
 def _main_dtype(tree: Tree) -> DType | None:
-    """The dtype of most elements of those that products are made in; None where there is none."""
+    """The dtype of most elements of those that products are made in; None where there is none.
+
+    Where these are products, too, the one that has all of them.
+    """
+    if weights_in(tree).readable:
+        return DTYPES["float32"]
     count: Counter[str] = Counter()
     for array in tree.arrays.values():
         count[array.dtype.name] += array.size
     found = [name for name, _ in count.most_common() if name in RESULTS]
-    return DTYPES[found[0]] if found and not weights_in(tree).readable else None
+    return DTYPES[found[0]] if found else None
 
 
 def _schemes(weights: Collection[Weight]) -> str:
