@@ -20,6 +20,16 @@ def numbers(tree, name):
     return array.read().view(ml_dtypes.bfloat16)
 
 
+def test_no_part_of_the_configuration_of_plain_numbers_says_that_they_are_quantised():
+    """It may be said in several places."""
+    weight = made.fp8_rows(np.random.default_rng(0), (8, 8))
+    part = {"text_config": {"quantization_config": weight.config, "hidden_size": 8}}
+    config = {"quantization_config": weight.config, "thinker_config": part}
+    tree = logical(made.tree_of(weight.arrays, config)).tree
+    assert tree.metadata.config == {"thinker_config": {"text_config": {"hidden_size": 8}}}
+    assert config["thinker_config"]["text_config"]["quantization_config"] == weight.config
+
+
 def test_deepseek_v4_says_beside_it_that_experts_are_fp4():
     weight = made.fp4_experts(np.random.default_rng(0), 6, 2)
     said = {**weight.config}

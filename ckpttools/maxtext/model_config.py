@@ -100,7 +100,8 @@ def true_config(
     if vocab is not None:
         changes += _with_vocab(made, vocab)
     said = says_quantized(made)
-    if said and _is_plain(arrays, config) and without_quantization(made):
+    if said and _is_plain(arrays, config):
+        made = without_quantization(made)
         changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(said)}")
     return TrueConfig(made, tuple(changes))
 

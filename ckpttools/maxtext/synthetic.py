@@ -72,8 +72,7 @@ def synthetic(config: Mapping[str, Any], seed: int = 0, dtype: DType | None = No
     Raises:
         ConfigError, ShapeError: as `shapes_of`; or the configuration is of other arrays than the rows.
     """
-    plain = dict(config)
-    without_quantization(plain)
+    plain = without_quantization(config)
     family = family_of(plain, CONFIG)
     _refuse_other_arrays(plain, family, place)
     table, shapes, notes = _known(plain, family)

@@ -94,11 +94,11 @@ def stated_dtypes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.removeprefix("torch.") for each in said if isinstance(each, str)))
 
 
-def without_quantization(config: dict[str, Any]) -> bool:
-    """Takes out of a configuration what it says of that, in place; whether it said something."""
-    found = [config.pop(field) for field in (*_FIELDS, _EXPERTS) if field in config]
-    text = config.get("text_config")
-    return (isinstance(text, dict) and without_quantization(text)) or bool(found)
+def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what it and its parts say of how weights are quantised."""
+    left = {field: each for field, each in config.items() if field not in (*_FIELDS, _EXPERTS)}
+    parts = {field: each for field, each in left.items() if field.endswith(_PART) and isinstance(each, dict)}
+    return left | {field: without_quantization(each) for field, each in parts.items()}
 
 
 def scheme(said: Mapping[str, Any] | None) -> str:

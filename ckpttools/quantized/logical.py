@@ -86,13 +86,8 @@ def logical(
             made[named] = weight
         elif name not in away:
             leaves[path] = leaf
-    config = dict(tree.metadata.config or {})
-    config |= (
-        {"text_config": dict(config["text_config"])} if isinstance(config.get("text_config"), dict) else {}
-    )
-    said = says_quantized(config)
-    without_quantization(config)
-    metadata = replace(tree.metadata, config=config)
+    said = says_quantized(tree.metadata.config)
+    metadata = replace(tree.metadata, config=without_quantization(tree.metadata.config or {}))
     notes = _value_notes(made.values(), result, like) + Notes(remarks=tuple(_remarks(weights)))
     return Logical(Tree(leaves, metadata), notes, made, scheme(said), result, like)
 
