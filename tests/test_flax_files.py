@@ -224,6 +224,7 @@ def test_small_arrays_beside_those_of_tensorstore(tmp_path, how):
     assert "\n1 checkpoint of zarr-tree\n" in ckpt("doctor", run_directory).output
     zarr_array(tmp_path / "target.other", value)
     assert "here, and not named there (1):\n    target.other" in run("hash", tmp_path, code=3)
+    assert "not named there (1): target.other; wanted" in " ".join(ckpt("doctor", tmp_path).output.split())
     shutil.rmtree(tmp_path / "target.other")
     shutil.rmtree(tmp_path / "target.decoder.kernel")
     assert "directories of their own" in run("hash", tmp_path / "checkpoint", code=3)

@@ -482,7 +482,10 @@ def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):
     shutil.copy(model / "config.json", tmp_path / "empty")
     told = ckpt("inspect", "tree", tmp_path / "empty").output
     assert "config.json of a model, and not its weights" in told and f"--local-dir {tmp_path}/empty" in told
-    assert "Did you mean 'inspect tree'?" in ckpt("tree", model).output
+    for group, name in (("inspect", "tree"), ("inspect", "stats"), ("adapter", "merge")):
+        assert f"Did you mean '{group} {name}'?" in ckpt(name, model).output
+    assert "Did you mean 'convert maxtext-to-hf'?" in ckpt("maxtext-to-hf", model, "x").output
+    assert "There are: extract, merge, to-maxtext, to-peft." in ckpt("adapter", "convert", model).output
     assert "There are: hf-to-maxtext, maxtext-to-hf, to-orbax" in ckpt("convert", model, "x").output
     told = run("select", model, tmp_path / "out", "--keep", "self_attn", code=2)
     assert "did you mean '*self_attn*'" in told

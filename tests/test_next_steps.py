@@ -199,6 +199,43 @@ class TestAdapters:
         assert f"ckpt adapter to-maxtext {adapter} DST --base BASE" in ckpttools.summary(adapter).next
         assert next_steps(adapter).uses[0] == f'PeftModel.from_pretrained(model, "{adapter}")'
 
+    def test_no_command_is_advised_that_refuses_the_adapter(self, tmp_path):
+        """DoRA and factors of embeddings have no place in MaxText; of another kind nothing is read."""
+        for name in ("dora", "embeddings"):
+            found = ckpttools.summary(PEFT / name).next
+            assert f"ckpt adapter merge BASE {PEFT / name} DST" in found
+            assert not any("to-maxtext" in each for each in found)
+        other = shutil.copytree(PEFT / "plain", tmp_path / "ia3")
+        said = json.loads((other / "adapter_config.json").read_text())
+        (other / "adapter_config.json").write_text(json.dumps(said | {"peft_type": "IA3"}))
+        assert ckpttools.summary(other).next == (f"ckpt inspect tree {other}",)
+        assert "PEFT's IA3 of " in succeed(other).output
+        (finding,) = ckpttools.doctor(other).findings
+        assert "in Python: PeftModel.from_pretrained" in finding.do and finding.command is None
+        (finding,) = ckpttools.doctor(PEFT / "plain").findings
+        assert finding.command == f"ckpt adapter merge BASE {PEFT / 'plain'} MODEL"
+        with pytest.raises(ckpttools.CheckpointError, match="a LoRA adapter") as told:
+            ckpttools.maxtext_config(PEFT / "plain")
+        assert "ckpt adapter merge BASE" in (told.value.hint or "")
+        assert "looks at the adapter" in ckpt(PEFT / "plain" / "adapter_config.json").output
+
+    def test_a_model_as_peft_trains_it_is_no_adapter(self, tmp_path):
+        """Its weights have PEFT's prefix, too; verl and others save it so."""
+        base = ckpttools.open(PEFT / "bases" / "llama-float32")
+        factors = ckpttools.open(PEFT / "plain")
+        tuned = {name.split(".lora_")[0] for name in map(dotted, factors)}
+
+        def wrapped(name):
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            return f"{module}.base_layer.weight" if module in tuned else f"base_model.model.{name}"
+
+        both = {(wrapped(dotted(at)),): leaf for at, leaf in base.items()} | dict(factors)
+        ckpttools.save(Tree(both), tmp_path / "both", "safetensors")
+        shutil.copy(PEFT / "bases" / "llama-float32" / "config.json", tmp_path / "both")
+        assert "are not merged into them" in " ".join(succeed(tmp_path / "both").output.split())
+        told = ckpt("convert", "hf-to-maxtext", tmp_path / "both", tmp_path / "mt").output
+        assert "LoRA adapters lie beside the parameters" in told and "merge_and_unload" in told
+
 
 class TestWhatTrainersLeave:
     def test_commands_that_are_advised_can_be_run(self, tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ def test_what_is_not_read_is_named(tmp_path, name, what, way, in_directory):
     (tmp_path / name).write_bytes(b"whatever it holds")
     told = run("hash", tmp_path if in_directory else tmp_path / name, code=3)
     assert what in told and way in " ".join(told.split()) and name in told
+    assert what in ckpt("doctor", tmp_path if in_directory else tmp_path / name).output
 
 
 def test_what_lies_in_a_directory_of_a_trainer_is_named(tmp_path):

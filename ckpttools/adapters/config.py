@@ -10,8 +10,9 @@ from typing import Any, TypeGuard
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, FormatError, listing
+from ckpttools.formats.adapters import MERGE_WITH_PEFT
 
-WITH_PEFT = "merge it with PEFT, in Python: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()"
+WITH_PEFT = f"merge it with PEFT, {MERGE_WITH_PEFT}"
 # Field -> why such an adapter is more than factors that are added to weights.
 _REFUSED = {
     "layer_replication": "it has more layers than its base",

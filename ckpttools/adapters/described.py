@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
-from ckpttools.formats.adapters import ADAPTER
+from ckpttools.formats.adapters import ADAPTER, LORA
 from ckpttools.stores.registry import parse
 
 
@@ -22,6 +22,7 @@ class AdapterReport:
         features: what is special about it: "rslora", "dora", "experts", "embedding".
         replaced: number of arrays that it replaces as a whole.
         problem: why it is not read; None where it is.
+        kind: what PEFT calls its kind; "LORA" where nothing says another.
     """
 
     base_model: str
@@ -31,6 +32,7 @@ class AdapterReport:
     features: tuple[str, ...] = ()
     replaced: int = 0
     problem: str | None = None
+    kind: str = LORA
 
 
 def may_be_adapter(tree: Tree) -> bool:

@@ -14,7 +14,7 @@ from ckpttools.adapters.from_maxtext import half_of, pairs_of, said_of
 from ckpttools.adapters.peft import adapter_of, is_peft
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
-from ckpttools.formats.adapters import ADAPTER, BASE_NAME, is_adapter
+from ckpttools.formats.adapters import ADAPTER, BASE_NAME, LORA, is_adapter
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
@@ -36,7 +36,8 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
     try:
         return _described(peft_adapter(tree, said), base, alpha)
     except CheckpointError as error:
-        return AdapterReport(base, {}, alpha, {}, problem=error.message)
+        kind = str(said.get("peft_type") or LORA)
+        return AdapterReport(base, {}, alpha, {}, problem=error.message, kind=kind)
 
 
 def is_maxtext_adapter(tree: Tree) -> bool:

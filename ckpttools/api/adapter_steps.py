@@ -6,12 +6,16 @@ import json
 from collections.abc import Iterator
 from shlex import quote
 
+from ckpttools.adapters.described import AdapterReport
 from ckpttools.array.tree import Tree
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.maxtext.layout import PARAMS, VALUE
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
+
+# What MaxText has a place for beside factors of linear layers.
+_KNOWN_TO_MAXTEXT = {"rslora"}
 
 
 def is_peft_adapter(tree: Tree, place: Place) -> bool:
@@ -66,11 +70,13 @@ def _settings(tree: Tree) -> Iterator[str]:
         yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.place).absolute()))}"
 
 
-def commands(path: str, *, is_peft: bool) -> tuple[str, ...]:
-    """Commands that go on from an adapter at a path, which is quoted."""
-    other = "to-maxtext" if is_peft else "to-peft"
-    return (
-        f"ckpt inspect tree {path}",
-        f"ckpt adapter merge BASE {path} DST",
-        f"ckpt adapter {other} {path} DST --base BASE",
-    )
+def commands(path: str, found: AdapterReport | None, *, is_peft: bool) -> Iterator[str]:
+    """Commands that go on from an adapter at a path, which is quoted: those that take such a one."""
+    yield f"ckpt inspect tree {path}"
+    if found is not None and found.problem:
+        return
+    yield f"ckpt adapter merge BASE {path} DST"
+    if not is_peft:
+        yield f"ckpt adapter to-peft {path} DST --base BASE"
+    elif found is None or not ({*found.features} - _KNOWN_TO_MAXTEXT or found.replaced):
+        yield f"ckpt adapter to-maxtext {path} DST --base BASE"

@@ -126,7 +126,7 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
     what = f"a run of {count} steps" if count > 1 else "a run of one step"
     tree = _opened(place) if listing.finished else None
     if tree is not None and is_maxtext_adapter(tree):
-        follows = commands(path, is_peft=False)
+        follows = tuple(commands(path, None, is_peft=False))
         # Whose listing says what loads a whole model.
         told = "which is an adapter: MaxText loads it with lora.lora_restore_path"
         listing = replace(listing, hindered=told) if listing.hindered else listing
@@ -179,9 +179,10 @@ def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary
     folder = place if found is not None else place.parent
     path = quote(str(place))
     if tree.format != "orbax" and (folder / ADAPTER).is_file():
-        return Summary(str(place), adapter_in(folder), tree=tree, next=commands(path, is_peft=True))
+        next = tuple(commands(path, tree.adapter, is_peft=True))
+        return Summary(str(place), adapter_in(folder), tree=tree, next=next)
     if tree.format == "orbax" and tree.adapter is not None:
-        next = commands(path, is_peft=False)
+        next = tuple(commands(path, tree.adapter, is_peft=False))
         return Summary(str(place), "a LoRA adapter of MaxText's", tree=tree, next=next)
     directory = "a model" if tree.num_parameters else "the state of an optimizer"
     what = {OrbaxItem: "an item", Step: "a step"}.get(type(found), "a file" if found is None else directory)

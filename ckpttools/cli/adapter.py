@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ckpttools.adapters.to_maxtext import LORA_LAYOUTS
+from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.maxtext_options import like_option, maxtext_option
 from ckpttools.cli.models import family_option, rope_layout_option
 from ckpttools.cli.options import (
@@ -57,7 +58,7 @@ _base_options = together(
 )
 
 
-@click.group(short_help="LoRA adapters: merged, extracted, to MaxText, to PEFT.")
+@click.group(cls=LazyGroup, short_help="LoRA adapters: merged, extracted, to MaxText, to PEFT.")
 def adapter() -> None:
     """LoRA adapters and the models that they are of.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.options import ANY_PATH, json_option
 from ckpttools.cli.output import labelled, print_json, show, width, wrapped
 from ckpttools.core.errors import CheckpointError
@@ -25,7 +26,7 @@ _COLUMN = 14
 _NARROWEST, _PIPE = 40, 110
 
 
-@click.group(invoke_without_command=True, short_help="List, show and check model families.")
+@click.group(cls=LazyGroup, invoke_without_command=True, short_help="List, show and check model families.")
 @json_option
 @click.pass_context
 def families(ctx: click.Context, as_json: bool) -> None:

@@ -79,12 +79,12 @@ class LazyGroup(click.Group):
 
     def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
         """What may have been meant: a name like it, here or one level below, or one of all."""
-        if near := near_names(name, known):
-            return f"Did you mean {near[0]!r}?"
         for group in known:
             command = self.get_command(ctx, group)
             if isinstance(command, click.Group) and name in command.list_commands(ctx):
                 return f"Did you mean '{group} {name}'?"
+        if near := near_names(name, known):
+            return f"Did you mean {near[0]!r}?"
         return f"There are: {', '.join(known)}."
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

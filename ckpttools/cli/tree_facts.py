@@ -12,6 +12,7 @@ from ckpttools.adapters.described import AdapterReport
 from ckpttools.cli.output import labelled
 from ckpttools.cli.units import count, disk
 from ckpttools.core.text import plural, printable
+from ckpttools.formats.adapters import LORA
 from ckpttools.formats.origin import SOURCE
 from ckpttools.inspect.quantization import Quantization
 from ckpttools.inspect.tree import Total, TreeReport
@@ -71,7 +72,8 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
 
 
 def _adapter(found: AdapterReport) -> Iterator[tuple[str, str]]:
-    yield "adapter", f"a LoRA of {printable(found.base_model) or 'a model that it does not name'}"
+    name = "a LoRA" if found.kind == LORA else f"PEFT's {printable(found.kind)}"
+    yield "adapter", f"{name} of {printable(found.base_model) or 'a model that it does not name'}"
     if found.problem:
         yield "warning", f"it is not read: {printable(found.problem)}"
     if found.ranks:

@@ -17,6 +17,7 @@ from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, finding_of
 from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.inventory import Inventory, inventory_of
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import refuse_empty
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.unanswered import is_unanswered
@@ -108,7 +109,7 @@ def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
         raise inventory.denied[inventory.path]
     if inventory.is_empty:
         refuse_empty(path)
-        raise FormatError(
+        raise foreign_error(path) or FormatError(
             f"{path} is not a checkpoint",
             wanted="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",
             hint="`ckpt formats` lists what can be read",

@@ -21,6 +21,6 @@ def _check(name: str, format: TellsFaults) -> Check:
     def look(inventory: Inventory) -> Iterator[Finding]:
         for place in inventory.places(name):
             for error in faults_in(format, place, inventory.read):
-                yield finding_of(error, place, why="no tensor of this file can be trusted")
+                yield finding_of(error, place, why="none of its tensors can be trusted")
 
     return Check(name, format.looks_for, look)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from shlex import quote
+from typing import Any
+
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.json_file import read_json
@@ -15,9 +19,12 @@ WEIGHTS_STEM = "adapter_model"
 """What PEFT calls the file of weights, before its ending."""
 # What PEFT puts before all names, and in those of low-rank factors.
 PREFIX, _PART = "base_model.model.", ".lora_"
+WRAPPED = ".base_layer."
+"""Part of what PEFT calls the weight of a module that it has wrapped."""
 _FORMATS = ("safetensors", "torch")
-MERGING = "ckpt adapter merge BASE ADAPTER MODEL"
-MERGE = f"merge it into its base model first: {MERGING}; ckpt inspect, diff and hash take it as it is"
+LORA = "LORA"
+MERGE_WITH_PEFT = "in Python: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()"
+_AS_IT_IS = "ckpt inspect, diff and hash take it as it is"
 
 
 def refuse_adapter(tree: Tree) -> None:
@@ -30,22 +37,49 @@ def refuse_adapter(tree: Tree) -> None:
             f"this is {adapter_in(folder)}, not a whole model",
             place=place,
             wanted="a whole model",
-            hint=MERGE,
+            hint=merging(place),
         )
 
 
 def is_adapter(tree: Tree) -> bool:
-    """Whether all names are those that PEFT gives to what it adds, whatever lies beside the file."""
-    names = map(dotted, tree.arrays)
-    return bool(tree.arrays) and all(name.startswith(PREFIX) or _PART in name for name in names)
+    """Whether all names are those that PEFT gives to what it adds, whatever lies beside the file.
+
+    A whole model has them too while PEFT trains it, with weights that are called otherwise.
+    """
+    names = [dotted(path) for path in tree.arrays]
+    is_whole = any(WRAPPED in name for name in names)
+    return bool(names) and not is_whole and all(name.startswith(PREFIX) or _PART in name for name in names)
 
 
 def adapter_in(folder: Place) -> str:
     """What an adapter's configuration says of it: `a LoRA adapter of Qwen/Qwen3-0.6B`."""
-    try:
-        said = read_json(folder / ADAPTER)
-    except CheckpointError:
-        said = {}
-    base, kind = said.get(BASE_NAME), said.get("peft_type", "")
-    name = "LoRA adapter" if kind in ("", "LORA") else f"PEFT adapter ({kind})"
+    base, kind = _said(folder).get(BASE_NAME), kind_in(folder)
+    name = "LoRA adapter" if kind == LORA else f"PEFT adapter ({kind})"
     return f"a {name} of {base}" if base else f"a {name}"
+
+
+def kind_in(folder: Place) -> str:
+    """Which kind of PEFT's adapters a configuration says that it is; LoRA where it says nothing."""
+    return str(_said(folder).get("peft_type") or LORA)
+
+
+def merge_command(adapter: Place) -> str | None:
+    """What merges an adapter into its base model; None where that is left to PEFT."""
+    folder = adapter if adapter.is_dir() else adapter.parent
+    return f"ckpt adapter merge BASE {quote(str(adapter))} MODEL" if kind_in(folder) == LORA else None
+
+
+def merging(adapter: Place) -> str:
+    """What to do with an adapter where a whole model is wanted."""
+    command = merge_command(adapter)
+    if command is None:
+        return f"merge it into its base model first, {MERGE_WITH_PEFT}; {_AS_IT_IS}"
+    alone = f"`ckpt adapter to-maxtext` converts it alone; {_AS_IT_IS}"
+    return f"merge it into its base model first: {command}; {alone}"
+
+
+def _said(folder: Place) -> Mapping[str, Any]:
+    try:
+        return read_json(folder / ADAPTER)
+    except CheckpointError:
+        return {}

@@ -8,7 +8,7 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.formats.adapters import ADAPTER, MERGE, adapter_in
+from ckpttools.formats.adapters import ADAPTER, adapter_in, merging
 from ckpttools.formats.json_file import read_json
 from ckpttools.stores.place import Place
 
@@ -115,7 +115,7 @@ def foreign_error(path: Place) -> FormatError | None:
     if _PIPELINE in names:
         return _pipeline(folder)
     if path.is_dir() and ADAPTER in names:
-        return FormatError(f"this is {adapter_in(folder)}, not a whole model", place=path, hint=MERGE)
+        return FormatError(f"this is {adapter_in(folder)}, not a whole model", place=path, hint=merging(path))
     found = list(_found(names))
     if not found:
         return None

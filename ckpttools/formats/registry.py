@@ -18,6 +18,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import load_group
 from ckpttools.core.wording import option
+from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import (
     Format,
     OtherSteps,
@@ -293,6 +294,8 @@ def _nothing_below(path: Place) -> str:
             "there is the config.json of a model, and not its weights: copy its *.safetensors files, too, or "
             "fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(path.as_local())
         )
+    if path.name == ADAPTER:
+        return f"it says how an adapter is made: `ckpt {quote(str(path.parent))}` looks at the adapter"
     if path.name == "config.json":
         model, config = quote(str(path.parent)), quote(str(path))
         return (

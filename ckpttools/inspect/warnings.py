@@ -12,6 +12,8 @@ from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import grid_shape
+from ckpttools.core.text import plural
+from ckpttools.formats.adapters import WRAPPED
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
@@ -26,8 +28,8 @@ class TreeWarning:
 
     Attributes:
         name: "missing-chunks", "damaged-step", "unfinished-step", "contradiction", "no-scan-layers",
-            "open-scan-axis", "giant-chunk", "fine-chunks", "mixed-dtypes", "quantized", "unclear-state" or
-            "remark".
+            "open-scan-axis", "giant-chunk", "fine-chunks", "mixed-dtypes", "quantized", "unclear-state",
+            "unmerged" or "remark".
         text: the finished sentence.
         arrays: paths of those it is about; empty if it is about the whole.
     """
@@ -59,6 +61,7 @@ def warnings_of(
         *_mixed_dtypes(tree),
         *_unreadable(tree),
         *_unclear_state(tree),
+        *_unmerged(tree),
         *(TreeWarning("remark", text) for text in tree.metadata.notes.remarks),
     )
 
@@ -126,6 +129,16 @@ def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
         text = f"{heads}: counted as parameters, but may be state of an optimizer or an average of parameters"
         arrays = tuple(keystr(path) for path in tree.arrays if known.unclear_of(path))
         yield TreeWarning("unclear-state", text, arrays)
+
+
+def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
+    """A model as PEFT trains it: modules are wrapped, with factors beside their weights."""
+    wrapped = [dotted(path) for path in tree.arrays if WRAPPED in dotted(path)]
+    if wrapped:
+        text = (
+            f"adapters lie beside {plural(len(wrapped), 'array')} of the model, and are not merged into them"
+        )
+        yield TreeWarning("unmerged", text, tuple(wrapped))
 
 
 def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:

@@ -11,7 +11,7 @@ from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option, quoted
 from ckpttools.families.registry import family_of
-from ckpttools.formats.adapters import ADAPTER, refuse_adapter
+from ckpttools.formats.adapters import ADAPTER, WRAPPED, refuse_adapter
 from ckpttools.formats.base import COMPANIONS
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
 from ckpttools.maxtext.model import CONFIG
@@ -21,8 +21,8 @@ from ckpttools.stores.registry import parse
 _HUGGING_FACE = "embed_tokens.weight"
 # In names of low-rank factors, of whichever library, and patterns of them.
 _FACTOR, _FACTORS = "lora_", ("*lora_a*", "*lora_b*")
-# What PEFT calls the weight of a module that it has wrapped, and where verl saves the adapter by itself.
-_WRAPPED, _APART = ".base_layer.", "lora_adapter"
+# Where verl saves the adapter by itself.
+_APART = "lora_adapter"
 
 
 def refuse_maxtext(tree: Tree) -> None:
@@ -108,7 +108,7 @@ def _merging(tree: Tree, names: Iterable[str]) -> str:
     apart = parse(tree.metadata.place) / _APART
     if (apart / ADAPTER).is_file():
         return f"the adapter lies by itself as well: ckpt adapter merge BASE {quote(str(apart))} DST"
-    if any(_WRAPPED in name for name in names):
+    if any(WRAPPED in name for name in names):
         return "merge them where they were trained: model.merge_and_unload() of PEFT, and save that"
     leave = f"ckpt select {_quoted(tree)} DST {' '.join(quoted('drop', each) for each in _FACTORS)}"
     return f"merge them where they were trained; {leave} leaves them out, and with them what was tuned"

@@ -149,10 +149,10 @@ def has_sidecars(tree: Tree) -> bool:
 
 def companion_names(tree: Tree) -> list[str]:
     """The files of `companions_of`, relative to the directory of the checkpoint."""
-    found = companions_of(tree)
+    found, directory = companions_of(tree), companions_at(tree)
     carried = [_CARRIED_FILE] if found.arrays else []
-    beside = has_sidecars(tree)
-    return [name if beside else f"{COMPANIONS}/{name}" for name in (*found.files, *carried)]
+    above = "" if directory is None or has_sidecars(tree) else f"{directory.name}/"
+    return [f"{above}{name}" for name in (*found.files, *carried)]
 
 
 def untrue_files(

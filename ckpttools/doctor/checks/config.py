@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, finding_of, on_disk
 from ckpttools.doctor.inventory import Inventory, json_or_error
-from ckpttools.formats.adapters import ADAPTER, MERGE, MERGING, adapter_in
+from ckpttools.formats.adapters import ADAPTER, adapter_in, merge_command, merging
 from ckpttools.stores.place import Place
 
 _CONFIG = "config.json"
@@ -37,8 +37,8 @@ def _without(folder: Place) -> Finding:
 
 def _adapter(folder: Place) -> Finding:
     what = f"{ADAPTER} and no {_CONFIG}: {adapter_in(folder)}, not a whole model"
-    why = "conversions to and from MaxText take whole models"
-    return Finding(INFO, str(folder), what, why, MERGE, command=MERGING)
+    why = "ckpt convert takes whole models to MaxText and from it; for adapters there is ckpt adapter"
+    return Finding(INFO, str(folder), what, why, merging(folder), command=merge_command(folder))
 
 
 CHECK = Check("config", f"no {_CONFIG} beside safetensors, or an unreadable one", _look)

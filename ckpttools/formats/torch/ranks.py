@@ -121,9 +121,9 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
         raise FormatError("the names of the files count no processes", place=path, got=files[max(files)][0])
     places = [path / name for name, _ in files.values()]
     saved = at_once(path.store, lambda place: saved_file(place, options), places)
-    missing = sorted({*range(count)} - {*files})
+    lacking = _lacking(count, sorted({*range(count)} - {*files}))
     _check_step(path, [_EXTRA.format(count=count, rank=rank) for rank in files], options)
-    return _tree(path, _preferred_first(dict(zip(files, saved, strict=True)), options), missing, options)
+    return _tree(path, _preferred_first(dict(zip(files, saved, strict=True)), options), lacking, options)
 
 
 def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> dict[int, SavedFile]:
@@ -159,7 +159,7 @@ def _step(place: Place, options: ReadOptions) -> int | None:
     return step if type(step) is int else None
 
 
-def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int], options: ReadOptions) -> Tree:
+def _tree(path: Place, saved: Mapping[int, SavedFile], lacking: str | None, options: ReadOptions) -> Tree:
     spread: dict[TreePath, _RankShards] = {}
     plain: dict[int, State] = {}
     wrong: list[str] = []
@@ -189,8 +189,15 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], missing: Sequence[int], o
         except (ValueError, NotReadableError) as error:
             wrong.append(f"{dotted(at)}: {error}")
     unlike, decided = _unlike(path, twins, options)
+    if wrong and lacking:
+        raise FormatError(
+            f"{lacking}: {plural(len(wrong), 'tensor')} cannot be put together",
+            place=path,
+            wanted="one file of each process",
+            hint=_HINT,
+        )
     if wrong or unlike:
-        _refuse(path, len(saved), _lacking(spread, missing) if wrong else "", wrong, unlike)
+        _refuse(path, len(saved), _twice(spread) if wrong else "", wrong, unlike)
     config = sidecar_config(path) or sidecar_config(path / _BESIDE)
     notes, scalars = left_out(whole.others), frozenset(whole.scalars)
     metadata = Metadata(FORMAT.name, config=config, scalars=scalars, place=str(path), notes=notes + decided)
@@ -255,15 +262,17 @@ def _merged(plain: Mapping[int, State]) -> tuple[State, list[Twins]]:
     return whole, twins
 
 
-def _lacking(spread: Mapping[TreePath, _RankShards], missing: Sequence[int]) -> str:
-    """Which files are not there, or are there twice, as far as that can be told."""
+def _lacking(count: int, missing: Sequence[int]) -> str | None:
+    """Which files are not there, as the names of the others tell."""
+    if not missing:
+        return None
     ranks = some(list(map(str, missing)))
-    if missing:
-        return (
-            f"; those of ranks {ranks} are missing"
-            if len(missing) > 1
-            else f"; that of rank {ranks} is missing"
-        )
+    those = f"those of ranks {ranks} are" if len(missing) > 1 else f"that of rank {ranks} is"
+    return f"{count:,} processes saved, and of their files {those} missing"
+
+
+def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
+    """Which files are there twice, as far as that can be told."""
     try:
         # Replicas have the same part of some tensors, copies of all.
         twins = [{*each.twins} for each in spread.values()]

@@ -11,6 +11,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.silent import silent_values
+from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
@@ -79,12 +80,14 @@ def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
         family: name of the family, or a file with one; None as the configuration says.
 
     Raises:
+        FormatError: it is an adapter.
         ConfigError: nothing says which model it is.
         CoverageError: its arrays contradict its configuration.
     """
     view = view_of(tree)
     if view.is_maxtext:
         return _of_maxtext(tree, view, ModelFiles.of(tree, like), family)
+    refuse_adapter(tree)
     config = required(tree.metadata.config, tree.metadata.place)
     arrays = by_name(tree.arrays)
     found = family_for(config, ModelOptions(family=family), tree.metadata.place)
