@@ -277,6 +277,38 @@ class TestWhatTrainersLeave:
         succeed(*shlex.split(made)[1:])
         assert ckpttools.verify("DST", hub).equal
 
+    def test_an_optimizer_among_the_weights_is_left_out_too(self, tmp_path, monkeypatch):
+        """Where a trainer put all in one dictionary, whose names are joined."""
+        monkeypatch.chdir(tmp_path)
+        hub = FIXTURES / "torch/trainers/hub"
+        titan = ckpttools.open(FIXTURES / "torch/trainers/torchtitan/step-10")
+        flat = {(dotted(path),): leaf for path, leaf in titan.items()}
+        ckpttools.save(Tree(flat), "flat", "safetensors")
+        shutil.copy(hub / "config.json", "flat")
+        made = [each for each in ckpttools.summary("flat").next if "--drop" in each]
+        assert made and all("--drop 'optimizer.*' --drop 'train_state.*'" in each for each in made)
+        for number, each in enumerate(made):
+            succeed(*shlex.split(each.replace(" DST", f" made-{number}"))[1:])
+            assert ckpttools.verify(f"made-{number}", hub).equal
+        for refused in (
+            ckpt("convert", "to-safetensors", "flat", "x", "--names", "hub"),
+            ckpt("convert", "hf-to-maxtext", "flat", "x"),
+        ):
+            assert "leave that out with --drop 'optimizer.*' --drop 'train_state.*'" in refused.output
+
+    def test_names_that_transformers_does_not_load_are_told(self, tmp_path):
+        trainers, flax = FIXTURES / "torch/trainers", FIXTURES / "flax/llama"
+        for source, said in (
+            (trainers / "open-instruct", "names begin with policy, "),
+            (flax, "names and axes are those of Flax, "),
+        ):
+            told = ckpttools.convert.plan(source, tmp_path / "x", format="safetensors").plan.notes.remarks
+            assert any(each.startswith(f"{said}which transformers and vLLM do not load: ") for each in told)
+        told = ckpttools.convert.plan(
+            trainers / "verl/global_step_10/actor", tmp_path / "x", format="safetensors"
+        )
+        assert not any("do not load" in each for each in told.plan.notes.remarks)
+
     def test_parts_of_a_checkpoint_are_called_so(self, tmp_path):
         """A file of one process, an optimizer alone; and names that several families have."""
         zero = FIXTURES / "torch/trainers/deepspeed"

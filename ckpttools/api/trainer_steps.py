@@ -9,13 +9,13 @@ from shlex import quote
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.wording import flag
 from ckpttools.families.registry import families
+from ckpttools.maxtext.beside import patterns_beside
 from ckpttools.maxtext.llama_names import has_llama_names, on_hub
 from ckpttools.maxtext.model import config_copy
 from ckpttools.maxtext.recognition import guess_families, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
-from ckpttools.transforms.unwrapped import patterns_of_others
 
 # Patterns of what lies beside a model's weights that fit into a command.
 _FEW = 4
@@ -44,7 +44,7 @@ def commands_of_model(tree: Tree, place: Place) -> Iterator[str]:
     if tree.metadata.config is None:
         yield from filter(None, (config_copy(place),))
         return
-    beside, path = list(dict.fromkeys((*patterns_of_others(tree), *_heads(tree)))), quote(str(place))
+    beside, path = list(dict.fromkeys((*patterns_beside(tree), *_heads(tree)))), quote(str(place))
     if len(beside) > _FEW:
         return
     yield f"ckpt convert hf-to-maxtext {path} DST{_dropping(beside)}"
@@ -74,7 +74,7 @@ def commands(tree: Tree, place: Place) -> Iterator[str]:
         tree: whose names are neither MaxText's nor the hub's as they are.
         place: where it lies.
     """
-    beside, path = patterns_of_others(tree), quote(str(place))
+    beside, path = patterns_beside(tree), quote(str(place))
     if len(beside) > _FEW:
         return
     hub = on_hub(tree, tree.metadata.config).tree

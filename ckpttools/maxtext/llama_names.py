@@ -5,7 +5,7 @@ Rows of queries and keys are put in another order for that, which is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckpttools.array.tree import Tree, dotted
@@ -16,12 +16,13 @@ from ckpttools.core.wording import option, several
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
 from ckpttools.families.registry import family_of
 from ckpttools.mapping.coverage import NotCoveredError
+from ckpttools.maxtext.beside import patterns_beside
 from ckpttools.maxtext.model import CONFIG, config_beside
 from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.rename import Remap, Rule
-from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped, without_states
+from ckpttools.transforms.unwrapped import unwrapped, without_states
 
 _RULES = (
     *(Rule(*each) for each in REARRANGED),
@@ -36,6 +37,9 @@ OF_OTHER_MODELS = (
     "rename others by rules with `ckpt remap`, and mind that rotary pairs may lie otherwise"
 )
 """What to do where names are so and the configuration is of another model."""
+_NOT_LOADED = "which transformers and vLLM do not load"
+# The matrix of a linear layer.
+_OF_FLAX = ".kernel"
 
 
 def has_llama_names(names: Iterable[str]) -> bool:
@@ -91,7 +95,7 @@ class NamedByHub:
         made = model_alone(
             tree,
             others="there is more than a model in it, of which the hub has no names",
-            leaving="{} leaves it out",
+            leaving="leave that out with {}",
             names="which names the hub has for these is not known",
         )
         found = strangers_in(made.tree)
@@ -121,7 +125,7 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
     place = tree.metadata.place or None
     bare = without_states(tree)
     plain = unwrapped(bare.tree)
-    if found := patterns_of_others(plain.tree):
+    if found := patterns_beside(plain.tree):
         hint = leaving.format(several("drop", found))
         raise FormatError(others, place=place, got=", ".join(found), hint=hint)
     made = with_hub_names(plain.tree)
@@ -158,14 +162,24 @@ def _require_sizes(tree: Tree) -> None:
 
 
 def told_of_names(tree: Tree) -> Transformed:
-    """A transform that changes nothing: tells how weights of Llama get the names by which they are loaded."""
-    if not has_llama_names(map(dotted, tree.arrays)):
-        return Transformed(tree)
-    remark = (
-        "names are those of torchtitan or Meta's own code, which transformers and vLLM do not load: "
-        f"{option('names', 'hub')} gives those of the hub"
-    )
-    return Transformed(tree, Notes(remarks=(remark,)))
+    """A transform that changes nothing: tells how weights get the names by which they are loaded."""
+    return Transformed(tree, Notes(remarks=tuple(_unloadable(tree))))
+
+
+def _unloadable(tree: Tree) -> Iterator[str]:
+    by_hub = f"{option('names', 'hub')} gives those of the hub"
+    if has_llama_names(map(dotted, tree.arrays)):
+        yield f"names are those of torchtitan or Meta's own code, {_NOT_LOADED}: {by_hub}"
+        return
+    found = strangers_in(tree)
+    if found is None or not found.names or view_of(tree).is_maxtext:
+        return
+    if found.prefixes:
+        yield f"names begin with {' or '.join(found.prefixes)}, {_NOT_LOADED}: {below(found.prefixes)}"
+    elif any(name.endswith(_OF_FLAX) for name in found.names):
+        yield f"names and axes are those of Flax, {_NOT_LOADED}: {option('map')} takes rules that change both"
+    elif unwrapped(tree, patterns_beside(tree)).tree is not tree:
+        yield f"names have what a trainer put around them, {_NOT_LOADED}: {by_hub}"
 
 
 class OnHub(NamedTuple):
@@ -182,7 +196,7 @@ def on_hub(tree: Tree, config: Mapping[str, Any] | None) -> OnHub:
         tree: with whatever lies beside the model, which keeps its names.
         config: the model's, if it is known.
     """
-    beside = patterns_of_others(tree)
+    beside = patterns_beside(tree)
     if len(beside) > _MOST_BESIDE:
         return OnHub(tree)
     plain = unwrapped(tree, beside)

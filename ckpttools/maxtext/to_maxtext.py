@@ -17,6 +17,7 @@ from ckpttools.core.wording import several
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.maxtext.agreement import own_rows
+from ckpttools.maxtext.beside import patterns_beside
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.hf_source import HuggingFaceSource, bound, hugging_face_source
 from ckpttools.maxtext.layout import SCAN_LAYERS
@@ -41,7 +42,7 @@ from ckpttools.quantized.refusals import refuse_unmappable
 from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
 from ckpttools.transforms.select import unmatched
-from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped, without_states
+from ckpttools.transforms.unwrapped import unwrapped, without_states
 
 _OF_FLAX = "these are names of Flax, whose matrices have inputs first: rules of `ckpt remap` mend both"
 
@@ -91,9 +92,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
             raise error.at(hint=OF_OTHER_MODELS) from error
         if any(dotted(path).endswith(".kernel") for path in hub.tree.arrays):
             raise error.at(hint=_OF_FLAX) from error
-        if others := patterns_of_others(hub.tree, options.drop):
+        if others := patterns_beside(hub.tree, options.drop):
             leave = several("drop", others)
-            raise error.at(hint=f"there is more than a model in it: {leave} leaves it out") from error
+            raise error.at(hint=f"there is more than a model in it: leave that out with {leave}") from error
         if (found := strangers_in(hub.tree)) and found.prefixes:
             raise error.at(hint=f"{below(found.prefixes)}; convert that") from error
         raise
