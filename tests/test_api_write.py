@@ -234,10 +234,16 @@ def test_an_option_is_spelled_as_whoever_reads_it_writes_it():
     with as_flags():
         assert [option(name, value) for name, value, _, _ in cases] == [flag for *_, flag in cases]
         assert quoted("keep", "*.bias") == "--keep '*.bias'"
+        assert option("rank", "N") == "--rank N"
         assert several("drop", ["a.*", "b"]) == "--drop 'a.*' --drop 'b'"
         hostile = "it's $(touch x)"
         assert shlex.split(quoted("keep", hostile)) == ["--keep", hostile]
     assert quoted("keep", "*.bias") == 'keep="*.bias"'
+    assert (option("rank", "N"), option("error", "X"), option("memory", "SIZE")) == (
+        "rank=N",
+        "error=X",
+        'memory="SIZE"',
+    )
     assert several("drop", ["a.*", "b"]) == 'drop=["a.*", "b"]' and several("drop", ["b"]) == 'drop="b"'
 
 

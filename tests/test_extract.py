@@ -145,3 +145,21 @@ def test_a_model_that_changes_while_it_is_read(tmp_path):
     tuned, base = (base_of(ckpttools.open(path)) for path in (tmp_path / "tuned", BASE))
     with pytest.raises(SourceChangedError, match="was changed while it was read"):
         extracted(tuned, base, Meddling(2, None, DTYPES["float32"]), 1 << 30)
+
+
+def test_a_head_that_is_the_table_once_more_is_no_weight_of_its_own(tmp_path):
+    """As FSDP and DeepSpeed save tied models, whose base has the table alone."""
+    for name in ("base", "tuned"):
+        write_llama(tmp_path / name, num_hidden_layers=2, dtype="float32", tie_word_embeddings=True)
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    tensors[NAME] = tensors[NAME] + 1
+    save_file(tensors, tmp_path / "tuned" / "model.safetensors", {"format": "pt"})
+    for one, two in (("tuned", "base"), ("base", "tuned")):
+        ckpttools.extract_adapter(tmp_path / one, tmp_path / f"of-{one}", base=tmp_path / two, rank=1)
+        assert ckpttools.inspect(tmp_path / f"of-{one}").adapter.targets == {"down_proj": 1}
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
+    save_file(tensors, tmp_path / "tuned" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight: not in the base"):
+        ckpttools.extract_adapter(tmp_path / "tuned", tmp_path / "out", base=tmp_path / "base", rank=1)

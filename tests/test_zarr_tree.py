@@ -120,3 +120,16 @@ def test_saves_of_orbax_without_their_metadata_stay_refused(tmp_path):
     (item / "_METADATA").unlink()
     with pytest.raises(FormatError, match="no _METADATA"):
         open_tree(item)
+
+
+def test_checkpoints_beside_each_other_are_not_one(tmp_path):
+    """Of other programs, or several of this format, each with the file that lies at its root."""
+    for name, step in (("a", "step-10"), ("b", "step-7")):
+        write(tmp_path / name / step / "model/w", np.ones(3, "f4"), "zarr3")
+        (tmp_path / name / step / "metadata.json").write_text(json.dumps({"step": 1}))
+    told = run("hash", tmp_path, code=3)
+    assert f"name what lies in it: {tmp_path}/a, {tmp_path}/b" in told
+    shutil.rmtree(tmp_path / "b")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    assert f"ckpt {tmp_path}/a" in ckpt(tmp_path).output

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair
+from ckpttools.adapters.fitting import without_copied_head
 from ckpttools.adapters.spectrum import Spectrum, ranked_spectrum, spectrum, squares_of
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import LazyArray
@@ -90,6 +91,7 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
         MemoryBudgetError: the factors take more.
         SourceChangedError: a model was changed while it was read.
     """
+    tuned, base = without_copied_head(tuned, base), without_copied_head(base, tuned)
     _require_same(tuned, base)
     factors: list[FactorPair] = []
     errors: dict[str, float] = {}

@@ -64,6 +64,20 @@ def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
     return replace(adapter, replaced=rest) if is_table else adapter
 
 
+def without_copied_head(model: Base, other: Base) -> Base:
+    """A tied model without the output head that is its table once more, as FSDP and DeepSpeed save it.
+
+    Args:
+        model: the model.
+        other: one that it is compared with; its head stays where that has one, too.
+    """
+    if HEAD not in model.weights or HEAD in other.weights:
+        return model
+    head, rest = model.weights[HEAD], {name: each for name, each in model.weights.items() if name != HEAD}
+    tables = (array for name, array in rest.items() if name.endswith(_TABLES))
+    return replace(model, weights=rest) if any(same_bits(head, each) for each in tables) else model
+
+
 def _refuse_twice(adapter: Adapter, changed: Sequence[str]) -> None:
     if twice := [name for name, times in Counter(changed).items() if times > 1]:
         raise FormatError(

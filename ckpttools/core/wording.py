@@ -27,6 +27,8 @@ _PLACES = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against"
     "base": "BASE",
     "adapter": "ADAPTER",
 }
+# What stands for any number.
+_NUMBERS = ("N", "X")
 _NAMED = re.compile(r"\{([a-z][a-z_]*)\}")
 _as_flags = False
 # What only whoever makes a plan can say, and whether somebody carries one out.
@@ -107,7 +109,7 @@ def with_options(text: str) -> str:
 def _argument(name: str, value: object) -> str:
     if value is None:
         return f"`{name}`"
-    return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
+    return f'{name}="{value}"' if isinstance(value, str) and value not in _NUMBERS else f"{name}={value}"
 
 
 def flag(name: str, value: object = None) -> str:

@@ -48,6 +48,11 @@ _STATE, _METADATA = "checkpoint", "metadata.json"
 # What lies in an item of Orbax beside the metadata of its tree, which are then what is missing.
 _OF_ORBAX = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
 _STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
+# What lies at the root of a checkpoint, of whichever format.
+_OF_A_ROOT = frozenset((_STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", "config.json"))
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
+# Directories whose files are looked at to tell whether each is a checkpoint of its own.
+_MOST_COMPARED = 20
 # Directories that are looked into to tell whether there is an array in any of them.
 _MOST_TRIED = 100
 
@@ -72,6 +77,8 @@ class BareFormat(ReadOnlyFormat):
         steps = [name for name in below if _STEP.fullmatch(name)]
         if len(steps) > 1 and not names & {*_DOCUMENTS}:
             return "several steps of a run"
+        if len(below) > 1 and not names & {*_DOCUMENTS, _STATE, _METADATA} and _are_apart(path, below):
+            return "several checkpoints below"
         return None if _has_array(path) else "no array of zarr in it"
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
@@ -107,6 +114,21 @@ def _is_nested(path: Place) -> bool:
         raise  # nobody has told what is there
     except CheckpointError:
         return False
+
+
+def _are_apart(path: Place, below: Sequence[str]) -> bool:
+    """Whether what lies in one of a directory's directories is a checkpoint, and no part of a larger one."""
+    return any(_is_one(path / name) for name in below[:_MOST_COMPARED])
+
+
+def _is_one(folder: Place) -> bool:
+    """Whether a directory, or the only one in it, has a file that lies at the root of a checkpoint."""
+    entries = folder.entries()
+    while len(entries) == 1 and entries[0].is_dir:
+        folder /= entries[0].name
+        entries = folder.entries()
+    names = {each.name for each in entries if not each.is_dir}
+    return bool(names & _OF_A_ROOT) or any(name.endswith(_WEIGHTS) for name in names)
 
 
 def _has_array(path: Place) -> bool:
