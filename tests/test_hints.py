@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, ended, run
 from support.golden_data import convert
 from support.hf_models import write_llama
@@ -204,3 +204,19 @@ def test_what_was_stored_exactly_or_cast_is_equal(tmp_path):
         ended("diff", tmp_path / "hf", tmp_path / name, "--ignore-dtype")
         ended("verify", tmp_path / name, "--against", tmp_path / "hf", code=code)
         ended("verify", tmp_path / name, "--against", tmp_path / "hf", "--cast")
+
+
+def test_an_output_head_alone(tmp_path):
+    """Of tied models it may be the table of embeddings once more, which only numbers tell."""
+    for name in ("one", "tied"):
+        write_llama(tmp_path / name, num_hidden_layers=1, tie_word_embeddings=True)
+    tensors = load_file(tmp_path / "one/model.safetensors")
+    both = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    save_file(both, tmp_path / "one/model.safetensors", {"format": "pt"})
+    head = "only {} has an output head: `ckpt diff` says whether it is the table of embeddings"
+    assert hints("verify", tmp_path / "one", "--against", tmp_path / "tied") == [head.format("DST")]
+    assert hints("verify", tmp_path / "tied", "--against", tmp_path / "one") == [head.format("SRC")]
+    wide = {name: array.astype("f4") for name, array in tensors.items()}
+    save_file(wide, tmp_path / "tied/model.safetensors", {"format": "pt"})
+    found = hints("verify", tmp_path / "tied", "--against", tmp_path / "one")
+    assert found == [head.format("SRC"), CAST.partition(": ")[2]]

@@ -454,6 +454,14 @@ class TestDtypes:
         plan = ckpttools.convert.plan(source, tmp_path / "out", format="safetensors", **said).plan
         assert plan.notes.dropped and (DESCRIBED in plan.remarks) == is_told
 
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_the_head_of_a_tied_model_is_not_described(self, tmp_path, tied):
+        write_llama(tmp_path / "model", LlamaSizes(tied=False))
+        config = json.loads((tmp_path / "model/config.json").read_text()) | {"tie_word_embeddings": tied}
+        (tmp_path / "model/config.json").write_text(json.dumps(config))
+        plan = plan_save(open_tree(tmp_path / "model").pipe(Select(drop=["lm_head.weight"]))).plan
+        assert (DESCRIBED in plan.remarks) == (not tied)
+
     def test_of_a_model_that_is_not_known_all_but_an_optimizer_may_be_described(self, tmp_path):
         save_file({name: np.ones(2, "f4") for name in ("a", "b", "optimizer.mu")}, tmp_path / "a.safetensors")
         (tmp_path / "config.json").write_text('{"model_type": "own"}')

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, run
 from support.torch_files import save, whole
 
+import ckpttools
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
@@ -39,6 +40,7 @@ def test_what_deepspeed_trained_is_what_its_own_scripts_make_of_it(stage):
     ours = open_tree(files / "global_step3", both).arrays
     for path, array in open_tree(f"{files}.safetensors").arrays.items():
         assert ours[path].read().astype(array.dtype.numpy).tobytes() == array.read().tobytes(), path
+    assert ckpttools.open(files / "global_step3", with_optimizer=True).arrays.keys() == ours.keys()
     theirs = open_tree(files / "global_step3_universal", both).arrays
     assert ours.keys() - theirs.keys() <= {("optimizer_state", "step")}
     for path, array in theirs.items():

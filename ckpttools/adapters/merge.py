@@ -19,6 +19,7 @@ from ckpttools.core.text import array_count, folded, some
 from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME
 from ckpttools.maxtext.view import view_of
+from ckpttools.stores.registry import parse
 from ckpttools.transforms.base import Transformed
 
 _NUMBER = re.compile(r"\d+")
@@ -84,8 +85,8 @@ def _said(adapter: Adapter, scale: float) -> str:
 
 def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     named = adapter.config.get(BASE_NAME)
-    if isinstance(named, str) and named:
-        place = base.tree.metadata.place
+    place = base.tree.metadata.place
+    if isinstance(named, str) and named and parse(named).name != parse(place).name:
         into = "its base by that name" if named == place else str(place)
         yield (
             f"the adapter says that it is of {named}, and is merged into {into}: names and shapes are "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Unpack
 
+from ckpttools.api.sources import Reading, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked, checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
-from ckpttools.formats.base import ReadOptions, Writer
-from ckpttools.formats.registry import open_tree
+from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.reading import cores, reading_costs
 from ckpttools.run.events import Observer, Receipt
@@ -73,17 +74,18 @@ def _hashing_bytes(tree: Tree) -> int:
 
 
 @checked
-def open(path: Where, step: int | None = None) -> Tree:
+def open(path: Where, step: int | None = None, **reading: Unpack[Reading]) -> Tree:
     """The checkpoint at `path`, whatever its format. Reads headers and indexes, no array.
 
     Args:
         path: a file, an item, a step or a run directory.
         step: the step to open; None takes the latest finished one.
+        reading: `ckpttools.api.sources.Reading`, such as `with_optimizer=True` for DeepSpeed's moments.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.
     """
-    return open_tree(parse(path), ReadOptions(step=step))
+    return opened(path, read_options({"step": step, **reading}))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -32,11 +32,10 @@ _SIZES = ("max_header_bytes", "max_index_bytes")
 _RESOURCES = ("memory", "jobs", "requests", "observe", "download")
 
 
-class Opening(TypedDict, total=False):
-    """How a path is opened.
+class Reading(TypedDict, total=False):
+    """How what is at a path is read.
 
     Attributes:
-        step: training step; None for the latest finished one.
         max_header_bytes: longest safetensors header that is accepted.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
         with_optimizer: whether to read the moments that DeepSpeed keeps beside weights, too.
@@ -44,11 +43,20 @@ class Opening(TypedDict, total=False):
             SkyRL) have different numbers of a tensor, its numbers are taken.
     """
 
-    step: int | None
     max_header_bytes: int | str
     max_index_bytes: int | str
     with_optimizer: bool
     prefer_rank: int | Sequence[int]
+
+
+class Opening(Reading, total=False):
+    """How a path is opened: as `Reading` says, and at which step.
+
+    Attributes:
+        step: training step; None for the latest finished one.
+    """
+
+    step: int | None
 
 
 class Scanning(Opening, total=False):

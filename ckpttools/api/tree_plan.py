@@ -72,6 +72,10 @@ def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str,
     return {CONFIG: content}, Notes(remarks=tuple(remarks))
 
 
+# Of tied models the table of embeddings.
+_HEAD = "lm_head.weight"
+
+
 def _lacks_described(tree: Tree, config: Mapping[str, Any]) -> bool:
     """Whether something was left out that a configuration describes: no optimizer, and no head of a trainer.
 
@@ -80,6 +84,8 @@ def _lacks_described(tree: Tree, config: Mapping[str, Any]) -> bool:
     kept = [dotted(path) for path in tree]
     gone = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
     gone = [name for name in gone if container(name.partition(".")[0]) is None]
+    if config.get("tie_word_embeddings"):
+        gone = [name for name in gone if not name.endswith(_HEAD)]
     if not gone:
         return False
     is_row = rows_named(config)

@@ -29,11 +29,15 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray]) -> tup
     """
     dtypes = {each.name for each in found if each.reason == "dtype" and _are_floats(each.name, both)}
     rest = [each for each in found if each.name not in dtypes]
-    if not _are_state(rest, both.a, both.b):
-        return _of_parameters(found)
     cast = (
         f"{option('cast', True)} compares with {place('against')} cast to the dtypes of {place('checkpoint')}"
     )
+    if rest and all(each.reason in ("missing", "extra") and each.name.endswith(_HEAD) for each in rest):
+        has = place("against" if rest[0].reason == "missing" else "checkpoint")
+        told = f"only {has} has an output head: `ckpt diff` says whether it is the table of embeddings"
+        return (told, cast) if dtypes else (told,)
+    if not _are_state(rest, both.a, both.b):
+        return _of_parameters(found)
     alone = f"{option('parameters', True)} compares the parameters alone"
     if rest and dtypes:
         return (f"it takes two options together: {alone}, and {cast}",)
@@ -56,6 +60,8 @@ def _of_parameters(found: Collection[Difference]) -> tuple[str, ...]:
     return ()
 
 
+# Of tied models FSDP and DeepSpeed save it beside the table that it is.
+_HEAD = "lm_head.weight"
 _LAYER_NUMBER = re.compile(r"(layers)_\d+(?=/)")
 
 

@@ -233,11 +233,12 @@ def writer_for(
     name = format or tree.metadata.format
     found = None if name is None else format_named(name)
     if not isinstance(found, Writable):
+        cannot = f"{name} can{'not be' if found is None else ' be read, but not'} written"
         raise UsageError(
-            f"{name} cannot be written" if name else "it is not said in which format to write",
+            cannot if name else "it is not said in which format to write",
             place=tree.metadata.place or None,
             wanted=", ".join(writable()),
-            hint=f"choose one of them with {option('format')}",
+            hint=f"choose another, as {option('format', 'safetensors')} does",
         )
     said = {key: value for key, value in options.items() if value is not None}
     values = parsed(found.options, said, writer_options, f"{name} is not stored")
