@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, ended, run
 from support.golden_data import convert
 from support.hf_models import write_llama
-from support.places import GOLDEN, TRAINED
+from support.places import FIXTURES, GOLDEN, TRAINED
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree
@@ -204,6 +204,16 @@ def test_what_was_stored_exactly_or_cast_is_equal(tmp_path):
         ended("diff", tmp_path / "hf", tmp_path / name, "--ignore-dtype")
         ended("verify", tmp_path / name, "--against", tmp_path / "hf", code=code)
         ended("verify", tmp_path / name, "--against", tmp_path / "hf", "--cast")
+
+
+def test_names_of_a_trainer_and_of_an_adapter(tmp_path):
+    """Nothing can be compared, and what makes it so is said."""
+    trainers, peft = FIXTURES / "torch/trainers", FIXTURES / "peft"
+    (told,) = hints("diff", trainers / "open-instruct", trainers / "hub")
+    assert told.startswith("no array has the same name on both sides: `ckpt select ")
+    assert f"ckpt select {trainers / 'open-instruct'} DST --prefix policy" in told
+    (told,) = hints("diff", peft / "bases/llama-float32", peft / "plain")
+    assert f"an adapter is compared once it is merged: ckpt adapter merge BASE {peft / 'plain'} MODEL" in told
 
 
 def test_an_output_head_alone(tmp_path):

@@ -144,7 +144,7 @@ class TestFacts:
             "format": "orbax, step 0",
             "kind": "stacked-inference, linen, scan axis 1",
             "layers": "4 in decoder/layers",
-            "family": "llama or mistral, all of 11 names",
+            "family": "llama or mistral, all 11 names",
             "holds": "13 arrays, 362 kB",
             "parameters": "181 k (180,800) in bfloat16, 362 kB",
             "other": "1 array, 8 B",
@@ -154,7 +154,7 @@ class TestFacts:
     def test_safetensors(self, llama: Path):
         facts = facts_of(llama)
         assert facts["format"] == "safetensors"
-        assert facts["family"] == "llama (config.json), all of 11 names"
+        assert facts["family"] == "llama (config.json), all 11 names"
         assert "kind" not in facts
 
     def test_a_training_checkpoint(self):

@@ -39,7 +39,7 @@ from ckpttools.testing.strategies import stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.select import Select
 
-DESCRIBED = "config.json describes the whole model, also what is left out"
+DESCRIBED = "config.json describes the whole model, including what is left out"
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 # One with values that are scaled, norms in float32 and arrays that are left out; one of the plainest.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -29,9 +29,10 @@ from ckpttools.core.errors import DamagedScalesError, FormatError, UsageError, l
 from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.digest.pairing import Pairing, Remark, Side
+from ckpttools.formats.adapters import is_adapter, merge_command
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.stores.models import model_at
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import Where, parse
 from ckpttools.transforms.as_numbers import Numbers, is_dequantized, side_by_side
 
 _SHOWN = 8
@@ -148,6 +149,7 @@ def diff(
         alike = _equal_in_numbers(found, chosen, of_a.tree, of_b.tree, scan)
         rounded = tuple(_quantized_in_one(found, chosen))
     first, second = SideReport.of(trees[0], chosen.a), SideReport.of(trees[1], chosen.b)
+    hints = after_diff(found, {**chosen.a, **chosen.b}, first.path, second.path)
     return DiffReport(
         first,
         second,
@@ -155,8 +157,21 @@ def diff(
         remarks=remarks,
         outcomes=dict(Counter(each.outcome for each in found)),
         arrays=tuple(each for each in found if everything or each.outcome != "equal"),
-        hints=alike or (*after_diff(found, {**chosen.a, **chosen.b}, first.path, second.path), *rounded),
+        hints=alike or (*hints, *rounded, *_of_names(trees, chosen)),
     )
+
+
+def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:
+    """What brings both sides to the same names, where they have none in common."""
+    if not both.a or not both.b or both.a.keys() & both.b.keys():
+        return
+    from ckpttools.api.trainer_steps import names_of_hub
+
+    adapters = (parse(each.metadata.place) for each in trees if each.metadata.place and is_adapter(each))
+    merging = (command for each in adapters if (command := merge_command(each)))
+    way = next((f"an adapter is compared once it is merged: {each}" for each in merging), None)
+    if way := way or names_of_hub(*trees):
+        yield f"no array has the same name on both sides: {way}"
 
 
 def _dequantized(a: Numbers, b: Numbers) -> Iterator[Remark]:

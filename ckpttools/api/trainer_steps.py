@@ -27,10 +27,10 @@ def names_of_hub(*trees: Tree) -> str | None:
         is_known = view_of(tree).is_maxtext or guess_families(tree, families().values())
         made = [] if is_known or not tree.metadata.place else list(commands(tree, parse(tree.metadata.place)))
         if made:
-            then = (
-                "" if made[-1].startswith("ckpt") else f", then `ckpt {quote(tree.metadata.place)}` says how"
-            )
-            return f"names of the hub, which can be compared, come of `{made[-1]}`{then}"
+            way = f"`{made[-1]}` gives"
+            if not made[-1].startswith("ckpt"):
+                way = f"after `{made[-1]}`, `ckpt {quote(tree.metadata.place)}` says what gives"
+            return f"{way} names of the hub, which can be compared"
     return None
 
 

@@ -67,7 +67,7 @@ def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str,
     config = true_config(_config(tree, companions), _weights(tree))
     remarks = [f"{CONFIG}: {change}" for change in config.changes]
     if not tree.metadata.is_other_model and _lacks_described(tree, config.config):
-        remarks.append(f"{CONFIG} describes the whole model, also what is left out")
+        remarks.append(f"{CONFIG} describes the whole model, including what is left out")
     content = config_bytes(ModelFiles(companions=companions.files), config)
     return {CONFIG: content}, Notes(remarks=tuple(remarks))
 

@@ -98,11 +98,11 @@ def _layers(group: LayerGroup) -> str:
 
 
 def _families(guesses: Sequence[FamilyGuess]) -> str:
-    """`llama or mistral, all of 11 names`: equally good guesses differ in nothing but the name."""
+    """`llama or mistral, all 11 names`: equally good guesses differ in nothing but the name."""
     best = guesses[0]
     names = " or ".join(guess.name for guess in guesses) + (" (config.json)" if best.named else "")
     if not (best.missing or best.others):
-        return f"{names}, all of {best.wanted} names"
+        return f"{names}, all {best.wanted} names"
     missing = f"missing {_first_of(best.missing)}" if best.missing else None
     others = None
     if best.others:
