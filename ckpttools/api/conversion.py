@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Unpack
 
-from ckpttools.api.sources import Reading, opened, read_options
+from ckpttools.api.sources import PathReading, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked, checked_options
 from ckpttools.core.dataclass import dataclass
@@ -74,13 +74,13 @@ def _hashing_bytes(tree: Tree) -> int:
 
 
 @checked
-def open(path: Where, step: int | None = None, **reading: Unpack[Reading]) -> Tree:
+def open(path: Where, step: int | None = None, **reading: Unpack[PathReading]) -> Tree:
     """The checkpoint at `path`, whatever its format. Reads headers and indexes, no array.
 
     Args:
         path: a file, an item, a step or a run directory.
         step: the step to open; None takes the latest finished one.
-        reading: `ckpttools.api.sources.Reading`, such as `with_optimizer=True` for DeepSpeed's moments.
+        reading: `ckpttools.api.sources.PathReading`, such as `with_optimizer=True` for DeepSpeed's moments.
 
     Raises:
         CheckpointError: nothing is there, or it cannot be read.

@@ -32,7 +32,7 @@ _SIZES = ("max_header_bytes", "max_index_bytes")
 _RESOURCES = ("memory", "jobs", "requests", "observe", "download")
 
 
-class Reading(TypedDict, total=False):
+class PathReading(TypedDict, total=False):
     """How what is at a path is read.
 
     Attributes:
@@ -49,8 +49,8 @@ class Reading(TypedDict, total=False):
     prefer_rank: int | Sequence[int]
 
 
-class Opening(Reading, total=False):
-    """How a path is opened: as `Reading` says, and at which step.
+class Opening(PathReading, total=False):
+    """How a path is opened: as `PathReading` says, and at which step.
 
     Attributes:
         step: training step; None for the latest finished one.

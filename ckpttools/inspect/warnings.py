@@ -13,7 +13,7 @@ from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import grid_shape
 from ckpttools.core.text import plural
-from ckpttools.formats.adapters import WRAPPED
+from ckpttools.maxtext.direction import wrapped_weights
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
@@ -133,8 +133,7 @@ def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
 
 def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
     """A model as PEFT trains it: modules are wrapped, with factors beside their weights."""
-    wrapped = [dotted(path) for path in tree.arrays if WRAPPED in dotted(path)]
-    if wrapped:
+    if wrapped := wrapped_weights(tree):
         text = (
             f"adapters lie beside {plural(len(wrapped), 'array')} of the model, and are not merged into them"
         )

@@ -82,6 +82,11 @@ def _is_known(config: Mapping[str, object]) -> bool:
     return True
 
 
+def wrapped_weights(tree: Tree) -> list[str]:
+    """Names of a model's weights that PEFT has wrapped, with factors of an adapter beside each."""
+    return [name for name in map(dotted, tree.arrays) if WRAPPED in name]
+
+
 def _refuse_factors(tree: Tree) -> None:
     """Refuses the low-rank factors of adapters, alone or beside the parameters of a model."""
     names = [dotted(path) for path in view_of(tree).parameters]
@@ -99,16 +104,16 @@ def _refuse_factors(tree: Tree) -> None:
         hint=f"ckpt adapter to-peft {_quoted(tree)} DST --base BASE makes PEFT's of it; "
         "MaxText takes it beside its model (lora.lora_restore_path)"
         if alone
-        else _merging(tree, names),
+        else _merging(tree),
     )
 
 
-def _merging(tree: Tree, names: Iterable[str]) -> str:
+def _merging(tree: Tree) -> str:
     """What to do where factors lie beside parameters: a hint."""
     apart = parse(tree.metadata.place) / _APART
     if (apart / ADAPTER).is_file():
         return f"the adapter lies by itself as well: ckpt adapter merge BASE {quote(str(apart))} DST"
-    if any(WRAPPED in name for name in names):
+    if wrapped_weights(tree):
         return "merge them where they were trained: model.merge_and_unload() of PEFT, and save that"
     leave = f"ckpt select {_quoted(tree)} DST {' '.join(quoted('drop', each) for each in _FACTORS)}"
     return f"merge them where they were trained; {leave} leaves them out, and with them what was tuned"

@@ -190,12 +190,7 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], lacking: str | None, opti
             wrong.append(f"{dotted(at)}: {error}")
     unlike, decided = _unlike(path, twins, options)
     if wrong and lacking:
-        raise FormatError(
-            f"{lacking}: {plural(len(wrong), 'tensor')} cannot be put together",
-            place=path,
-            wanted="one file of each process",
-            hint=_HINT,
-        )
+        raise _incomplete(path, lacking, len(wrong))
     if wrong or unlike:
         _refuse(path, len(saved), _twice(spread) if wrong else "", wrong, unlike)
     config = sidecar_config(path) or sidecar_config(path / _BESIDE)
@@ -269,6 +264,11 @@ def _lacking(count: int, missing: Sequence[int]) -> str | None:
     ranks = some(list(map(str, missing)))
     those = f"those of ranks {ranks} are" if len(missing) > 1 else f"that of rank {ranks} is"
     return f"{count:,} processes saved, and of their files {those} missing"
+
+
+def _incomplete(path: Place, lacking: str, tensors: int) -> FormatError:
+    what = f"{lacking}: {plural(tensors, 'tensor')} cannot be put together"
+    return FormatError(what, place=path, wanted="one file of each process", hint=_HINT)
 
 
 def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
