@@ -561,6 +561,15 @@ def test_a_configuration_of_peft_beside_maxtexts_factors(tmp_path, said, alpha):
         assert said_of(tree) == {"lora_rank": 2, "lora_alpha": pytest.approx(alpha)}
 
 
+def test_the_alpha_of_rslora_is_said_to_be_another(tmp_path):
+    for said, is_told in ((True, True), (False, False)):
+        adapter = changed_config(tmp_path, "plain", use_rslora=said)
+        told = run(
+            "adapter", "to-maxtext", adapter, tmp_path / "out", "--base", base_of("plain"), "--dry-run"
+        )
+        assert ("an alpha that gives the scale of rsLoRA" in " ".join(told.split())) == is_told
+
+
 def test_arrays_that_are_there_several_times_or_not_at_all(tmp_path):
     adapter = changed_config(tmp_path)
     file = adapter / "adapter_model.safetensors"

@@ -217,5 +217,6 @@ def not_of_base(adapter: str, base: str, lacking: Collection[str], names: Iterab
         place=adapter,
         got=base,
         wanted="the model that was adapted",
-        hint="`ckpt inspect tree ADAPTER` says which that is",
+        hint="`ckpt inspect tree ADAPTER` says which that is, if the adapter does; --against BASE lists all "
+        "that does not fit",
     )

@@ -93,7 +93,8 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     said = _said(mapped.arrays, rank, finite("scale", options.scale, scale * options.scale * rank))
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said, **named})
-    return Transformed(tree, _notes(mapped, fit.factors, ratios, said))
+    is_rslora = bool(adapter.config.get("use_rslora"))
+    return Transformed(tree, _notes(mapped, fit.factors, ratios, said, is_rslora=is_rslora))
 
 
 def _refuse_what_maxtext_lacks(adapter: Adapter, by_weight: Mapping[str, Row]) -> None:
@@ -204,6 +205,8 @@ def _notes(
     factors: Sequence[FactorPair],
     ratios: Mapping[str, float],
     said: Mapping[str, object],
+    *,
+    is_rslora: bool,
 ) -> Notes:
     inexact = [Note(each.key, each.reason) for each in mapped.values if not each.exact]
     values = [Note(each.key, each.reason) for each in mapped.values if each.exact]
@@ -220,4 +223,6 @@ def _notes(
             Note("factors", f"of ranks {', '.join(map(str, sorted(ranks)))} get zeros up to the largest")
         )
     remark = f"MaxText takes rank {said['lora_rank']} and alpha {said['lora_alpha']:g} from the checkpoint"
+    if is_rslora:
+        remark += ", an alpha that gives the scale of rsLoRA: MaxText divides by the rank, not by its root"
     return Notes(tuple(inexact), tuple(values), remarks=(remark,))
