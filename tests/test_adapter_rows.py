@@ -223,3 +223,17 @@ def test_factors_come_back_to_the_bit_where_values_stay(family, bases):
     config = json.loads(to_peft(base, Adapter("adapter", tuple(every)), "me/base").config)
     assert (config["r"], config["lora_alpha"]) == (RANK, 1) and not config["rank_pattern"]
     assert DTYPES["float32"] == every[0].a.dtype
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "llama4"])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_modules_are_called_as_those_of_the_class_that_loads_the_model(family, is_whole):
+    """Of a text model as its weights; PEFT says little of factors for modules that there are not."""
+    whole = configs()[family]
+    config = whole if is_whole else whole["text_config"] | {"model_type": f"{family}_text"}
+    base = base_of(model(config, 1))
+    name = next(name for name in base.weights if name.endswith("layers.0.self_attn.q_proj.weight"))
+    factor = linear(name, base.weights[name].shape, np.random.default_rng(7))
+    made = to_peft(base, Adapter("adapter", (factor,)), "me/base").tree
+    above = "model.language_model" if is_whole else "model"
+    assert [*made] == [(f"base_model.model.{above}.layers.0.self_attn.q_proj.lora_{x}.weight",) for x in "AB"]

@@ -65,10 +65,11 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
 
 def _module(base: Base, name: str) -> str:
     """The path of the module that a weight is of, as transformers has it."""
-    spellings = () if base.family is None else base.family.spellings
-    theirs = next((each for each in spellings if each.name == _TRANSFORMERS), None)
-    if theirs is not None and base.family is not None:
-        name = str(theirs.key(Key((base.family.spelling_of(base.weights).plain(name),))))
+    if base.family is not None:
+        own = base.family.spelling_of(base.weights)
+        theirs = next((each for each in base.family.spellings if each.name == _TRANSFORMERS), own)
+        # A model without towers has modules that are called as its files are.
+        name = name if own.model_types else str(theirs.key(Key((own.plain(name),))))
     return name.removesuffix(_WEIGHT)
 
 
