@@ -30,6 +30,33 @@ def test_no_part_of_the_configuration_of_plain_numbers_says_that_they_are_quanti
     assert config["thinker_config"]["text_config"]["quantization_config"] == weight.config
 
 
+@pytest.mark.parametrize("coarse", ["channel", "tensor"])
+def test_groups_of_one_model_may_have_scales_of_blocks_and_of_rows(coarse):
+    rng = np.random.default_rng(0)
+    blocks = made.fp8_blocks(rng, (16, 24), (8, 8), "bfloat16")
+    other = made.fp8_rows(rng, (16, 24)) if coarse == "channel" else made.fp8_tensor(rng, (16, 24))
+    arrays = {name.replace("m.", "a.").removesuffix("_inv"): each for name, each in blocks.arrays.items()}
+    weights = {"num_bits": 8, "type": "float"}
+    groups = {
+        "group_0": {"weights": {**weights, "strategy": "block", "block_structure": [8, 8]}},
+        "group_1": {"weights": {**weights, "strategy": coarse}},
+    }
+    said = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
+    tree = made.tree_of({**arrays, **other.arrays}, {"quantization_config": said})
+    assert (numbers(tree, "a.q_proj.weight") == blocks.bfloat16).all()
+    assert (numbers(tree, other.name) == other.bfloat16).all()
+
+
+def test_what_else_a_module_has_is_called_a_scheme_that_is_not_read():
+    """ModelOpt's AWQ divides weights by what it multiplies activations with: nothing is missing."""
+    weight = made.fp8_tensor(np.random.default_rng(0), (16, 24))
+    arrays = {**weight.arrays, "m.q_proj.pre_quant_scale": np.ones(24, np.float32)}
+    said = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    with pytest.raises(FormatError, match="pre_quant_scale beside it") as error:
+        logical(made.tree_of(arrays, {"quantization_config": said}))
+    assert "get the checkpoint again" not in str(error.value)
+
+
 def test_deepseek_v4_says_beside_it_that_experts_are_fp4():
     weight = made.fp4_experts(np.random.default_rng(0), 6, 2)
     said = {**weight.config}

@@ -93,7 +93,7 @@ class Module:
             raise UnreadableError(f"{self.name}: {self.dtype}, without its scale ({', '.join(missing)})")
         odd = [key for key in self.by_key if key not in found]
         if odd:
-            raise UnreadableError(f"{self.name}: {', '.join(odd)} beside it, which is not understood")
+            raise UnsupportedError(f"{self.name}: {', '.join(odd)} beside it, which is not understood")
         return tuple(self.by_key[key] for key in found if key is not None)
 
 

@@ -65,10 +65,10 @@ def dtype_of_scales(module: Module, name: str) -> DType:
 def _scale(module: Module, name: str) -> tuple[Scales, str]:
     """The scales, and in words what each of them is for."""
     shape, given, dtype = module.shape, module.arrays[name].shape, dtype_of_scales(module, name)
-    block = _block(module)
+    is_of_rows = given in ((*shape[:-1], 1), shape[:-1])
+    block = _block(module, is_coarse=is_of_rows or prod(given) == 1)
     if module.method == _FUSED_METHOD and len(shape) == 3:
         return _of_columns(module, name, dtype), "per column"
-    is_of_rows = given in ((*shape[:-1], 1), shape[:-1])
     is_of_experts = len(shape) > 2 and given in (shape[:1], (shape[0], 1, 1))
     if block is None and module.method == "fp8" and _FIELD not in module.said:
         block = None if prod(given) == 1 or is_of_rows or is_of_experts else _DEFAULT_BLOCK
@@ -98,17 +98,23 @@ def _of_columns(module: Module, name: str, dtype: DType) -> Scales:
     return Scales(name, dtype, (experts, 1, out), (1, inside, 1))
 
 
-def _block(module: Module) -> Block | None:
+def _block(module: Module, *, is_coarse: bool) -> Block | None:
     """The block that the configuration says; None where it says none.
+
+    Args:
+        module: the weight.
+        is_coarse: whether its scales may be of rows or of all. compressed-tensors says so of one group of
+            modules, and blocks of another.
 
     Raises:
         UnreadableError: what it says is no block.
     """
     said = module.said.get(_FIELD)
     if module.method == "compressed-tensors":
-        blocks = [each["block_structure"] for each in weight_groups(module) if each.get("block_structure")]
-        said = blocks[0] if blocks else None
-        if any(each != said for each in blocks):
+        groups = [each for each in weight_groups(module) if each.get("num_bits", 8) == 8]
+        blocks = [each["block_structure"] for each in groups if each.get("block_structure")]
+        said = blocks[0] if blocks and not (is_coarse and len(blocks) < len(groups)) else None
+        if said and any(each != said for each in blocks):
             raise UnreadableError(f"{module.name}: the configuration has blocks of several sizes")
     match said:
         case None:
