@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
-from ckpttools.formats.adapters import ADAPTER, LORA
+from ckpttools.formats.adapters import ADAPTER, LORA, wrapped_weights
 from ckpttools.stores.registry import parse
 
 
@@ -33,6 +33,11 @@ class AdapterReport:
     replaced: int = 0
     problem: str | None = None
     kind: str = LORA
+
+
+def unmerged(tree: Tree) -> list[str]:
+    """Names of a model's weights beside which PEFT keeps factors while it trains them."""
+    return wrapped_weights(tree)
 
 
 def may_be_adapter(tree: Tree) -> bool:

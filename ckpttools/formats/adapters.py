@@ -19,8 +19,8 @@ WEIGHTS_STEM = "adapter_model"
 """What PEFT calls the file of weights, before its ending."""
 # What PEFT puts before all names, and in those of low-rank factors.
 PREFIX, _PART = "base_model.model.", ".lora_"
-WRAPPED = ".base_layer."
-"""Part of what PEFT calls the weight of a module that it has wrapped."""
+# In what PEFT calls the weight of a module that it has wrapped, and the factors of one that is linear.
+_WRAPPED, _FACTOR = ".base_layer.", ".lora_A."
 _FORMATS = ("safetensors", "torch")
 LORA = "LORA"
 MERGE_WITH_PEFT = "in Python: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()"
@@ -44,11 +44,21 @@ def refuse_adapter(tree: Tree) -> None:
 def is_adapter(tree: Tree) -> bool:
     """Whether all names are those that PEFT gives to what it adds, whatever lies beside the file.
 
-    A whole model has them too while PEFT trains it, with weights that are called otherwise.
+    A whole model has them too while PEFT trains it: see `wrapped_weights`.
     """
-    names = [dotted(path) for path in tree.arrays]
-    is_whole = any(WRAPPED in name for name in names)
-    return bool(names) and not is_whole and all(name.startswith(PREFIX) or _PART in name for name in names)
+    names = list(map(dotted, tree.arrays))
+    are_peft = bool(names) and all(name.startswith(PREFIX) or _PART in name for name in names)
+    return are_peft and not wrapped_weights(tree)
+
+
+def wrapped_weights(tree: Tree) -> list[str]:
+    """Names of a model's weights that PEFT has wrapped, with factors of an adapter beside each.
+
+    Beside factors of embeddings PEFT saves their table with an adapter, too, which makes no model of it.
+    """
+    names = list(map(dotted, tree.arrays))
+    modules = {name.partition(_FACTOR)[0] for name in names if _FACTOR in name}
+    return [name for name in names if _WRAPPED in name and name.partition(_WRAPPED)[0] in modules]
 
 
 def adapter_in(folder: Place) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from types import MappingProxyType
 
+from ckpttools.adapters.described import unmerged
 from ckpttools.array.chunk_sizes import is_fine, is_giant
 from ckpttools.array.gaps import incomplete
 from ckpttools.array.nodes import Chunked
@@ -13,7 +14,6 @@ from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import grid_shape
 from ckpttools.core.text import plural
-from ckpttools.maxtext.direction import wrapped_weights
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
@@ -133,7 +133,7 @@ def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
 
 def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
     """A model as PEFT trains it: modules are wrapped, with factors beside their weights."""
-    if wrapped := wrapped_weights(tree):
+    if wrapped := unmerged(tree):
         text = (
             f"adapters lie beside {plural(len(wrapped), 'array')} of the model, and are not merged into them"
         )

@@ -11,7 +11,7 @@ from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option, quoted
 from ckpttools.families.registry import family_of
-from ckpttools.formats.adapters import ADAPTER, WRAPPED, refuse_adapter
+from ckpttools.formats.adapters import ADAPTER, refuse_adapter, wrapped_weights
 from ckpttools.formats.base import COMPANIONS
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
 from ckpttools.maxtext.model import CONFIG
@@ -80,11 +80,6 @@ def _is_known(config: Mapping[str, object]) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def wrapped_weights(tree: Tree) -> list[str]:
-    """Names of a model's weights that PEFT has wrapped, with factors of an adapter beside each."""
-    return [name for name in map(dotted, tree.arrays) if WRAPPED in name]
 
 
 def _refuse_factors(tree: Tree) -> None:
