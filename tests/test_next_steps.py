@@ -303,9 +303,10 @@ class TestWhatTrainersLeave:
         for source, said in (
             (trainers / "open-instruct", "names begin with policy, "),
             (flax, "names and axes are those of Flax, "),
+            (PEFT / "plain", "adapter_config.json is not written: "),
         ):
             told = ckpttools.convert.plan(source, tmp_path / "x", format="safetensors").plan.notes.remarks
-            assert any(each.startswith(f"{said}which transformers and vLLM do not load: ") for each in told)
+            assert any(each.startswith(said) for each in told), told
         told = ckpttools.convert.plan(
             trainers / "verl/global_step_10/actor", tmp_path / "x", format="safetensors"
         )

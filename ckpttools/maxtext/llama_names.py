@@ -15,6 +15,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option, several
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
 from ckpttools.families.registry import family_of
+from ckpttools.formats.adapters import ADAPTER, is_adapter
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.beside import patterns_beside
 from ckpttools.maxtext.model import CONFIG, config_beside
@@ -170,6 +171,9 @@ def _unloadable(tree: Tree) -> Iterator[str]:
     by_hub = f"{option('names', 'hub')} gives those of the hub"
     if has_llama_names(map(dotted, tree.arrays)):
         yield f"names are those of torchtitan or Meta's own code, {_NOT_LOADED}: {by_hub}"
+        return
+    if is_adapter(tree):
+        yield f"{ADAPTER} is not written: PEFT loads an adapter as adapter_model.safetensors beside it"
         return
     found = strangers_in(tree)
     if found is None or not found.names or view_of(tree).is_maxtext:
