@@ -76,6 +76,10 @@ class Runner:
             self._ask(f"learn {' '.join(notes.modules)}")
         return Ended(code, out, err, notes)
 
+    def practise(self, *args: str) -> None:
+        """Lets the zygote run a command itself, so that no fork works out again what needs to be known once."""
+        self._ask(f"practise {' '.join(args)}")
+
     def _ask(self, line: str) -> str:
         assert self._zygote.stdin is not None
         assert self._zygote.stdout is not None

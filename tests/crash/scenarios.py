@@ -123,6 +123,8 @@ def make_sources(runner: Runner) -> None:
         hf = str(sources / f"hf-{model}")
         _done(runner.run(*_TO_MAXTEXT.split(), hf, str(sources / f"maxtext-{model}")))
         _done(runner.run(*_TO_MAXTEXT.split(), hf, str(sources / f"unscanned-{model}"), "--no-scan"))
+    runner.practise(*_TO_MAXTEXT.split(), str(sources / "hf-a"), str(runner.root / "practice"))
+    runner.practise(*_TO_HF.split(), str(runner.root / "practice"), str(runner.root / "hf"))
     for model, dtype in ((MODEL, "float32"), (OTHER, "bfloat16"), (OLD, "float16")):
         target = str(sources / f"train-{model}")
         _done(runner.run("cast", str(TRAINED), target, "--dtype", dtype, "--copy"))

@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 from crash.handlers import Counter, Failing, Recorder, Turns
@@ -94,13 +94,23 @@ def _learn(names: list[str]) -> None:
                 importlib.import_module(name)
 
 
+def _practise(words: list[str]) -> None:
+    """Runs a command here, for what it works out only once: rules of all families, patterns, settings."""
+    from ckpttools.cli.main import main
+
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        main(words, standalone_mode=False)
+
+
 def _answer(value: object) -> None:
     sys.stdout.write(f"{value}\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Serves until stdin ends: `fork JOB` gives a process id, `wait PID` its exit code; and `learn NAMES`."""
+    """Serves until stdin ends: `fork JOB` gives a process id, `wait PID` its exit code; `learn NAMES` of modules;
+    `practise WORDS` of a command.
+    """
     for line in sys.stdin:
         word, _, rest = line.strip().partition(" ")
         if word == "fork":
@@ -108,11 +118,11 @@ def main() -> None:
         elif word == "wait":
             _answer(os.waitstatus_to_exitcode(os.waitpid(int(rest), 0)[1]))
         else:
-            _learn(rest.split())
+            {"learn": _learn, "practise": _practise}[word](rest.split())
             threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
             if threads > 1:
-                raise SystemExit(f"{threads} threads after importing {rest}: forks would lack them")
-            _answer("learned")
+                raise SystemExit(f"{threads} threads after {line.strip()}: forks would lack them")
+            _answer("done")
 
 
 if __name__ == "__main__":
