@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.command_line import succeed
 from support.hf_models import write_llama
 from support.places import FIXTURES, ROOT
 from support.torch_files import save, whole
@@ -79,6 +80,12 @@ def ckpt_session(*commands: list[object], path: Path) -> list[dict[str, Any]]:
     command = [sys.executable, "-c", SESSION, words]
     done = subprocess.run(command, capture_output=True, text=True, env=with_path(path), check=True)
     return json.loads(done.stdout)
+
+
+def run_lines(lines: str) -> None:
+    """Every command of a page ends well, one after the other."""
+    for line in lines.splitlines():
+        succeed(*shlex.split(line.removeprefix("$ ckpt "), comments=True))
 
 
 def test_generated_pages_are_fresh():
@@ -171,14 +178,11 @@ def assert_tiny(model: Path, made: Path) -> None:
 
 def test_a_family_in_a_file_goes_both_ways_as_the_page_says(tmp_path, tiny):
     file = tmp_path / "tiny.toml"
-    for against in ([], ["--against", tiny]):
-        checked = ckpt_process("families", "check", file, *against)
-        assert checked.returncode == 0, checked.stdout
-    there = ckpt_process("convert", "hf-to-maxtext", tiny, tmp_path / "out", "--family", file)
-    assert there.returncode == 0, there.stderr
+    succeed("families", "check", file)
+    succeed("families", "check", file, "--against", tiny)
+    succeed("convert", "hf-to-maxtext", tiny, tmp_path / "out", "--family", file)
     assert_tiny(tiny, tmp_path / "out")
-    back = ckpt_process("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family", file)
-    assert back.returncode == 0, back.stderr
+    succeed("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family", file)
     one, other = (path / "model.safetensors" for path in (tiny, tmp_path / "back"))
     tensors, returned = load_file(one), load_file(other)
     assert tensors.keys() == returned.keys()
@@ -218,6 +222,8 @@ def test_a_format_can_be_added_as_the_page_says(tmp_path):
     page = "add-a-format.md"
     install(tmp_path, page, "npy_format", "ckpttools.formats", "npy", "FORMAT")
     (tmp_path / "test_npy_format.py").write_text(code_blocks(ROOT / "docs" / page, "python")[1])
+    # None of the hundreds of files that it writes must outlive a crash.
+    (tmp_path / "conftest.py").write_text("import os\nos.fsync = os.fdatasync = lambda descriptor: None\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_npy_format.py"]
     # What hypothesis knows of Unicode takes it 4 s to work out.
     environment = with_path(tmp_path) | {"HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis")}
@@ -436,9 +442,7 @@ def test_the_page_on_fp8_is_true(tmp_path, monkeypatch):
     write_llama(tmp_path / "hf", num_hidden_layers=2, **sizes)
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
     blocks = code_blocks(ROOT / "docs" / "fp8-maxtext.md", "console")
-    commands = [line.removeprefix("$ ckpt ") for line in "".join(blocks).splitlines()]
-    done = ckpt_session(*(shlex.split(each) for each in commands), path=tmp_path)
-    assert {words: each["output"] for words, each in zip(commands, done, strict=True) if each["code"]} == {}
+    run_lines("".join(blocks))
     # The query's scales are divided by what they were multiplied by: the root of 128.
     differing = {each.name for each in ckpttools.diff(tmp_path / "fp8", tmp_path / "back").arrays}
     assert all(name.endswith("q_proj.weight_scale_inv") for name in differing)
@@ -449,9 +453,7 @@ def test_the_page_on_pytorch_is_true(tmp_path, monkeypatch):
     (tmp_path / "fixtures").mkdir()
     (tmp_path / "fixtures/torch").symlink_to(ROOT / "fixtures/torch")
     page = ROOT / "docs" / "from-pytorch.md"
-    lines = "".join(code_blocks(page, "console")).splitlines()
-    done = ckpt_session(*(shlex.split(line.removeprefix("$ ckpt ")) for line in lines), path=tmp_path)
-    assert [each["output"] for each in done if each["code"]] == []
+    run_lines("".join(code_blocks(page, "console")))
     write_llama(tmp_path / "hf", num_hidden_layers=1)
     weights = load_file(tmp_path / "hf/model.safetensors")
     nested = {
@@ -499,10 +501,7 @@ def carry_out(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **plac
     monkeypatch.chdir(tmp_path)
     for name, source in places.items():
         shutil.copytree(source, tmp_path / name)
-    lines = "".join(code_blocks(ROOT / "docs" / page, "console")).splitlines()
-    words = [shlex.split(line.removeprefix("$ ckpt "), comments=True) for line in lines]
-    done = ckpt_session(*words, path=tmp_path)
-    assert [each["output"] for each in done if each["code"]] == []
+    run_lines("".join(code_blocks(ROOT / "docs" / page, "console")))
     for block in code_blocks(ROOT / "docs" / page, "python"):
         exec(block, {"__name__": "page"})
 
@@ -520,9 +519,7 @@ def test_the_page_on_adapters_is_true(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fixtures").mkdir()
     (tmp_path / "fixtures/peft").symlink_to(ROOT / "fixtures/peft")
-    lines = "".join(code_blocks(ROOT / "docs" / "adapters.md", "console")).splitlines()
-    done = ckpt_session(*(shlex.split(line.removeprefix("$ ckpt ")) for line in lines), path=tmp_path)
-    assert [each["output"] for each in done if each["code"]] == []
+    run_lines("".join(code_blocks(ROOT / "docs" / "adapters.md", "console")))
 
 
 def test_every_command_has_an_example():

@@ -77,7 +77,7 @@ class Runner:
         return Ended(code, out, err, notes)
 
     def practise(self, *args: str) -> None:
-        """Lets the zygote run a command itself, so that no fork works out again what needs to be known once."""
+        """Lets the zygote run a command itself: no fork works out again what is known once."""
         self._ask(f"practise {' '.join(args)}")
 
     def _ask(self, line: str) -> str:

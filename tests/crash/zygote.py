@@ -98,7 +98,7 @@ def _practise(words: list[str]) -> None:
     """Runs a command here, for what it works out only once: rules of all families, patterns, settings."""
     from ckpttools.cli.main import main
 
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         main(words, standalone_mode=False)
 
 
@@ -108,8 +108,8 @@ def _answer(value: object) -> None:
 
 
 def main() -> None:
-    """Serves until stdin ends: `fork JOB` gives a process id, `wait PID` its exit code; `learn NAMES` of modules;
-    `practise WORDS` of a command.
+    """Serves until stdin ends: `fork JOB` gives a process id, `wait PID` its exit code;
+    `learn NAMES` of modules, `practise WORDS` of a command.
     """
     for line in sys.stdin:
         word, _, rest = line.strip().partition(" ")
