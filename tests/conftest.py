@@ -3,6 +3,8 @@
 import gc
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ HERE = Path(__file__).parent
 WAITING = ("test_durability.py", "test_run.py")
 # By the seconds they take: what is begun first does not end last, alone on one of two cores.
 LONG = (
+    "test_crash_states.py",
     "test_eight_devices.py",
     "test_object_writing.py",
     "test_family_check.py",
@@ -29,7 +32,6 @@ LONG = (
     "test_object_stores.py",
     "test_together.py",
     "test_stores_web.py",
-    "test_crash_states.py",
     "test_orbax_write.py",
     "test_store_matrix.py",
     "test_round_trips.py",
@@ -65,6 +67,28 @@ def pytest_collection_modifyitems(items):
     """Long modules first: `--dist loadfile --no-loadscope-reorder` hands them out in this order."""
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """One worker runs all of tests/crash: its scenarios are recorded once, 9 CPU seconds."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "tests/crash" if nodeid.startswith("tests/crash/") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection():
+    """In a fresh clone each module is compiled by one of two workers: the second begins with the last."""
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+        modules = sorted(path.stem for path in HERE.glob("test_*.py"))
+        for name in reversed(modules[len(modules) // 2 :]):
+            # What is wrong with it is said when it is collected.
+            with suppress(Exception, pytest.skip.Exception):
+                import_module(name)
 
 
 def pytest_collection_finish():
