@@ -202,6 +202,18 @@ def test_modules_tell_which_axis_is_that_of_inputs(bases):
     conv1d = replace(factor, name="transformer.h.0.attn.c_proj.weight", is_in_first=False)
     tree = Tree({(conv1d.name,): lazy(np.zeros((4, 4), "f4"))}, Metadata(config={"model_type": "gpt2"}))
     assert fitted(base_of(tree), Adapter("adapter", (conv1d,))).factors[0].is_in_first is True
+    long = replace(linear("a", (4, 4), np.random.default_rng(9)), is_in_first=True)
+    with pytest.raises(CheckpointError, match="of linear layers alone") as refused:
+        replace(long, magnitude=lazy(np.ones(4, "f4"))).change(lazy(np.zeros((4, 4), "f4")))
+    assert "with PEFT" in str(refused.value)
+
+
+def test_a_head_that_is_the_table_is_told_whatever_the_table_is_called():
+    tree = Tree({("transformer.wte.weight",): lazy(np.zeros((4, 4), "f4"))}, Metadata())
+    head = linear("lm_head.weight", (4, 4), np.random.default_rng(8))
+    adapter = Adapter("adapter", (head,), {head.name: lazy(np.zeros((4, 4), "f4"))})
+    with pytest.raises(CheckpointError, match="output head, which is the table"):
+        fitted(base_of(tree), adapter)
 
 
 @EVERY_FAMILY

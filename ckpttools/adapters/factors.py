@@ -7,6 +7,7 @@ from dataclasses import field
 from math import isfinite
 from typing import Any, Literal
 
+from ckpttools.adapters.config import WITH_PEFT
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import low_rank, relayout, renormed, swapped
@@ -84,6 +85,7 @@ class FactorPair:
                 "a magnitude (DoRA) is read for weights (out, in) of linear layers alone",
                 place=self.name,
                 got=f"{list(self.magnitude.shape)} for a weight {list(weight.shape)}",
+                hint=WITH_PEFT,
             )
         return renormed(weight, delta, self.magnitude)
 

@@ -29,7 +29,7 @@ def fitted(base: Base, adapter: Adapter) -> Adapter:
     adapter = as_saved(base, adapter)
     wanted = [*(each.name for each in adapter.factors), *adapter.replaced]
     names = {name: own for name in wanted if (own := base.named(name)) is not None}
-    if lacking := [name for name in wanted if name not in names]:
+    if lacking := [name for name in dict.fromkeys(wanted) if name not in names]:
         _refuse_head(base, adapter, lacking)
         raise not_of_base(adapter.place, base.tree.metadata.place, lacking, base.weights)
     oriented = tuple(_oriented(base, replace(each, name=names[each.name])) for each in adapter.factors)
@@ -90,7 +90,7 @@ def _refuse_twice(adapter: Adapter, changed: Sequence[str]) -> None:
 
 def _refuse_head(base: Base, adapter: Adapter, lacking: Collection[str]) -> None:
     """Raises FormatError where all that the base lacks is a head of its own."""
-    if {*lacking} == {HEAD} and any(name.endswith(TABLE) for name in base.weights):
+    if {*lacking} == {HEAD} and any(name.endswith(_TABLES) for name in base.weights):
         raise FormatError(
             "the adapter changes the output head, which is the table of embeddings in the base",
             place=adapter.place,
