@@ -140,10 +140,25 @@ def test_small_questions_are_answered_in_as_many_threads_as_there_are(monkeypatc
         began(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    for allowed, most in ((0, 1), (2, 2)):  # noqa: B007
+    for allowed in range(4):
         tried = 0
-        assert in_threads(2, lambda item: item + 1, range(9)) == list(range(1, 10))
-        assert 1 <= tried <= most
+        assert in_threads(4, lambda item: item + 1, range(9)) == list(range(1, 10))
+        assert tried == min(allowed + 1, 3)
+
+
+def test_the_first_question_that_fails_is_told_and_no_other_is_begun():
+    asked = []
+
+    def ask(item):
+        asked.append(item)
+        if item in (2, 3):
+            raise ValueError(item)
+
+    for most in (1, 4):
+        asked.clear()
+        with pytest.raises(ValueError, match="2"):
+            in_threads(most, ask, range(1000))
+        assert len(asked) < 1000
 
 
 def test_what_may_not_be_looked_at_is_an_error(tmp_path, monkeypatch):

@@ -6,10 +6,8 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
-from typing import TypeVar
 
 from ckpttools.core.budget import size_text
 from ckpttools.core.dataclass import dataclass
@@ -18,12 +16,12 @@ from ckpttools.core.wording import option
 from ckpttools.run.events import Receipt
 from ckpttools.run.memory import available_bytes
 from ckpttools.sharding.save_shards import Abstract, ShardHolder
+from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError
 
 # Copies from devices that are under way at once: one waits for its device while another is put in its place.
 _COPIES = 4
-T = TypeVar("T")
 
 
 class Saving:
@@ -190,10 +188,8 @@ def refuse_under_way(destination: Place) -> None:
         _check_place(destination, _BACKGROUND.savings)
 
 
-def _copy(shards: Iterable[ShardHolder]) -> None:
-    with ThreadPoolExecutor(_COPIES) as pool:
-        for copied in [pool.submit(each.copy_to_host) for each in shards]:
-            copied.result()
+def _copy(shards: Collection[ShardHolder]) -> None:
+    in_threads(_COPIES, ShardHolder.copy_to_host, shards)
 
 
 def _check_place(destination: Place, others: Iterable[Saving]) -> None:

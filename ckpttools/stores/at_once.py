@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
@@ -31,22 +31,33 @@ def at_once(store: Store, function: Callable[[_Item], _Answer], items: Iterable[
 
 
 def in_threads(most: int, function: Callable[[_Item], _Answer], items: Collection[_Item]) -> list[_Answer]:
-    """The same in so many threads at most; in this one where the system starts none."""
-    threads = min(most, len(items))
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool, suppress(_NoThreadError):
-            _start_one(pool)
-            return list(pool.map(function, items))
-    return list(map(function, items))
+    """The same in so many threads at most, this one among them; in fewer where the system starts no more."""
+    todo, lock = iter(enumerate(items)), threading.Lock()
+    answers: dict[int, _Answer] = {}
+    errors: dict[int, BaseException] = {}
 
+    def work() -> None:
+        while not errors:
+            with lock:
+                taken = next(todo, None)
+            if taken is None:
+                return
+            number, item = taken
+            try:
+                answers[number] = function(item)
+            except BaseException as error:
+                errors[number] = error
 
-class _NoThreadError(Exception):
-    """A pool has not even one thread."""
-
-
-def _start_one(pool: ThreadPoolExecutor) -> None:
-    """Has a pool start the first of its threads."""
+    others = [threading.Thread(target=work) for _ in range(min(most, len(items)) - 1)]
     try:
-        pool.submit(int)
-    except RuntimeError as error:
-        raise _NoThreadError from error
+        with suppress(RuntimeError):
+            for each in others:
+                each.start()
+        work()
+    finally:
+        for each in others:
+            if each.ident is not None:
+                each.join()
+    if errors:
+        raise errors[min(errors)]
+    return [answers[number] for number in range(len(items))]

@@ -8,7 +8,6 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain, islice
@@ -17,6 +16,7 @@ from typing import Any, NoReturn
 
 from ckpttools.core.errors import CheckpointError, NoSpaceError, StorageError
 from ckpttools.core.wording import again
+from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.mounts import first_mount
 
@@ -227,14 +227,8 @@ def _raise(error: OSError) -> NoReturn:
 
 def _sync_together(places: Iterator[Path]) -> None:
     """Each waits for the disk's journal, and those that wait together are served together."""
-    with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
-        while some := list(islice(places, _SYNCS_WAITING)):
-            try:
-                for _ in pool.map(_sync_place, some):
-                    pass
-            except RuntimeError:  # the system lets no further thread start
-                for place in some:
-                    _sync_place(place)
+    while some := list(islice(places, _SYNCS_WAITING)):
+        in_threads(_SYNCS_AT_ONCE, _sync_place, some)
 
 
 def _sync_place(place: Path) -> None:
