@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
 from shlex import quote
 
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.text import matches_any
 from ckpttools.core.wording import flag
 from ckpttools.families.registry import families
 from ckpttools.maxtext.beside import patterns_beside
@@ -78,7 +78,7 @@ def commands(tree: Tree, place: Place) -> Iterator[str]:
     if len(beside) > _FEW:
         return
     hub = on_hub(tree, tree.metadata.config).tree
-    leaves = {at: a for at, a in hub.arrays.items() if not any(fnmatchcase(dotted(at), p) for p in beside)}
+    leaves = {at: a for at, a in hub.arrays.items() if not matches_any(dotted(at), beside)}
     weights = Tree(leaves, hub.metadata)
     is_llama = has_llama_names(map(dotted, leaves))
     found = strangers_in(weights)

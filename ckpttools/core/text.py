@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
 from itertools import groupby
 
 
@@ -61,6 +62,11 @@ def some(names: Iterable[str], most: int = 3) -> str:
 def type_text(dtype: object, shape: Iterable[object]) -> str:
     """An array without its values: `bfloat16[4096,14336]`, as JAX writes it."""
     return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name as a whole matches one of some globs; upper and lower case differ."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.text import matches_any
 from ckpttools.core.wording import with_options
 from ckpttools.families.silent import silent_fields
 from ckpttools.mapping.flags import Flag
@@ -79,7 +79,7 @@ class UnsupportedPart:
 
     def of(self, names: Iterable[str]) -> list[str]:
         """Of names, those of this part."""
-        return [name for name in names if any(fnmatchcase(name, key) for key in self.keys)]
+        return [name for name in names if matches_any(name, self.keys)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.core.text import matches_any
 from ckpttools.formats.adapters import ADAPTER, adapter_in, merging
 from ckpttools.formats.json_file import read_json
 from ckpttools.stores.place import Place
@@ -99,7 +100,7 @@ def foreign_kinds(names: Iterable[str]) -> list[tuple[str, str]]:
 def _found(names: Sequence[str]) -> Iterator[tuple[_ForeignFiles, str]]:
     rest = list(names)
     for kind in _KINDS:
-        mine = [each for each in rest if any(fnmatchcase(each, one) for one in kind.names)]
+        mine = [each for each in rest if matches_any(each, kind.names)]
         if mine:
             yield kind, mine[0]
             rest = [each for each in rest if each not in mine]

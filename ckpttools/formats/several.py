@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from ckpttools.core.notes import Notes
+from ckpttools.core.text import matches_any
 from ckpttools.formats.foreign import foreign_kinds
 from ckpttools.stores.place import Place
 
@@ -27,11 +26,11 @@ def other_kinds(path: Place, format: str) -> Notes:
     """What is said of a directory in which a format was opened, and other kinds of weights lie, too."""
     if not path.is_dir():
         return Notes()
-    names = [each.name for each in path.entries() if not _is(each.name, _NOT_WEIGHTS)]
+    names = [each.name for each in path.entries() if not matches_any(each.name, _NOT_WEIGHTS)]
     others = [
         kind
         for kind, patterns in _NAMES.items()
-        if kind != format and any(_is(name, patterns) for name in names)
+        if kind != format and any(matches_any(name, patterns) for name in names)
     ]
     others += [f"{name} ({what})" for what, name in foreign_kinds(names)]
     if not others:
@@ -42,8 +41,4 @@ def other_kinds(path: Place, format: str) -> Notes:
 
 def has_weights(path: Place) -> bool:
     """Whether weights of any kind that is read lie in a directory."""
-    return any(_is(each.name, patterns) for patterns in _NAMES.values() for each in path.entries())
-
-
-def _is(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return any(matches_any(each.name, patterns) for patterns in _NAMES.values() for each in path.entries())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
+from ckpttools.core.text import matches_any
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.mapping.table import Table
@@ -56,7 +56,7 @@ class HuggingFaceSource:
     def homeless(self) -> dict[str, LazyArray]:
         """The arrays that MaxText has no place for, without those that the user leaves out."""
         left = self.table.left_out_of({**self.arrays, **self.kept.aside})
-        return {key: array for key, array in left.items() if not _is_in(key, self.drop)}
+        return {key: array for key, array in left.items() if not matches_any(key, self.drop)}
 
 
 def hugging_face_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
@@ -144,12 +144,8 @@ def _dropped_towers(family: Family, arrays: Mapping[str, LazyArray], drop: Seque
     """The towers that are left out by the names of all of their arrays."""
     for tower in family.towers if drop else ():
         names = arrays_of(family, tower, arrays)
-        if names and all(_is_in(name, drop) for name in names):
+        if names and all(matches_any(name, drop) for name in names):
             yield tower
-
-
-def _is_in(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, each) for each in patterns)
 
 
 def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Family:

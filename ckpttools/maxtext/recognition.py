@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.text import folded
+from ckpttools.core.text import folded, matches_any
 from ckpttools.core.wording import step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families
@@ -118,7 +117,7 @@ def rows_named(config: Mapping[str, object]) -> Callable[[str], bool] | None:
     forms = [keys for family in known for keys in family_keys(family, view)]
     texts = {text for keys in forms for text in keys.by_text}
     homeless = {each for keys in forms for each in keys.ignored if each not in keys.family.dropped}
-    return lambda name: numberless(name) in texts or any(fnmatchcase(name, pattern) for pattern in homeless)
+    return lambda name: numberless(name) in texts or matches_any(name, homeless)
 
 
 def _families_of(config: Mapping[str, object]) -> list[Family]:
@@ -244,7 +243,7 @@ class FamilyFit:
         others = {
             group: found
             for group, found in wanted.items()
-            if found and not any(fnmatchcase(found[0], pattern) for pattern in keys.ignored)
+            if found and not matches_any(found[0], keys.ignored)
         }
         return cls(keys, named, keys.required(met), met, others, len(names))
 

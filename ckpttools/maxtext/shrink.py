@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -16,7 +15,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import array_count, in_natural_order
+from ckpttools.core.text import array_count, in_natural_order, matches_any
 from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family
 from ckpttools.mapping.keys import parse_key
@@ -233,10 +232,10 @@ class _Cut:
             if isinstance(each, LazyArray) and known.of(path) == "parameter" and path not in STEPS
         }
         if not self.rows.is_left:
-            stay = {name for name in arrays if any(fnmatchcase(name, each) for each in self.parts)}
+            stay = {name for name in arrays if matches_any(name, self.parts)}
             arrays = {name: each for name, each in arrays.items() if name not in stay}
         gone = set() if self.rows.is_left else {*table.left_out_of(arrays)}
-        gone |= {name for name in arrays if any(fnmatchcase(name, each) for each in table.dropped)}
+        gone |= {name for name in arrays if matches_any(name, table.dropped)}
         if odd := [name for name in arrays if name not in gone]:
             raise CoverageError(
                 f"no row of the family is about {array_count(odd)}:{listing(odd)}",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, by_name
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import array_count
+from ckpttools.core.text import array_count, matches_any
 from ckpttools.families.silent import silent_values
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
@@ -110,14 +109,10 @@ def _of_hugging_face(towers: Tree, decoder: Tree) -> Text:
         names = by_name({path: path for path in tree.arrays})
         spelling = family.spelling_of(frozenset(names))
         away = [*map(str, patterns), *rest]
-        return {spelling.plain(n): path for n, path in names.items() if not _matches(n, away)}
+        return {spelling.plain(n): path for n, path in names.items() if not matches_any(n, away)}
 
     there = text_of(decoder)
     return text_of(towers), {name: decoder.arrays[path] for name, path in there.items()}
-
-
-def _matches(name: str, patterns: list[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _check_alike(

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import array_count, plural, some
+from ckpttools.core.text import array_count, matches_any, plural, some
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 
@@ -35,7 +34,7 @@ def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
         drop: patterns of dotted names of arrays that are to be left out anyway, which may have any name.
     """
     weights = [path for path in tree.arrays if path not in tree.metadata.scalars]
-    weights = [path for path in weights if not any(fnmatchcase(dotted(path), each) for each in drop)]
+    weights = [path for path in weights if not matches_any(dotted(path), drop)]
     outer = _outer_keys(weights)
     names = {path: str(path[-1]) for path in weights if len(path) == len(outer) + 1}
     if not names or len(names) < len(weights):
@@ -58,7 +57,7 @@ def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
         drop: patterns of dotted names of arrays that are left out anyway; these stay here.
     """
     names = {path: dotted(path) for path in tree.arrays if str(path[-1]).rpartition(".")[2] == _STATE}
-    left = {path for path, name in names.items() if not any(fnmatchcase(name, each) for each in drop)}
+    left = {path for path, name in names.items() if not matches_any(name, drop)}
     if not left:
         return Transformed(tree, Notes())
     kept = [Move(path, path, leaf) for path, leaf in tree.items() if path not in left]
@@ -73,7 +72,7 @@ def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
         tree: of a checkpoint of PyTorch.
         drop: as of `unwrapped`.
     """
-    arrays = [path for path in tree.arrays if not any(fnmatchcase(dotted(path), each) for each in drop)]
+    arrays = [path for path in tree.arrays if not matches_any(dotted(path), drop)]
     weights = (path for path in arrays if path not in tree.metadata.scalars)
     above = Counter(path[:-1] for path in weights if all(key in _OUTER for key in path[:-1]))
     if not above:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.text import matches_any
 from ckpttools.formats.base import COMPANIONS
 from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.index import PROCESSES
@@ -37,7 +37,7 @@ _DIRECTORY = re.compile(r"(ocdbt\.process_[^/]+/)?d|ocdbt\.process_[^/]+|array_m
 
 def owns(name: str) -> bool:
     """Whether a path within a checkpoint is one that its files have."""
-    is_inside = any(fnmatchcase(part, pattern) for part in name.split("/") for pattern in _DIRECTORIES)
+    is_inside = any(matches_any(part, _DIRECTORIES) for part in name.split("/"))
     return is_inside or name.rpartition("/")[2] in (MANIFEST, *OWN_FILES) or zarr.owns(name)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from fnmatch import fnmatchcase
 
+from ckpttools.core.text import matches_any
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.sidecar import CARRIED, PATTERNS
@@ -16,7 +16,7 @@ _PATTERNS = (*PATTERNS, "*.safetensors", "*.index.json", "*.bin", RECORD)
 
 def owns(name: str) -> bool:
     """Whether a file has a name that weights have, or what goes along with a model."""
-    return any(fnmatchcase(name.rpartition("/")[2], pattern) for pattern in _PATTERNS)
+    return matches_any(name.rpartition("/")[2], _PATTERNS)
 
 
 def strangers(directory: Place, weights: Collection[str]) -> Iterator[str]:
@@ -44,5 +44,5 @@ def _strangers(directory: Place, is_weights: Callable[[str], bool]) -> Iterator[
 
 def _goes_along(name: str) -> bool:
     """Whether a file is one that is written beside weights, or would be carried along."""
-    known = any(fnmatchcase(name, pattern) for pattern in PATTERNS)
+    known = matches_any(name, PATTERNS)
     return name == RECORD or (known and name != ADAPTER)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.text import matches_any
 from ckpttools.families.family import Family
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.setting_terms import Term
@@ -188,11 +188,11 @@ class Reading:
 
     def _is_idle(self, path: str) -> bool:
         last = path.rpartition(".")[2]
-        if any(fnmatchcase(last, pattern) for pattern in _IDLE):
+        if matches_any(last, _IDLE):
             return True
         patterns = [each for idle in self.family.settings.idle for each in idle.fields]
         relative = [path.removeprefix(prefix) for prefix, _ in self.facts.parts if path.startswith(prefix)]
-        return any(fnmatchcase(each, pattern) for pattern in patterns for each in relative)
+        return any(matches_any(each, patterns) for each in relative)
 
 
 def _plain(path: str) -> str:

@@ -11,13 +11,13 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
+from ckpttools.core.text import matches_any
 from ckpttools.stores.base import DirEntry, File, Status, is_inside
 from ckpttools.stores.contents import Content, Contents
 from ckpttools.stores.costs import Streams
@@ -269,7 +269,7 @@ class HubStore(WebStore):
     def is_of_repository(self, path: str) -> bool:
         """See `Shares`."""
         name = path.rpartition("/")[2]
-        return any(fnmatchcase(name, pattern) for pattern in _OF_REPOSITORIES)
+        return matches_any(name, _OF_REPOSITORIES)
 
     def unfinished(self, key: str) -> None:
         """See `Publishes`: nothing shows before it is whole."""
