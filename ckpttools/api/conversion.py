@@ -93,7 +93,8 @@ class Conversion:
     """A plan and its writer, with what it was planned for.
 
     Attributes:
-        plan, writer: they.
+        plan: what is done.
+        writer: of the format, with its options.
         requests: as of `Resources`.
         jobs: workers at a time that were wanted; fewer may fit.
     """

@@ -47,7 +47,7 @@ class _SaveSettings(NamedTuple):
     """MaxText's settings for saving as planned.
 
     Attributes:
-        settings: them.
+        settings: name -> value, as MaxText takes it.
         checkpoints: that are there at the end, if that is known.
         kept: how many are kept; None for all.
     """
@@ -266,7 +266,7 @@ def _tiers(
     """The tiers of a way to save, local before persistent.
 
     Args:
-        mode: it.
+        mode: which tiers there are.
         saves: how long a local and a persistent save hold training up; None for as long as `writes`.
         writes: seconds until a checkpoint is complete, and that going on from it takes.
         failures: time between failures, and between those that no ramdisk survives, by default ten times.

@@ -41,7 +41,7 @@ class Summary:
     """What is at a path.
 
     Attributes:
-        path: it.
+        path: where that is.
         what: in words, such as "a run of 3 steps".
         run: its steps; None where it is no run.
         items: those of a step that has several.

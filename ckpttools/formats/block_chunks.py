@@ -19,7 +19,7 @@ class Chunks:
     """Blocks, or parts of them, as the chunks of a zarr array.
 
     Attributes:
-        blocks: they.
+        blocks: of which chunks are parts.
         pieces: for each atom of each axis how many of its coordinates a chunk has.
         chunk: shape of the grid's cells.
         codecs: as zarr v3 lists them.

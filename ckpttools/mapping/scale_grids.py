@@ -50,7 +50,7 @@ class _Scaled:
     """A row of quantised weights, read one way.
 
     Attributes:
-        row: it.
+        row: as its family has it.
         source, target: its two sides.
         indices: the coordinates of target keys that are made of quantised weights.
         counts: cells of each axis that is cut into blocks; none where a weight has one scale.

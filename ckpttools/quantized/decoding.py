@@ -249,7 +249,7 @@ class _Rows:
     Attributes:
         codes: of all rows.
         factors: of the blocks that the piece touches.
-        piece: it.
+        piece: the elements that are read.
         within: where the piece begins in the first of those blocks, and in the first code.
         zeros: of the same blocks, what is taken from numbers before; None for nothing.
     """

@@ -111,7 +111,7 @@ def array_of(
     """The numbers of a weight.
 
     Args:
-        weight: it.
+        weight: one that is stored quantised.
         arrays: by name, at least those that it is made of.
         dtype: of the numbers: float32, bfloat16 or float16.
         like: how products are rounded.

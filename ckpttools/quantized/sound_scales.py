@@ -61,7 +61,7 @@ def sound_of(scales: LazyArray, codes: DType, name: str, place: str = "") -> Sou
     """What looks at scales of a weight in float8, which they multiply.
 
     Args:
-        scales: they.
+        scales: as they are stored.
         codes: the dtype of the weight as it is stored.
         name, place: of the scales and of their checkpoint, for messages.
     """

@@ -53,7 +53,7 @@ def check_values(
 
     Args:
         tree: with the quantised weights.
-        weights: they.
+        weights: those whose scales are read.
         dtype: of the numbers that are wanted; None for bfloat16.
         like: how products are rounded.
 

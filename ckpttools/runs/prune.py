@@ -57,7 +57,7 @@ class PruneDecision:
     """What is decided about a run.
 
     Attributes:
-        run: it.
+        run: with all of its steps.
         listing: what is there.
         fates: of all steps, in order.
         fingerprints: name of each step -> what tells it from another that gets its name, as of when it was

@@ -188,7 +188,7 @@ class _Dealt:
     """A plan with its tasks in the order of the processes that do them.
 
     Attributes:
-        plan: it.
+        plan: with its tasks in that order.
         tasks, groups: where those of each process begin, and the end.
     """
 

@@ -96,7 +96,7 @@ class SaveInterval:
         """That of a tier.
 
         Args:
-            tier: it.
+            tier: what a save and a failure of it cost.
             step_seconds: how long a step takes.
             multiple: what the best steps are a multiple of.
             steps: those that are set, instead of the best ones.

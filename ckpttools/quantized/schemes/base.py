@@ -190,7 +190,7 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
     """Scales of blocks of a weight.
 
     Args:
-        module: it.
+        module: the layer whose weight it is.
         name: of the array of scales.
         shape: of the weight's numbers.
         block: of its last axes; others have a scale for each coordinate.
@@ -219,7 +219,7 @@ def whole(
     """The one scale of a weight.
 
     Args:
-        module: it.
+        module: the layer whose weight it is.
         name: of the array with the scale.
         shape: of the weight's numbers.
         divides: whether numbers are divided by it.
