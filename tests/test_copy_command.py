@@ -529,10 +529,10 @@ class TestInterrupted:
         monkeypatch.setattr(transfer, "PIECE_BYTES", 2 << 20)
         original = transfer._TransferState._copy
 
-        def failing(self, piece, *rest):
+        def failing(self, piece, *rest, **more):
             if piece.name == "big.bin" and piece.start >= 6 << 20:
                 raise StorageError("the disk is gone")
-            original(self, piece, *rest)
+            original(self, piece, *rest, **more)
 
         with monkeypatch.context() as patch:
             patch.setattr(transfer._TransferState, "_copy", failing)
@@ -577,8 +577,8 @@ class TestInterrupted:
             key for key in gcs.server.buckets[gcs.bucket] if key.endswith("00002-of-00004.safetensors")
         )
 
-        def change(self, pieces):
-            original(self, pieces)
+        def change(self, *work):
+            original(self, *work)
             gcs.server.put(gcs.bucket, name, b"x")
 
         with monkeypatch.context() as patch:

@@ -96,7 +96,16 @@ MAY = {
     },
     "doctor": {"array", "quantized", "stores", "codecs", "formats", "maxtext.prediction"},
     "runs": {"array", "stores", "formats", "plan", "run", "transforms", "maxtext"},
-    "copying": {"array", "stores", "formats", "run.apart", "run.memory", "run.threads", "digest.digest"},
+    "copying": {
+        "array",
+        "stores",
+        "formats",
+        "run.apart",
+        "run.journaled",
+        "run.memory",
+        "run.threads",
+        "digest.digest",
+    },
     "api": {
         "array",
         "roles",

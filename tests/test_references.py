@@ -777,10 +777,10 @@ from ckpttools.formats import references
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.references import ReferenceMode, References
 from ckpttools.plan import plan
-from ckpttools.run import execution
+from ckpttools.run import journaled
 from ckpttools.run.events import TaskDone
 from ckpttools.stores.local.partial import JOURNAL as NAME
-references.FINE, execution._SYNC_SECONDS = 1, 0.001
+references.FINE, journaled._SYNC_SECONDS = 1, 0.001
 plan.LARGEST_TASK, plan._SMALLEST_TASK = 1 << 12, 1 << 10
 source, out, entries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 def observe(event):

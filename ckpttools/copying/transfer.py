@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import field
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,17 +17,18 @@ from ckpttools.copying.room import CopyRoom
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
-from ckpttools.run.threads import WorkerThread, join_all, start_some
+from ckpttools.run.journaled import JournaledThreads
+from ckpttools.run.threads import WorkerThread, start_some
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.base import File, Store
-from ckpttools.stores.publishing import DataFiles, Published, Record, Sink, Work
+from ckpttools.stores.publishing import DataFiles, Published, Sink, Work
 
-# As of conversions: the most work that a kill can lose.
-_SYNC_SECONDS = 0.5
 # A file of less is written in one go, and need not be reserved room for on a disk.
 _SMALL = 1 << 20
 # In the place of a digest: the store has copied the file, and nothing of it was read.
 _UNREAD = ""
+
+_Act: TypeAlias = Callable[[FileRange, np.ndarray], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +90,17 @@ class _TransferState:
     destination: Store
     room: CopyRoom
     observe: Callable[[int], None]
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    stop: threading.Event = field(default_factory=threading.Event)
+    threads: JournaledThreads = field(init=False)
     digests: dict[int, str] = field(default_factory=dict)
     told: dict[int, int] = field(default_factory=dict)
-    unsynced: list[Record] = field(default_factory=list)
-    error: BaseException | None = None
-    sync_failed: bool = False
 
     def done(self, pieces: Sequence[FileRange], verify: bool) -> Transferred:
         """Copies what earlier runs did not, and reads all of it back if that is asked for."""
         self.digests |= self._kept(pieces)
         resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
         self.observe(resumed)
-        self._work([piece for piece in pieces if piece.number not in self.digests])
+        copy = partial(self._copy, trials=self._trials())
+        self._work([piece for piece in pieces if piece.number not in self.digests], copy)
         by_store = [piece for piece in pieces if self.digests[piece.number] == _UNREAD]
         verified = self._verified(pieces) if verify else 0
         return Transferred(resumed, sum(piece.size for piece in by_store), verified)
@@ -123,73 +122,28 @@ class _TransferState:
 
     # -- threads
 
-    def _work(self, pieces: Sequence[FileRange]) -> None:
+    def _work(self, pieces: Sequence[FileRange], act: _Act) -> None:
         todo = iter(pieces)
-        trials = self._trials()
-        workers: list[WorkerThread] = []
-        syncer: list[WorkerThread] = []
-        try:
-            start_some(lambda: self._thread(self._syncer), 1, syncer)
-            jobs = min(self.room.jobs, len(pieces))
-            if jobs:
-                start_some(lambda: self._worker(todo, trials, self._copy), jobs, workers)
-            for worker in workers:
-                worker.join()
-        finally:
-            self.stop.set()
-            try:
-                join_all((*workers, *syncer))
-            finally:
-                if not self.sync_failed:
-                    self._guarded(self._sync)
-        self._raise()
+        self.threads = JournaledThreads(self.files, self.work)
+        with self.threads.working() as workers:
+            if jobs := min(self.room.jobs, len(pieces)):
+                start_some(lambda: self._worker(todo, act), jobs, workers)
+        if self.threads.error is not None:
+            raise self.threads.error
 
-    def _guarded(self, target: Callable[[], None]) -> None:
-        try:
-            target()
-        except BaseException as error:
-            with self.lock:
-                self.error = self.error or error
-            self.stop.set()
-
-    def _raise(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-    def _thread(self, target: Callable[[], None]) -> WorkerThread:
-        return WorkerThread(lambda: self._guarded(target))
-
-    def _worker(
-        self,
-        todo: Iterator[FileRange],
-        trials: LinkTrials | None,
-        act: Callable[[FileRange, np.ndarray, LinkTrials | None], None],
-    ) -> WorkerThread:
+    def _worker(self, todo: Iterator[FileRange], act: _Act) -> WorkerThread:
         scratch = Scratch(self.room.buffer_bytes)
 
         def work() -> None:
             with scratch.take((self.room.buffer_bytes,), np.dtype(np.uint8)) as buffer:
-                while not self.stop.is_set():
-                    with self.lock:
+                while not self.threads.stop.is_set():
+                    with self.threads.lock:
                         piece = next(todo, None)
                     if piece is None:
                         return
-                    act(piece, buffer, trials)
+                    act(piece, buffer)
 
-        return self._thread(work)
-
-    def _syncer(self) -> None:
-        while not self.stop.wait(_SYNC_SECONDS):
-            self._sync()
-
-    def _sync(self) -> None:
-        with self.lock:
-            records, self.unsynced = self.unsynced, []
-        if records:
-            self.sync_failed = True
-            self.files.sync()
-            self.work.enter(records)
-            self.sync_failed = False
+        return self.threads.thread(work)
 
     # -- one piece
 
@@ -220,7 +174,7 @@ class _TransferState:
         assert isinstance(content.store, Links)
         if not content.store.link(source, (content / name).key):
             return False
-        with self.lock:
+        with self.threads.lock:
             self.observe(source.size)
         return True
 
@@ -236,7 +190,7 @@ class _TransferState:
             digester.add(part)
             return True
         for offset, part in parts_of(piece, buffer.data):
-            if self.stop.is_set():
+            if self.threads.stop.is_set():
                 return False
             source.read_into(offset, part)
             sink.write(piece.name, offset, part, address)
@@ -247,37 +201,25 @@ class _TransferState:
 
     def _tell(self, piece: FileRange, stop: int) -> None:
         """Tells that a piece is copied up to an offset; nothing is told twice of what is sent twice."""
-        with self.lock:
+        with self.threads.lock:
             before = self.told.get(piece.number, piece.start)
             if stop > before:
                 self.told[piece.number] = stop
                 self.observe(stop - before)
 
     def _note(self, piece: FileRange, digest: str) -> None:
-        with self.lock:
+        with self.threads.lock:
             self.digests[piece.number] = digest
-            self.unsynced.append([piece.number, digest])
+            self.threads.note([[piece.number, digest]])
 
     # -- once more
 
     def _verified(self, pieces: Sequence[FileRange]) -> int:
         """Bytes that were read where they were written, and are the same."""
-        todo, workers = iter(pieces), list[WorkerThread]()
-        self.stop.clear()
-        try:
-            jobs = min(self.room.jobs, len(pieces))
-            if jobs:
-                start_some(lambda: self._worker(todo, None, self._verify), jobs, workers)
-            for worker in workers:
-                worker.join()
-        finally:
-            # After an interruption the others read no further.
-            self.stop.set()
-            join_all(workers)
-        self._raise()
+        self._work(pieces, self._verify)
         return sum(piece.stop - piece.start for piece in pieces)
 
-    def _verify(self, piece: FileRange, buffer: np.ndarray, trials: LinkTrials | None) -> None:
+    def _verify(self, piece: FileRange, buffer: np.ndarray) -> None:
         place, view = self.work.content / piece.name, buffer.data
         digest = self.digests[piece.number]
         if digest == _UNREAD:

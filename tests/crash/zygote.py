@@ -61,9 +61,9 @@ def _run(job: Job) -> int:
 def _quicken() -> None:
     """Many small tasks; nothing waits for the disk."""
     from ckpttools.plan import plan
-    from ckpttools.run import execution
+    from ckpttools.run import journaled
 
-    plan.LARGEST_TASK, plan._SMALLEST_TASK, execution._SYNC_SECONDS = (
+    plan.LARGEST_TASK, plan._SMALLEST_TASK, journaled._SYNC_SECONDS = (
         _LARGEST_TASK,
         _SMALLEST_TASK,
         _SYNC_SECONDS,

@@ -9,11 +9,11 @@ import sys
 import time
 
 from ckpttools.cli.main import main
-from ckpttools.run import doing, execution
+from ckpttools.run import doing, journaled
 
 MAKE = doing.run_task
 LEFT = [int(sys.argv[1])]
-SYNC = execution.Execution._sync
+SYNC = journaled.JournaledThreads._sync
 SYNCS = [0]
 
 
@@ -34,6 +34,6 @@ def sync(execution):
 
 
 doing.run_task = make
-execution.Execution._sync = sync
-execution._SYNC_SECONDS = 0.02
+journaled.JournaledThreads._sync = sync
+journaled._SYNC_SECONDS = 0.02
 main(sys.argv[2:])
