@@ -14,7 +14,7 @@ from ckpttools.cli.options import (
     resource_options,
     with_optimizer_option,
 )
-from ckpttools.cli.output import print_json, show
+from ckpttools.cli.output import print_report
 from ckpttools.cli.transforming import target_options
 from ckpttools.cli.write import write
 from ckpttools.stores.place import Place
@@ -82,7 +82,4 @@ def _list(places: tuple[Place, ...], options: dict[str, Any]) -> None:
     from ckpttools.cli.assemble_text import lines_of
 
     listing = list_saves(places, requests=options["requests"], max_index_bytes=options["max_index_bytes"])
-    if options["as_json"]:
-        print_json(listing)
-    else:
-        show(lines_of(listing))
+    print_report(listing, lines_of(listing), as_json=options["as_json"])

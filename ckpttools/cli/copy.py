@@ -9,7 +9,7 @@ import click
 
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.options import count_option, json_option, limit_options, public_option
-from ckpttools.cli.output import labelled, print_json, prose_width, say, show
+from ckpttools.cli.output import labelled, print_report, prose_width, say
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.transforming import places
 from ckpttools.cli.units import disk, memory
@@ -78,10 +78,7 @@ def copy(
 
 
 def _print(report: CopyReport, as_json: bool, lines: list[str]) -> None:
-    if as_json:
-        print_json(report)
-    else:
-        show(lines)
+    print_report(report, lines, as_json=as_json)
 
 
 def _notes(report: CopyReport) -> Iterator[str]:

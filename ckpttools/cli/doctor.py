@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, max_index_option, requests_option
-from ckpttools.cli.output import labelled, print_json, prose_width, show
+from ckpttools.cli.output import labelled, print_json, print_report, prose_width, show
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -66,10 +66,7 @@ def doctor(
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.", ctx)
     diagnosis = look(path, fix=fix, max_index_bytes=max_index_bytes, requests=requests)
-    if as_json:
-        print_json(diagnosis)
-    else:
-        show(_view(diagnosis, fix))
+    print_report(diagnosis, _view(diagnosis, fix), as_json=as_json)
     ctx.exit(diagnosis.exit_code)
 
 

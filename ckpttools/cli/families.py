@@ -9,7 +9,7 @@ import click
 
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.options import ANY_PATH, json_option
-from ckpttools.cli.output import labelled, print_json, show, width, wrapped
+from ckpttools.cli.output import labelled, print_json, print_report, show, width, wrapped
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.place import Place
@@ -45,10 +45,7 @@ def families(ctx: click.Context, as_json: bool) -> None:
     from ckpttools.api.family_list import families as known
 
     found = known()
-    if as_json:
-        print_json(found)
-    else:
-        show(_listing(found))
+    print_report(found, _listing(found), as_json=as_json)
 
 
 def _listing(found: Sequence[FamilySummary]) -> Iterator[str]:
@@ -186,10 +183,7 @@ def check(
     from ckpttools.api.family_list import check_family
 
     result = check_family(family, against=against, config=config)
-    if as_json:
-        print_json(result)
-    else:
-        show(_verdict(result))
+    print_report(result, _verdict(result), as_json=as_json)
     ctx.exit(0 if result.sound else CheckpointError.exit_code)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, requests_option
-from ckpttools.cli.output import print_json, show
+from ckpttools.cli.output import print_report
 from ckpttools.stores.place import Place
 
 
@@ -29,7 +29,4 @@ def ls(path: Place, as_json: bool, requests: int | None) -> None:
     from ckpttools.cli.ls_text import lines_of
 
     listing = look(path, requests=requests)
-    if as_json:
-        print_json(listing)
-    else:
-        show(lines_of(listing))
+    print_report(listing, lines_of(listing), as_json=as_json)

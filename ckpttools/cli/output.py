@@ -31,6 +31,14 @@ def print_json(value: object) -> None:
     click.echo(text)
 
 
+def print_report(report: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """A report as the user wants it: as data, or as these lines."""
+    if as_json:
+        print_json(report)
+    else:
+        show(lines)
+
+
 def fields_of(value: DataclassInstance) -> dict[str, Any]:
     """The fields of a dataclass by name."""
     # Not `asdict`, which copies deeply: ten thousand arrays take it a third of a second.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, count_option, json_option, requests_option
-from ckpttools.cli.output import labelled, print_json, show, width
+from ckpttools.cli.output import labelled, print_report, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import disk
 from ckpttools.core.text import plural, printable
@@ -59,10 +59,7 @@ def prune(path: Place, yes: bool, as_json: bool, **options: Any) -> None:
 
     prepared = plan.plan(path, **options)
     report = prepared.run() if yes else prepared.report
-    if as_json:
-        print_json(report)
-    else:
-        show(_lines(report))
+    print_report(report, _lines(report), as_json=as_json)
 
 
 def _lines(report: PruneReport) -> Iterator[str]:

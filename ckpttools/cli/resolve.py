@@ -10,7 +10,7 @@ import click
 
 from ckpttools.cli.maxtext_options import maxtext_option
 from ckpttools.cli.options import json_option, requests_option
-from ckpttools.cli.output import labelled, print_json, show, width
+from ckpttools.cli.output import labelled, print_report, width
 from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json:
     if not words:
         raise click.UsageError("No run is described: name a configuration or settings, as in the example.")
     found = find(*words, maxtext=maxtext, requests=requests)
-    if as_json:
-        print_json(found)
-    else:
-        show(_lines(found))
+    print_report(found, _lines(found), as_json=as_json)
     if not found.loads:
         click.get_current_context().exit(_NOT_LOADED)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, SIZE, count_option, json_option
-from ckpttools.cli.output import print_json, say, show
+from ckpttools.cli.output import print_json, print_report, say, show
 from ckpttools.cli.progress import progress_option
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
@@ -101,10 +101,7 @@ def _do_part(
 
     with listening(progress) as observe:
         receipt = run_part(file, part, root=root, observe=observe, **how)
-    if as_json:
-        print_json(receipt)
-    else:
-        show([part_line(receipt)])
+    print_report(receipt, [part_line(receipt)], as_json=as_json)
 
 
 def _is_last(file: PlanFile, root: Relocation) -> bool:
@@ -170,7 +167,4 @@ def _show_status(file: PlanFile, root: Relocation, as_json: bool) -> None:
     from ckpttools.cli.parts_text import status_lines
 
     found = plan_status(file, root=root)
-    if as_json:
-        print_json(found)
-    else:
-        show(list(status_lines(found)))
+    print_report(found, status_lines(found), as_json=as_json)

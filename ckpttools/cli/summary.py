@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, requests_option
-from ckpttools.cli.output import print_json, show, width
+from ckpttools.cli.output import print_report, width
 from ckpttools.core.text import printable
 from ckpttools.stores.place import Place
 
@@ -26,10 +26,7 @@ def summary(path: Place, as_json: bool, requests: int | None) -> None:
     from ckpttools.api.summary import summary as look
 
     found = look(path, requests=requests)
-    if as_json:
-        print_json(found)
-    else:
-        show(_lines(found))
+    print_report(found, _lines(found), as_json=as_json)
 
 
 def _lines(found: Summary) -> Iterator[str]:

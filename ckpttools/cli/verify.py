@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from ckpttools.cli.hash import selection_options
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
-from ckpttools.cli.output import print_json, show
+from ckpttools.cli.output import print_report
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
@@ -82,10 +82,7 @@ def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
 
     with watching(progress) as observe:
         found = compare(path, observe=observe, **options)
-    if as_json:
-        print_json(found)
-    else:
-        show(_lines(found))
+    print_report(found, _lines(found), as_json=as_json)
     if not found.equal:
         click.get_current_context().exit(_DIFFERENT)
 
@@ -109,10 +106,7 @@ def _verify_files(path: Place, as_json: bool, progress: bool, **resources: Any) 
             )
     with watching(progress) as observe:
         found = verify_files(path, observe=observe, **resources)
-    if as_json:
-        print_json(found)
-    else:
-        show(_file_lines(found))
+    print_report(found, _file_lines(found), as_json=as_json)
     if not found.equal:
         context.exit(_DIFFERENT)
 
