@@ -128,6 +128,12 @@ def test_the_readme_leads_to_every_page():
     assert missing == []
 
 
+def test_the_page_on_python_names_every_call():
+    page = (ROOT / "docs" / "python.md").read_text()
+    calls = (name for name in ckpttools.__all__ if not isinstance(getattr(ckpttools, name), type))
+    assert [name for name in calls if not re.search(rf"\b{name}\b", page)] == []
+
+
 def test_the_family_that_the_page_explains_is_the_one_that_there_is():
     from ckpttools.families.registry import families
 
