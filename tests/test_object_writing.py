@@ -199,22 +199,8 @@ class TestInterrupted:
         assert not gcs.server.uploads
 
     def _stopped(self, gcs, at, *words):
-        """Runs a command; from one request that writes on, a bad gateway answers."""
-        left = [at]
-        original = gcs.server.fault
-
-        def fault(method_and_path):
-            if method_and_path.split(" ")[0] in ("PUT", "POST", "DELETE"):
-                left[0] -= 1
-                if left[0] < 0:
-                    return Fault(status=400, body="<Error><Message>no more</Message></Error>")
-            return original(method_and_path)
-
-        gcs.server.fault = fault
-        try:
+        with gcs.server.refusing_writes(after=at):
             return ckpt("convert", *words)
-        finally:
-            del gcs.server.fault
 
     def _walk(self, place):
         return place.walk() if place.exists() else ()

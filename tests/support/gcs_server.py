@@ -151,6 +151,24 @@ class Server:
                 return each
         return None
 
+    @contextmanager
+    def refusing_writes(self, after: int) -> Iterator[None]:
+        """Within it so many requests that write are answered, and each later one is refused."""
+        left, before = [after], self.fault
+
+        def fault(method_and_path: str) -> Fault | None:
+            if method_and_path.split(" ")[0] in ("PUT", "POST", "DELETE"):
+                left[0] -= 1
+                if left[0] < 0:
+                    return Fault(status=400, body="<Error><Message>no more</Message></Error>")
+            return before(method_and_path)
+
+        self.fault = fault  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del self.fault
+
 
 class _Handler(BaseHTTPRequestHandler):
     owner: Server
