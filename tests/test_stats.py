@@ -471,7 +471,7 @@ STATS = """
 import json, sys
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.stats import inspect_stats
-from ckpttools.run.memory import peak_bytes
+from ckpttools.core.resident import peak_bytes
 from pathlib import Path
 report = inspect_stats(open_tree(Path(sys.argv[1])), memory=int(sys.argv[2]), jobs=2, histograms=True)
 print(json.dumps({"peak": peak_bytes(), "zeros": sum(each.statistics.zeros for each in report.arrays)}))

@@ -13,8 +13,8 @@ import click
 
 from ckpttools.cli.units import disk, duration, memory
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.resident import current_bytes
 from ckpttools.run.events import Event, Fetching, Observer, Publishing, Started, TaskDone
-from ckpttools.run.memory import current_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -15,8 +15,8 @@ from ckpttools.copying.room import CopyRoom
 from ckpttools.copying.selection import CopySelection
 from ckpttools.copying.target import CopyTarget
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.resident import peak_bytes
 from ckpttools.core.text import plural, some
-from ckpttools.run.memory import peak_bytes
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place

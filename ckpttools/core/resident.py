@@ -1,30 +1,48 @@
-"""Resident memory and threads of this process now, as the kernel counts them."""
+"""Memory and threads of this process, as the kernel counts them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _STATUS, _SHARES = Path("/proc/self/status"), Path("/proc/self/smaps_rollup")
+_SYSTEM = Path("/proc/meminfo")
 
 
 def current_bytes() -> int | None:
-    """Resident size now (`VmRSS`), or None where there is no /proc."""
-    return kernel_field(_STATUS, "VmRSS:")
+    """Resident size now (`VmRSS`), or None where there is no /proc, as for all here."""
+    return _bytes(_STATUS, "VmRSS:")
 
 
 def own_bytes() -> int | None:
-    """What of it no other process has, such as the one that forked this; None as `current_bytes`."""
-    return kernel_field(_SHARES, "Private_Dirty:")
+    """What of it no other process has, such as the one that forked this."""
+    return _bytes(_SHARES, "Private_Dirty:")
+
+
+def peak_bytes(forked: int = 0) -> int | None:
+    """Highest resident size since the process began (`VmHWM`).
+
+    Not `ru_maxrss`: that is inherited from the process that started this one.
+
+    Args:
+        forked: bytes that processes had for themselves which this one has forked, to be added.
+    """
+    own = _bytes(_STATUS, "VmHWM:")
+    return None if own is None else own + forked
+
+
+def available_bytes() -> int | None:
+    """What the system would give to processes (`MemAvailable`)."""
+    return _bytes(_SYSTEM, "MemAvailable:")
 
 
 def threads() -> int | None:
-    """How many threads this process has, those of libraries included; None where there is no /proc."""
+    """How many threads this process has, those of libraries included."""
     found = _field(_STATUS, "Threads:")
     return None if found is None else int(found[0])
 
 
-def kernel_field(file: Path, name: str) -> int | None:
-    """Bytes that a line of a file in /proc gives in kB; None where there is none."""
+def _bytes(file: Path, name: str) -> int | None:
+    """Bytes that a line of a file in /proc gives in kB."""
     found = _field(file, name)
     return None if found is None else int(found[0]) * 1024
 

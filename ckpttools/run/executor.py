@@ -10,6 +10,7 @@ from functools import partial
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError, UsageError
+from ckpttools.core.resident import peak_bytes
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import errors_of, without_errors
@@ -20,7 +21,6 @@ from ckpttools.run.events import Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.linking import link_files
-from ckpttools.run.memory import peak_bytes
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Purpose, Staging, TellsPublished, Work, staging_of

@@ -9,13 +9,13 @@ from dataclasses import field
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError
+from ckpttools.core.resident import peak_bytes
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.run.doing import DoesTasks
 from ckpttools.run.entries import FinishedTask, kept, left_of
 from ckpttools.run.events import Observer, Started
 from ckpttools.run.execution import Execution
-from ckpttools.run.memory import peak_bytes
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place

@@ -12,9 +12,9 @@ from dataclasses import field
 from ckpttools.core.budget import size_text
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
+from ckpttools.core.resident import available_bytes
 from ckpttools.core.wording import option
 from ckpttools.run.events import Receipt
-from ckpttools.run.memory import available_bytes
 from ckpttools.sharding.save_shards import Abstract, ShardHolder
 from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.place import Place

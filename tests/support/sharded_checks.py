@@ -35,9 +35,9 @@ from ckpttools.core.errors import (
     UncutArraysWarning,
     UsageError,
 )
+from ckpttools.core.resident import current_bytes, peak_bytes
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
-from ckpttools.run.memory import current_bytes, peak_bytes
 from ckpttools.testing.strategies import stored
 from support.eight_devices import CHECKS as CHECKS
 from support.eight_devices import MESHES, bits, by_path, check, counted, fitting, mesh_of, nest, same
