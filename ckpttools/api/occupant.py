@@ -15,7 +15,7 @@ from ckpttools.core.errors import (
     listing,
 )
 from ckpttools.core.step_warnings import unwarned
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import first_of, in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.formats.base import Writer, WritesSteps
 from ckpttools.formats.interrupted import begun_in, next_step
@@ -53,10 +53,9 @@ def check_replaceable(destination: Place, tree: Tree, writer: Writer) -> None:
     found = strangers_in(destination, old, writer) - {PLAN_MARK, *_made_by(writer)}
     strangers = sorted(name for name in found if not is_of_repository(destination, name))
     if strangers:
-        more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
         raise _refused(
             destination,
-            f"holds files that are not part of the checkpoint: {', '.join(strangers[:_SHOWN])}{more}",
+            f"holds files that are not part of the checkpoint: {first_of(strangers, _SHOWN)}",
             "one checkpoint, laid out as this command writes it, and nothing else",
         )
     optimizer = view_of(old).optimizer

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ckpttools.api.standing import PartStatus, PlanStatus
 from ckpttools.cli.units import disk, duration
-from ckpttools.core.text import plural
+from ckpttools.core.text import first_of, plural
 from ckpttools.run.entries import stretches
 from ckpttools.run.parts import PartReceipt
 
@@ -82,8 +82,7 @@ def _stretches(numbers: Sequence[tuple[int, int]], of: str = "") -> str:
     spelled = [
         f"{first}{of} to {stop - 1}{of}" if stop > first + 1 else f"{first}{of}" for first, stop in numbers
     ]
-    more = f" and {len(spelled) - _MOST_STRETCHES} more" if len(spelled) > _MOST_STRETCHES else ""
-    return f"{', '.join(spelled[:_MOST_STRETCHES])}{more}"
+    return first_of(spelled, _MOST_STRETCHES)
 
 
 def _part(each: PartStatus) -> str:

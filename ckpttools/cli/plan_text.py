@@ -10,7 +10,7 @@ from ckpttools.api.plan_report import PlanReport
 from ckpttools.cli.output import labelled, prose_width, say, show
 from ckpttools.cli.units import count, disk, exact, memory
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import plural
+from ckpttools.core.text import first_of, plural
 from ckpttools.run.events import Receipt
 from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse
@@ -161,7 +161,7 @@ def _subject(said: Sequence[str]) -> str:
     """What a line is about: rows by the first of them, numbers of arrays by their sum."""
     numbers = [int(found[1].replace(",", "")) for each in said if (found := _NUMBER.fullmatch(each))]
     rows = [each for each in said if not _NUMBER.fullmatch(each)]
-    first = [f"{rows[0]} and {len(rows) - 1} more" if len(rows) > 1 else rows[0]] if rows else []
+    first = [first_of(rows)] if rows else []
     return " and ".join([*first, *([plural(sum(numbers), "array")] if numbers else [])])
 
 

@@ -11,7 +11,7 @@ import click
 from ckpttools.adapters.described import AdapterReport
 from ckpttools.cli.output import labelled
 from ckpttools.cli.units import count, disk
-from ckpttools.core.text import plural, printable
+from ckpttools.core.text import first_of, plural, printable
 from ckpttools.formats.adapters import LORA
 from ckpttools.formats.origin import SOURCE
 from ckpttools.inspect.quantization import Quantization
@@ -103,18 +103,13 @@ def _families(guesses: Sequence[FamilyGuess]) -> str:
     names = " or ".join(guess.name for guess in guesses) + (" (config.json)" if best.named else "")
     if not (best.missing or best.others):
         return f"{names}, all {best.wanted} names"
-    missing = f"missing {_first_of(best.missing)}" if best.missing else None
+    missing = f"missing {printable(first_of(best.missing))}" if best.missing else None
     others = None
     if best.others:
-        others = f"{plural(best.num_others, 'array')} of other names: {_first_of(best.others)}"
+        others = f"{plural(best.num_others, 'array')} of other names: {printable(first_of(best.others))}"
     found = f"{best.matched} of {best.wanted} names"
     likely = names if best.named else f"perhaps {names}"
     return _joined(likely, found, missing, others)
-
-
-def _first_of(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{printable(names[0])}{more}"
 
 
 def _parameters(report: TreeReport) -> str:

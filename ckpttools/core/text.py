@@ -59,6 +59,12 @@ def some(names: Iterable[str], most: int = 3) -> str:
     return ", ".join([*folds[:most], *["…"] * (len(folds) > most)])
 
 
+def first_of(names: Sequence[str], most: int = 1) -> str:
+    """The first of the names as they are, and how many more there are: "a, b and 3 more"; "" for none."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def type_text(dtype: object, shape: Iterable[object]) -> str:
     """An array without its values: `bfloat16[4096,14336]`, as JAX writes it."""
     return f"{dtype}[{','.join(map(str, shape))}]"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ckpttools.array.tree import Path, dotted
 from ckpttools.core.notes import Notes
+from ckpttools.core.text import first_of
 
 _MOST_NAMED = 5
 
@@ -14,6 +15,5 @@ def left_out(others: Mapping[Path, str]) -> Notes:
     """What is said of objects that are neither arrays nor numbers nor texts: path -> what it is."""
     if not others:
         return Notes()
-    named = [f"{dotted(path)} ({kind})" for path, kind in list(others.items())[:_MOST_NAMED]]
-    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    return Notes(remarks=(f"left out, as they are neither tensors nor numbers: {', '.join(named)}{more}",))
+    named = first_of([f"{dotted(path)} ({kind})" for path, kind in others.items()], _MOST_NAMED)
+    return Notes(remarks=(f"left out, as they are neither tensors nor numbers: {named}",))

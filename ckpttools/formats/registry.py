@@ -17,6 +17,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, UsageError, list
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import load_group
+from ckpttools.core.text import first_of
 from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import (
@@ -267,8 +268,7 @@ def _instead(path: Place) -> str:
     found = _found_below(path)
     if not found:
         return _nothing_below(path)
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return f"name what lies in it: {', '.join(quote(str(each)) for each in found[:_MOST_NAMED])}{more}"
+    return f"name what lies in it: {first_of([quote(str(each)) for each in found], _MOST_NAMED)}"
 
 
 def _found_below(path: Place) -> list[Place]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
-from ckpttools.core.text import array_count
+from ckpttools.core.text import array_count, first_of
 from ckpttools.core.wording import option, quoted
 from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import ADAPTER, refuse_adapter, wrapped_weights
@@ -140,16 +140,11 @@ def _without_config(tree: Tree) -> CheckpointError:
     return FormatError(
         "this is an Orbax checkpoint, whose names are neither Hugging Face's nor MaxText's",
         place=place,
-        got=_first_names(tree),
+        got=first_of([dotted(path) for path in tree.arrays], 3),
         wanted="the names of a model that `ckpt families` lists",
         hint=f"ckpt inspect tree {_quoted(tree)} shows all of them; "
         f"ckpt convert to-safetensors {_quoted(tree)} DST writes it with the names that it has",
     )
-
-
-def _first_names(tree: Tree) -> str:
-    names = [dotted(path) for path in tree.arrays]
-    return f"{', '.join(names[:3])}{f' and {len(names) - 3:,} more' if len(names) > 3 else ''}"
 
 
 def _quoted(tree: Tree) -> str:

@@ -27,6 +27,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
+from ckpttools.core.text import first_of
 from ckpttools.core.wording import step
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, LockedError, Purpose, Record
@@ -222,8 +223,7 @@ def prepared(
 
 def named(members: Iterable[Member]) -> str:
     """Those that are at work, in a line; "" if nobody is."""
-    found = [f"part {each.share.name}: {each.process}" for each in members if each.is_alive]
-    return f"{found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}" if found else ""
+    return first_of([f"part {each.share.name}: {each.process}" for each in members if each.is_alive])
 
 
 def this_process() -> str:

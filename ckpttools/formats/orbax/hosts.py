@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from shlex import quote
 
 from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.text import first_of
 from ckpttools.formats.orbax.index import PROCESSES, processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.steps import Step, directories, is_item
@@ -78,7 +79,6 @@ def not_together(path: Place, hosts: Mapping[Place, list[Place]], lacking: str =
         lacking: lines that say what is missing.
     """
     names = [host.name for host in hosts]
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     hint = f"`ckpt assemble {quote(str(path))} --list` says which hosts would bring it"
     others = [each for each in directories(path) if each not in hosts]
     if others:
@@ -89,7 +89,7 @@ def not_together(path: Place, hosts: Mapping[Place, list[Place]], lacking: str =
         "this holds what several hosts kept for themselves, each a part of one checkpoint, and no step is "
         f"complete{lacking}",
         place=path,
-        got=f"directories of hosts: {', '.join(names[:_MOST_NAMED])}{more}",
+        got=f"directories of hosts: {first_of(names, _MOST_NAMED)}",
         wanted="the directories of enough hosts to have every chunk of a step",
         hint=hint,
     )
@@ -109,8 +109,7 @@ def where_chunks_may_be(item: Place, may_be_old: bool) -> str:
     """
     if is_part_of_a_host(item):
         others = [quote(str(place)) for place in other_hosts(item)]
-        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-        where = f": {', '.join(others[:_MOST_NAMED])}{more}" if others else ""
+        where = f": {first_of(others, _MOST_NAMED)}" if others else ""
         told = (
             "this is what one host kept for itself, the rest is in the directories of the other hosts"
             f"{where}; `ckpt assemble HOST… DST` makes one checkpoint of them"

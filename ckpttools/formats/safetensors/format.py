@@ -16,6 +16,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option
+from ckpttools.core.text import first_of
 from ckpttools.formats import flat
 from ckpttools.formats.adapters import WEIGHTS_STEM
 from ckpttools.formats.base import ReadOptions, Target, Writer
@@ -157,8 +158,7 @@ def _of_others(directory: Place, found: WeightsLocation) -> Notes:
     if not others:
         return Notes()
     read = f"what {found.index} names" if found.index is not None else found.files[0]
-    more = f" and {len(others) - 1} more" if others[1:] else ""
-    return Notes(remarks=(f"of the files of weights here {read} is read, not {others[0]}{more}",))
+    return Notes(remarks=(f"of the files of weights here {read} is read, not {first_of(others)}",))
 
 
 def _stitched(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:

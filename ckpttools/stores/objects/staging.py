@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
+from ckpttools.core.text import first_of
 from ckpttools.core.wording import again, option
 from ckpttools.stores.abilities import KeepsUploads
 from ckpttools.stores.at_once import in_threads, writes_at_once
@@ -143,7 +144,7 @@ class ObjectStaging:
             raise LockedError(
                 "other processes are writing this checkpoint, each a part of it",
                 place=self.place,
-                got=f"{found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}",
+                got=first_of(found),
                 hint=f"wait until they are done: {who_does_what()} tells of them; what is gone counts "
                 f"for {EXPIRED_SECONDS:.0f} s",
             )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
+from ckpttools.core.text import first_of
 from ckpttools.core.wording import option
 from ckpttools.stores.objects.pending import PendingFiles
 from ckpttools.stores.place import Place
@@ -84,7 +85,7 @@ class HubStaging:
             if not self.overwrite:
                 raise DestinationExistsError(
                     f"{self.repository.place} has files already",
-                    got=", ".join(there[:3]) + (f" and {len(there) - 3} more" if len(there) > 3 else ""),
+                    got=first_of(there, 3),
                     wanted="a repository without any, or a new one",
                     hint="choose another destination, or allow their replacement with "
                     f"{option('overwrite', True)}: what they were remains in the history",
