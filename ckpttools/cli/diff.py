@@ -21,12 +21,10 @@ from ckpttools.cli.options import (
     resource_options,
     together,
 )
-from ckpttools.cli.output import print_json
+from ckpttools.cli.output import end_as_different, print_json
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.wording import padding_rows_option
 from ckpttools.stores.place import Place
-
-_DIFFERENT = 1
 
 
 def _no_nan(context: click.Context, option: click.Parameter, value: float) -> float:
@@ -113,7 +111,7 @@ def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: 
     else:
         print_diff(report)
     if not report.equal:
-        click.get_current_context().exit(_DIFFERENT)
+        end_as_different()
 
 
 def _plain(value: Any) -> Any:

@@ -17,14 +17,12 @@ from ckpttools.cli.options import (
     requests_option,
     together,
 )
-from ckpttools.cli.output import fields_of, print_json
+from ckpttools.cli.output import end_as_different, fields_of, print_json
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
     from ckpttools.inspect.folding import Branch
     from ckpttools.inspect.tree import TreeReport
-
-_DIFFERENT = 1
 
 
 _view_options = together(
@@ -89,7 +87,7 @@ def tree(path: Place, depth: int | None, flat: bool, as_json: bool, **options: A
     else:
         _print(report, flat, folded)
     if report.comparison and not report.comparison.is_same:
-        click.get_current_context().exit(_DIFFERENT)
+        end_as_different()
 
 
 def _print_json(report: TreeReport, folded: Callable[[], Sequence[Branch]]) -> None:

@@ -11,7 +11,7 @@ import click
 from ckpttools.cli.maxtext_options import like_option, maxtext_option
 from ckpttools.cli.models import family_option
 from ckpttools.cli.options import MODEL, json_option, requests_option, step_option
-from ckpttools.cli.output import labelled, print_json, say, show, width
+from ckpttools.cli.output import end_as_different, labelled, print_json, say, show, width
 from ckpttools.core.errors import near_names
 from ckpttools.core.text import printable
 from ckpttools.stores.place import Place
@@ -19,7 +19,6 @@ from ckpttools.stores.place import Place
 if TYPE_CHECKING:
     from ckpttools.maxtext.config.report import Contradiction, MaxTextConfig, Mistake
 
-_CONTRADICTED = 1
 _COLUMN = 12
 _PROGRAMS = {"train": "maxtext.trainers.pre_train.train", "decode": "maxtext.inference.decode"}
 _ASKED = {"train": ("run_name=NAME", "base_output_directory=DIR"), "decode": ("run_name=NAME",)}
@@ -102,7 +101,7 @@ def maxtext_config(
     if not as_json and (remarks := [*_remarks(found)]):
         say(*remarks)
     if found.contradictions or found.mistakes:
-        click.get_current_context().exit(_CONTRADICTED)
+        end_as_different()
 
 
 def _settings(found: MaxTextConfig, form: str, command: str | None) -> Iterator[str]:

@@ -39,6 +39,11 @@ def print_report(report: object, lines: Iterable[str], *, as_json: bool) -> None
         show(lines)
 
 
+def end_as_different() -> None:
+    """Ends the command with exit code 1: what was looked at is not what it should be."""
+    click.get_current_context().exit(1)
+
+
 def fields_of(value: DataclassInstance) -> dict[str, Any]:
     """The fields of a dataclass by name."""
     # Not `asdict`, which copies deeply: ten thousand arrays take it a third of a second.

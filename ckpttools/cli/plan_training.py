@@ -17,7 +17,7 @@ from ckpttools.cli.options import (
     read_options,
     together,
 )
-from ckpttools.cli.output import labelled, print_json, prose_width, say, show
+from ckpttools.cli.output import end_as_different, labelled, print_json, prose_width, say, show
 from ckpttools.cli.units import count, disk, exact
 from ckpttools.core.text import plural, printable
 from ckpttools.maxtext.planning.commands import MODES
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ckpttools.maxtext.planning.report import TrainingPlan
 
 _LABEL = 12
-# MaxText would refuse the settings.
-_REFUSED = 1
 
 
 def _time_option(flag: str, help: str) -> Any:
@@ -118,7 +116,7 @@ def plan_training(as_json: bool, **options: Any) -> None:
         for label, text in remarks:
             say(*_row(label, printable(text)))
     if made.refusals:
-        click.get_current_context().exit(_REFUSED)
+        end_as_different()
 
 
 def _lines(made: TrainingPlan) -> Iterator[str]:

@@ -10,13 +10,12 @@ import click
 
 from ckpttools.cli.maxtext_options import maxtext_option
 from ckpttools.cli.options import json_option, requests_option
-from ckpttools.cli.output import labelled, print_report, width
+from ckpttools.cli.output import end_as_different, labelled, print_report, width
 from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
     from ckpttools.maxtext.loading.report import Resolution, RunSetting
 
-_NOT_LOADED = 1
 _COLUMN = 11
 _COLOURS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "yellow"}
 
@@ -54,7 +53,7 @@ def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json:
     found = find(*words, maxtext=maxtext, requests=requests)
     print_report(found, _lines(found), as_json=as_json)
     if not found.loads:
-        click.get_current_context().exit(_NOT_LOADED)
+        end_as_different()
 
 
 def _lines(found: Resolution) -> Iterator[str]:

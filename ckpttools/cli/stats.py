@@ -7,11 +7,10 @@ from typing import Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_options, resource_options
-from ckpttools.cli.output import print_json
+from ckpttools.cli.output import end_as_different, print_json
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.stores.place import Place
 
-_FOUND = 1
 _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
 
@@ -55,4 +54,4 @@ def stats(path: Place, as_json: bool, find_nan: bool, progress: bool, **options:
     else:
         (print_bad if find_nan else print_stats)(report)
     if find_nan and not report.finite:
-        click.get_current_context().exit(_FOUND)
+        end_as_different()

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from ckpttools.cli.hash import selection_options
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
-from ckpttools.cli.output import print_report
+from ckpttools.cli.output import end_as_different, print_report
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ckpttools.api.verification import Verification
     from ckpttools.digest.differences import Difference, Reason
 
-_DIFFERENT = 1
 _MOST_LINES = 20
 # What `Difference.reason` is called after a number of arrays; also the order in which they are listed.
 _REASONS: dict[Reason, str] = {
@@ -84,7 +83,7 @@ def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
         found = compare(path, observe=observe, **options)
     print_report(found, _lines(found), as_json=as_json)
     if not found.equal:
-        click.get_current_context().exit(_DIFFERENT)
+        end_as_different()
 
 
 # What is said of arrays means nothing to who compares files.
@@ -108,7 +107,7 @@ def _verify_files(path: Place, as_json: bool, progress: bool, **resources: Any) 
         found = verify_files(path, observe=observe, **resources)
     print_report(found, _file_lines(found), as_json=as_json)
     if not found.equal:
-        context.exit(_DIFFERENT)
+        end_as_different()
 
 
 def _file_lines(found: FileVerification) -> Iterator[str]:
