@@ -1,5 +1,8 @@
 """One zygote, one place and one set of sources for all tests of this directory."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from crash.runner import runner
@@ -8,11 +11,14 @@ from crash.verdict import Case
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("crash")
-    with runner(directory / "root", directory / "notes") as made:
-        make_sources(made)
-        yield made
+def commands():
+    """In memory where there is such a place: what a disk would hold is worked out, not looked at."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="crash-", dir=memory if memory.is_dir() else None) as name:
+        directory = Path(name)
+        with runner(directory / "root", directory / "notes") as made:
+            make_sources(made)
+            yield made
 
 
 @pytest.fixture(scope="session")
