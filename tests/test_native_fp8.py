@@ -468,6 +468,22 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="leave")
 
 
+def test_a_plan_in_a_file_has_scales_that_are_looked_at(tmp_path):
+    """Also those that a row multiplies; no part plans again."""
+    source, here, back = quantised(tmp_path / "hf"), tmp_path / "native", tmp_path / "back"
+    for number, command in enumerate(
+        (
+            ("convert", "hf-to-maxtext", source, here, "--quantized", "keep"),
+            ("convert", "maxtext-to-hf", here, back),
+        )
+    ):
+        plan = tmp_path / str(number)
+        assert "each part plans again" not in run("plan", "-o", plan, *command)
+        run("run", plan, "--part", "0/1")
+        run("run", plan, "--publish")
+    assert arrays(back) == arrays(source)
+
+
 def test_scales_go_where_their_kernels_go(tmp_path):
     source = quantised(tmp_path / "hf")
     for scan in (True, False):

@@ -19,7 +19,7 @@ ENCODED = (
     *CODECS,
 )
 # What stands for a value that JSON does not have.
-DTYPE, BYTES, TUPLE, SOURCE, LINE = "dtype", "bytes", "tuple", "source", "line"
+DTYPE, BYTES, TUPLE, SOURCE, LINE, OP = "dtype", "bytes", "tuple", "source", "line", "op"
 
 
 class NotInLinesError(Exception):
@@ -71,7 +71,8 @@ def json_of(value: object) -> object:
             return value
         case tuple():
             return {TUPLE: [json_of(each) for each in value]}
-    raise NotInLinesError(f"{value!r:.80}")
+    # An op may be made of others.
+    return {OP: said_of(value, OPS)}
 
 
 def of_json(value: Any) -> object:
@@ -83,6 +84,8 @@ def of_json(value: Any) -> object:
             return bytes.fromhex(text)
         case {"tuple": values}:
             return tuple(map(of_json, values))
+        case {"op": said}:
+            return made_of(said, OPS)
         case dict() | list():
             raise ValueError(f"{value!r:.80} is no value")
     return value
