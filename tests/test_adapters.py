@@ -788,3 +788,27 @@ def test_settings_that_nobody_knows_are_told(tmp_path):
     assert "not known here" not in "".join(remarks(case) for case in CASES)
     told = remarks("plain", use_later_kind=True, other_kind=False)
     assert "adapter_config.json says use_later_kind, which is not known here" in told
+
+
+def test_a_head_that_is_kept_tied_to_its_table(tmp_path):
+    """`ensure_weight_tying` of PEFT: the head's factors are the table's, transposed."""
+    write_llama(tmp_path / "base", tie_word_embeddings=True, dtype="float32")
+    random = np.random.default_rng(3)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    said = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "ensure_weight_tying": True}
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    a, b = (random.normal(0, 1, shape).astype("f4") for shape in ((2, 256), (64, 2)))
+    above, head = "base_model.model.model.embed_tokens", "base_model.model.lm_head"
+    table = {f"{above}.lora_embedding_A": a, f"{above}.lora_embedding_B": b}
+    tied = {f"{head}.lora_A.weight": b.T.copy(), f"{head}.lora_B.weight": a.T.copy()}
+    for name, arrays in [("table", table), ("tied", {**table, **tied})]:
+        save_file(arrays, adapter / "adapter_model.safetensors")
+        ckpttools.merge_adapter(tmp_path / "base", tmp_path / name, adapter=adapter)
+    assert_near(numbers(tmp_path / "tied"), numbers(tmp_path / "table"), ulps=0)
+    assert ckpttools.inspect(adapter, against=tmp_path / "base").comparison.is_same
+    save_file(
+        {**table, **{name: array * 2 for name, array in tied.items()}}, adapter / "adapter_model.safetensors"
+    )
+    with pytest.raises(FormatError, match="output head, which is the table"):
+        ckpttools.merge_adapter.plan(tmp_path / "base", tmp_path / "no", adapter=adapter)

@@ -10,6 +10,7 @@ from ckpttools.adapters.bases import Base, not_of_base
 from ckpttools.adapters.config import listed_names
 from ckpttools.adapters.experts import single_experts
 from ckpttools.adapters.factors import Adapter, FactorPair, same_bits
+from ckpttools.array.nodes import swapped
 from ckpttools.core.errors import FormatError, listing
 
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
@@ -47,21 +48,38 @@ def as_saved(base: Base, adapter: Adapter) -> Adapter:
     Raises:
         FormatError: the base has another number of experts.
     """
-    factors = tuple(each for factor in adapter.factors for each in _apart(base, factor))
-    return replace(_without_tied_head(base, adapter), factors=factors)
+    adapter = _without_tied_head(base, adapter)
+    return replace(
+        adapter, factors=tuple(each for factor in adapter.factors for each in _apart(base, factor))
+    )
 
 
 def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
     """An adapter of a tied model without the output head, where that is the table that it has as well.
 
-    PEFT saves both where it is told to save embeddings, or the vocabulary was resized.
+    PEFT saves both where it is told to save embeddings, the vocabulary was resized, or it keeps them tied.
     """
-    head = adapter.replaced.get(HEAD)
-    if head is None or base.named(HEAD) is not None:
+    if base.named(HEAD) is not None:
         return adapter
-    rest = {name: array for name, array in adapter.replaced.items() if name != HEAD}
-    is_table = any(name.endswith(_TABLES) and same_bits(head, array) for name, array in rest.items())
-    return replace(adapter, replaced=rest) if is_table else adapter
+    tables = [each for each in adapter.factors if each.name.endswith(_TABLES)]
+    factors = [each for each in adapter.factors if not any(_is_again(each, table) for table in tables)]
+    whole = {name: array for name, array in adapter.replaced.items() if name.endswith(_TABLES)}
+    replaced = {
+        name: array
+        for name, array in adapter.replaced.items()
+        if name != HEAD or not any(same_bits(array, table) for table in whole.values())
+    }
+    return replace(adapter, factors=tuple(factors), replaced=replaced)
+
+
+def _is_again(factor: FactorPair, table: FactorPair) -> bool:
+    """Whether the factors of an output head are those of a table of embeddings, each the other transposed."""
+    return (
+        (factor.name, factor.kind, table.kind) == (HEAD, "linear", "embedding")
+        and (factor.scale, factor.magnitude, table.magnitude) == (table.scale, None, None)
+        and same_bits(factor.a, swapped(table.b))
+        and same_bits(factor.b, swapped(table.a))
+    )
 
 
 def without_copied_head(model: Base, other: Base) -> Base:
