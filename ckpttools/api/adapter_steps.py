@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from shlex import quote
+from typing import TYPE_CHECKING
 
-from ckpttools.adapters.described import AdapterReport
 from ckpttools.array.tree import Tree
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.maxtext.layout import PARAMS, VALUE
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
+
+if TYPE_CHECKING:
+    from ckpttools.adapters.described import AdapterReport
 
 # What MaxText has a place for beside factors of linear layers.
 _KNOWN_TO_MAXTEXT = {"rslora"}
