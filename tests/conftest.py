@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 WAITING = ("test_durability.py", "test_run.py")
 # By the seconds they take: what is begun first does not end last, alone on one of two cores.
 LONG = (
-    "test_crash_states.py",
+    "test_crash_states.py",  # and with it all of that directory
     "test_eight_devices.py",
     "test_object_writing.py",
     "test_family_check.py",
@@ -36,7 +36,6 @@ LONG = (
     "test_store_matrix.py",
     "test_round_trips.py",
     "test_memory.py",
-    "test_recoveries.py",
     "test_prune.py",
     "test_references.py",
     "test_conversion_pairs.py",
@@ -52,6 +51,12 @@ LONG = (
     "test_stopping.py",
     "test_diff.py",
     "test_staging.py",
+    "test_zarr3.py",
+    "test_worker_processes.py",
+    "test_orbax_loads.py",
+    "test_dequantizing_models.py",
+    "test_towers.py",
+    "test_doctor.py",
     "test_in_memory.py",
     "test_explain.py",
     "test_silent.py",
@@ -59,6 +64,16 @@ LONG = (
     "test_shared_save.py",
     "test_exit_codes.py",
     "test_destination.py",
+    "test_align.py",
+    "test_mutation.py",
+    "test_scanning.py",
+    "test_roles.py",
+    "test_ocdbt.py",
+    "test_native_fp8.py",
+    "test_assemble.py",
+    "test_scan.py",
+    "test_strip.py",
+    "test_resolve.py",
     "test_family_file.py",
 )
 
