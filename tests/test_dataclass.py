@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -94,6 +96,30 @@ def test_classes_of_both_decorators_inherit_from_each_other(above: Any, below: A
     assert repr(made(below, [{}], {"frozen": True}, made_above)(1, 2)) == "Made(o0=1, M0=2)"
     with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
         made(below, [{}], {"frozen": False}, made_above)
+
+
+# The standard library's with slots fails in CPython 3.11: its `super()` is of the class without them.
+@pytest.mark.parametrize(
+    ("decorator", "slots"), [(dataclass, True), (dataclass, False), (dataclasses.dataclass, False)]
+)
+def test_a_plain_class_below_a_frozen_one_has_attributes_of_its_own(decorator: Any, slots: bool) -> None:
+    above = made(decorator, [{}], {"frozen": True, "slots": slots})
+    below = type("Below", (above,), {})(1)
+    below.more = 2
+    assert (below.o0, below.more) == (1, 2)
+    del below.more
+    for refused in (lambda: setattr(below, "o0", 3), lambda: delattr(below, "o0")):
+        with pytest.raises(dataclasses.FrozenInstanceError, match="field 'o0'"):
+            refused()
+
+
+def test_methods_are_compiled_when_the_module_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gone", ModuleType("gone"))
+    body = {"__annotations__": {"x": "int"}, "__doc__": "", "__module__": "gone"}
+    cls = dataclass(frozen=True)(type("Homeless", (), body))
+    monkeypatch.delitem(sys.modules, "gone")
+    assert repr(cls(3)) == "Homeless(x=3)"
+    assert cls(3) == cls(3) and hash(cls(3)) == hash(cls(3))
 
 
 @dataclass(frozen=True, slots=True)

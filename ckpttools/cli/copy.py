@@ -66,7 +66,8 @@ def copy(
 
     prepared = copy_checkpoint.plan(source, destination, command=command_line(), **options)
     if dry_run:
-        _print(prepared.report, as_json, [*_lines(prepared.report), "", "Dry run: nothing was written."])
+        lines = [*_lines(prepared.report), "", "Dry run: nothing was written."]
+        print_report(prepared.report, lines, as_json=as_json)
         prepared.check()
         return
     prepared.check()
@@ -74,11 +75,7 @@ def copy(
         say(line)
     with watching(progress) as observe:
         report = prepared.run(observe)
-    _print(report, as_json, [*_lines(report), _closing(report)])
-
-
-def _print(report: CopyReport, as_json: bool, lines: list[str]) -> None:
-    print_report(report, lines, as_json=as_json)
+    print_report(report, [*_lines(report), _closing(report)], as_json=as_json)
 
 
 def _notes(report: CopyReport) -> Iterator[str]:

@@ -11,14 +11,14 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
 
     def dataclass(cls: type | None = None, /, **options: bool) -> Any:
-        """A decorator as `dataclasses.dataclass`, with the options frozen, eq, repr and slots."""
+        """A decorator as `dataclasses.dataclass`, with the options frozen, eq, repr and slots; no `InitVar`."""
         return partial(_made, **options) if cls is None else _made(cls, **options)
 
 
@@ -47,7 +47,7 @@ def _methods(made: type, frozen: bool, eq: bool, repr: bool, slots: bool) -> dic
     if eq and not frozen:
         methods["__hash__"] = None
     if frozen:
-        methods |= {"__setattr__": _refuse_assigning, "__delattr__": _refuse_deleting}
+        methods |= _refusing(made)
     if frozen and slots:
         methods |= {"__getstate__": _state, "__setstate__": _set_state}
     return methods
@@ -91,7 +91,9 @@ def _init(home: type, frozen: bool, slots: bool) -> Callable[..., None]:
     lines = [f"def __make__({', '.join(names)}):", f" def __init__({', '.join(head)}):"]
     lines += [f"  {line}" for line in body or ["pass"]]
     local: dict[str, Any] = {}
-    exec("\n".join([*lines, " return __init__"]), vars(sys.modules[home.__module__]), local)
+    # What is asked for late may be of a module that is gone.
+    around = getattr(sys.modules.get(home.__module__), "__dict__", {})
+    exec("\n".join([*lines, " return __init__"]), around, local)
     init: Callable[..., None] = local["__make__"](**names)
     init.__annotations__ = {each.name: each.type for each in passed} | {"return": None}
     return init
@@ -131,9 +133,9 @@ _UNMADE = _Unmade()
 def _like_theirs(home: type, name: str) -> Callable[..., Any]:
     """The method that the standard library makes for a class with the same fields."""
     fields = dataclasses.fields(home)
-    members = {"__annotations__": {each.name: each.type for each in fields}, **dict(map(_member, fields))}
+    members = {"__annotations__": {each.name: object for each in fields}, **dict(map(_member, fields))}
     twin: type = dataclasses.dataclass(
-        type(home.__name__, (), {"__doc__": "", "__module__": home.__module__, **members}),
+        type(home.__name__, (), {"__doc__": "", **members}),
         init=False,
         repr=name == "__repr__",
         eq=name != "__repr__",
@@ -151,12 +153,21 @@ def _member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
     return each.name, dataclasses.field(**known)
 
 
-def _refuse_assigning(self: object, name: str, value: object) -> NoReturn:
-    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+def _refusing(home: type) -> dict[str, object]:
+    """What a frozen class refuses; a class below it that is no dataclass may have attributes of its own."""
+    names = frozenset(each.name for each in dataclasses.fields(home))
 
+    def assign(self: object, name: str, value: object) -> None:
+        if type(self) is home or name in names:
+            raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+        super(home, self).__setattr__(name, value)
 
-def _refuse_deleting(self: object, name: str) -> NoReturn:
-    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+    def delete(self: object, name: str) -> None:
+        if type(self) is home or name in names:
+            raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+        super(home, self).__delattr__(name)
+
+    return {"__setattr__": assign, "__delattr__": delete}
 
 
 def _state(self: Any) -> list[Any]:

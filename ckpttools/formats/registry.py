@@ -234,7 +234,7 @@ def writer_for(
     name = format or tree.metadata.format
     found = None if name is None else format_named(name)
     if not isinstance(found, Writable):
-        cannot = f"{name} can{'not be' if found is None else ' be read, but not'} written"
+        cannot = f"{name} cannot be written" if found is None else f"{name} can be read, but not written"
         raise UsageError(
             cannot if name else "it is not said in which format to write",
             place=tree.metadata.place or None,

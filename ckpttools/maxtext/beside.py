@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from fnmatch import fnmatchcase
 
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.text import matches_any
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.unwrapped import patterns_of_others
 
@@ -21,15 +21,11 @@ def patterns_beside(tree: Tree, drop: Collection[str] = ()) -> list[str]:
     view, known, numbers = view_of(tree), (*found, *drop), tree.metadata.scalars
     leaves = (*view.of_role("optimizer"), *view.of_role("other"))
     names = (dotted(path) for path in leaves if path not in numbers)
-    state = [name for name in names if not _matches(name, known)]
+    state = [name for name in names if not matches_any(name, known)]
     if not state:
         return found
     own = {head for path in view.of_role("parameter") for head in _heads(dotted(path))}
     return list(dict.fromkeys((*found, *(_pattern(name, own) for name in state))))
-
-
-def _matches(name: str, patterns: Collection[str]) -> bool:
-    return any(fnmatchcase(name, each) for each in patterns)
 
 
 def _heads(name: str) -> Iterator[str]:

@@ -130,8 +130,8 @@ def _check_groups(path: Place, there: Collection[str], holders: Iterable[Collect
         there: names of all files.
         holders: of each tensor the names of the files with a part of it.
     """
-    ends = {end for names in holders for end in [frozenset(map(_numbered, names))]}
-    cut = {(frozenset(rank for rank, _ in each), next(iter(each))[1]) for each in ends}
+    files = {frozenset(map(_numbered, names)) for names in holders}
+    cut = {(frozenset(rank for rank, _ in each), min(end for _, end in each)) for each in files}
     groups = {ranks for ranks, _ in cut}
     wanted = {
         f"shard-{rank}-{end}"
