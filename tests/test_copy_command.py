@@ -41,6 +41,8 @@ from ckpttools.core.errors import (
 )
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode
 from ckpttools.stores import parse
+from ckpttools.stores.local.marks import unmark
+from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.stores.publishing import LockedError
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
@@ -508,6 +510,29 @@ class TestInterrupted:
                     assert files_in(tmp_path / "out" / step).items() >= files_in(run_of_steps / step).items()
         run(*words)
         assert files_in(tmp_path / "out") == files_in(run_of_steps)
+
+    @pytest.mark.parametrize("is_marked", [True, False])
+    @pytest.mark.parametrize("overwrite", [True, False])
+    def test_killed_while_it_removes_what_tells_of_it(
+        self, run_of_steps, tmp_path, monkeypatch, is_marked, overwrite
+    ):
+        """The mark goes before the journal; between the two all is there, and nothing says so."""
+        out = tmp_path / "out"
+
+        def killed(self, journal):
+            if not is_marked:
+                unmark(self.destination)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStaging, "conclude", killed)
+            patch.setattr(LocalStaging, "_leave", lambda *_: None)
+            with pytest.raises(KeyboardInterrupt):
+                ckpttools.copy(run_of_steps, out)
+        assert list(out.glob("*.partial"))
+        ckpttools.copy(run_of_steps, out, overwrite=overwrite)
+        assert files_in(out) == files_in(run_of_steps)
+        assert not list(out.glob("*.partial"))
 
     def test_what_was_copied_is_not_copied_again(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
