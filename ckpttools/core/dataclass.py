@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls: type | None = None, /, **options: bool) -> Any:
-        """A decorator as `dataclasses.dataclass`, with the options frozen, eq, repr and slots; no `InitVar`."""
+        """A decorator as `dataclasses.dataclass`, with frozen, eq, repr and slots, without `InitVar`."""
         return partial(_made, **options) if cls is None else _made(cls, **options)
 
 
