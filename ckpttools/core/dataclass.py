@@ -153,7 +153,7 @@ def _member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
     return each.name, dataclasses.field(**known)
 
 
-def _refusing(home: type) -> dict[str, object]:
+def _refusing(home: type[Any]) -> dict[str, object]:
     """What a frozen class refuses; a class below it that is no dataclass may have attributes of its own."""
     names = frozenset(each.name for each in dataclasses.fields(home))
 
