@@ -263,9 +263,11 @@ def test_an_adapter_without_its_configuration_is_told_so(tmp_path):
 def test_the_note_of_a_merge_names_both_bases(tmp_path):
     told = run("adapter", "merge", base_of("plain"), PEFT / "plain", tmp_path / "out", "--dry-run")
     assert f"merged into {base_of('plain')}" in " ".join(told.split())
-    adapter = changed_config(tmp_path, "plain", base_model_name_or_path=f"me/{base_of('plain').name}")
-    told = run("adapter", "merge", base_of("plain"), adapter, tmp_path / "out", "--dry-run")
-    assert "merged into" not in told, "the directory has its name"
+    name = base_of("plain").name
+    for base, is_told in ((f"me/{name}", False), (f"dbfs:/{name}/", False), ("azureml://models/x", True)):
+        adapter = changed_config(tmp_path, "plain", base_model_name_or_path=base)
+        told = run("adapter", "merge", base_of("plain"), adapter, tmp_path / "out", "--dry-run")
+        assert ("merged into" in told) == is_told, "the directory has its name"
 
 
 def test_what_inspect_says_of_an_adapter():

@@ -300,13 +300,16 @@ class TestWhatTrainersLeave:
 
     def test_names_that_transformers_does_not_load_are_told(self, tmp_path):
         trainers, flax = FIXTURES / "torch/trainers", FIXTURES / "flax/llama"
+        bare = shutil.copy(PEFT / "plain/adapter_model.safetensors", tmp_path)
         for source, said in (
             (trainers / "open-instruct", "names begin with policy, "),
             (flax, "names and axes are those of Flax, "),
-            (PEFT / "plain", "adapter_config.json is not written: "),
+            (bare, "adapter_config.json is not written: "),
         ):
             told = ckpttools.convert.plan(source, tmp_path / "x", format="safetensors").plan.notes.remarks
             assert any(each.startswith(said) for each in told), told
+        whole = ckpttools.convert.plan(PEFT / "plain", tmp_path / "x", format="safetensors")
+        assert not any("is not written" in each for each in whole.plan.notes.remarks)
         told = ckpttools.convert.plan(
             trainers / "verl/global_step_10/actor", tmp_path / "x", format="safetensors"
         )

@@ -86,10 +86,10 @@ def _said(adapter: Adapter, scale: float) -> str:
 def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     named = adapter.config.get(BASE_NAME)
     place = base.tree.metadata.place
-    if isinstance(named, str) and named and parse(named).name != parse(place).name:
-        into = "its base by that name" if named == place else str(place)
+    # A place where it was trained may be of a store that is not known here.
+    if isinstance(named, str) and named and named.rstrip("/").rpartition("/")[2] != parse(place).name:
         yield (
-            f"the adapter says that it is of {named}, and is merged into {into}: names and shapes are "
+            f"the adapter says that it is of {named}, and is merged into {place}: names and shapes are "
             "compared, values cannot be"
         )
     if unknown := unknown_settings(adapter.config):

@@ -16,6 +16,7 @@ from ckpttools.core.wording import option, several
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
 from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import ADAPTER, is_adapter
+from ckpttools.formats.sidecar_files import is_saved_by_peft
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.beside import patterns_beside
 from ckpttools.maxtext.model import CONFIG, config_beside
@@ -173,7 +174,8 @@ def _unloadable(tree: Tree) -> Iterator[str]:
         yield f"names are those of torchtitan or Meta's own code, {_NOT_LOADED}: {by_hub}"
         return
     if is_adapter(tree):
-        yield f"{ADAPTER} is not written: PEFT loads an adapter as adapter_model.safetensors beside it"
+        if not is_saved_by_peft(tree):
+            yield f"{ADAPTER} is not written: PEFT loads an adapter as adapter_model.safetensors beside it"
         return
     found = strangers_in(tree)
     if found is None or not found.names or view_of(tree).is_maxtext:
