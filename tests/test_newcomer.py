@@ -244,7 +244,7 @@ class TestWhatItIs:
         told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
         assert "did you mean" not in told
         assert "its arrays have the names of qwen3: if the model computes alike, --family qwen3" in told
-        assert "qwen3, all of" in succeed("inspect", "tree", model).stdout
+        assert "qwen3, all " in succeed("inspect", "tree", model).stdout
         run("convert", "hf-to-maxtext", model, tmp_path / "out", "--family", "qwen3")
         weights(model / "model.safetensors", "backbone.layers.0.mixer.in_proj.weight", "backbone.norm.weight")
         told = run("convert", "hf-to-maxtext", model, tmp_path / "none", code=3)
