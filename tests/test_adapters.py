@@ -758,6 +758,7 @@ def test_an_adapter_by_itself_stays_one_that_peft_loads(tmp_path):
     }.items():
         succeed(*words, tmp_path / name, *options)
         assert sorted(each.name for each in (tmp_path / name).iterdir()) == made, name
+        succeed(*words, tmp_path / name, *options, "--overwrite")
         config = (tmp_path / name / made[0]).read_bytes()
         assert config == ((PEFT / "plain" if name == "cast" else source) / made[0]).read_bytes()
         ckpttools.merge_adapter(base, tmp_path / f"{name}-merged", adapter=tmp_path / name)

@@ -69,8 +69,10 @@ def check_replaceable(destination: Place, tree: Tree, writer: Writer) -> None:
 
 
 def _made_by(writer: Writer) -> tuple[str, ...]:
-    """Files beside weights that are made with them, such as an adapter's configuration."""
-    return tuple(writer.made) if isinstance(writer, WithSidecars) and not writer.directory else ()
+    """Files beside weights that are made with them or go along, such as an adapter's configuration."""
+    if not isinstance(writer, WithSidecars) or writer.directory:
+        return ()
+    return (*writer.made, *writer.companions.files)
 
 
 def _check_step(destination: Place, old: Tree, writer: Writer) -> None:
