@@ -158,6 +158,13 @@ def test_scales_of_caches_beside_plain_weights_are_left_out_and_said(is_quantise
     assert not done.tree.metadata.config
 
 
+def test_a_norm_that_is_called_a_scale_of_keys_or_outputs_is_a_weight():
+    weight = made.fp8_tensor(np.random.default_rng(0), (4, 4))
+    norms = {f"m.{name}_norm_scale": np.ones(4, np.float32) for name in ("q", "k", "output")}
+    tree = made.tree_of({**norms, **weight.arrays}, {"quantization_config": weight.config})
+    assert {path[0] for path in Dequantize("bfloat16")(tree).tree.arrays} == {*norms, weight.name}
+
+
 def test_doctor_and_cast_say_of_a_variant_what_reads_it(tmp_path):
     said = {"quant_method": "compressed-tensors", "format": "int-quantized", **WHOLE_8}
     model = tmp_path / "model"

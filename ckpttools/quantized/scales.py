@@ -28,6 +28,8 @@ _BEFORE, _BEHIND = frozenset(("global",)), frozenset(("inv", "point"))
 # Scales of activations and of cached keys and values say nothing of the numbers of a weight.
 _ACTIVATIONS = frozenset(("input", "output", "activation", "act"))
 _CACHES = frozenset(("k", "v", "q", "kv"))
+# Whose own scales are learned weights of the model, whatever else is in their names.
+_NORMS = frozenset(("norm", "layernorm", "rmsnorm", "ln"))
 _PLAIN_BITS, _MOST_PACKED_BITS = 16, 32
 _EXPONENT = "float8_e8m0fnu"
 
@@ -166,7 +168,7 @@ def of_activations(words: Iterable[str]) -> bool:
 def scales_no_weight(name: str) -> bool:
     """Whether an array scales activations, or cached keys and values, by its name."""
     words = words_of_key(split_name(name)[1])
-    if len(words) < 2 or "scale" not in words:
+    if len(words) < 2 or "scale" not in words or not _NORMS.isdisjoint(words):
         return False
     return words[0] in _CACHES or not _ACTIVATIONS.isdisjoint(words)
 
