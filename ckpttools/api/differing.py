@@ -232,8 +232,8 @@ def _quantized_in_one(found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray]) 
         if count:
             yield (
                 f"{count:,} of {plural(every, 'array')} with other values are quantised in {name} "
-                "alone, which rounds them: where weights are normally distributed, to FP8 by about 2.7 % of "
-                "their rms, to MXFP4 by 12 %"
+                "alone, which rounds them: normally distributed weights by about 2.7 % of their rms in FP8, "
+                "by 12 % in MXFP4"
             )
 
 

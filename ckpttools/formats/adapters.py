@@ -63,20 +63,21 @@ def wrapped_weights(tree: Tree) -> list[str]:
 
 def adapter_in(folder: Place) -> str:
     """What an adapter's configuration says of it: `a LoRA adapter of Qwen/Qwen3-0.6B`."""
-    base, kind = _said(folder).get(BASE_NAME), kind_in(folder)
+    said = _said(folder)
+    base, kind = said.get(BASE_NAME), _kind(said)
     name = "LoRA adapter" if kind == LORA else f"PEFT adapter ({kind})"
     return f"a {name} of {base}" if base else f"a {name}"
 
 
-def kind_in(folder: Place) -> str:
+def _kind(said: Mapping[str, Any]) -> str:
     """Which kind of PEFT's adapters a configuration says that it is; LoRA where it says nothing."""
-    return str(_said(folder).get("peft_type") or LORA)
+    return str(said.get("peft_type") or LORA)
 
 
 def merge_command(adapter: Place) -> str | None:
     """What merges an adapter into its base model; None where that is left to PEFT."""
     folder = adapter if adapter.is_dir() else adapter.parent
-    return f"ckpt adapter merge BASE {quote(str(adapter))} MODEL" if kind_in(folder) == LORA else None
+    return f"ckpt adapter merge BASE {quote(str(adapter))} MODEL" if _kind(_said(folder)) == LORA else None
 
 
 def merging(adapter: Place) -> str:

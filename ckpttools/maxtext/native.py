@@ -231,8 +231,7 @@ def square(block: Block | None) -> int | None:
 
 def misfits_remark(misfits: Sequence[str]) -> str:
     """What to say before weights are written with which MaxText cannot compute in FP8."""
-    kinds = "1 kind" if len(misfits) == 1 else f"{len(misfits)} kinds"
     return (
-        f"MaxText can load these FP8 weights, but cannot compute in FP8 with {kinds} of them: "
-        "`ckpt maxtext-config DST` says why"
+        f"MaxText can load these FP8 weights, but cannot compute in FP8 with {plural(len(misfits), 'kind')} "
+        "of them: `ckpt maxtext-config DST` says why"
     )

@@ -17,8 +17,8 @@ from ckpttools.quantized.weights import Quantized, is_scale, may_be_codes, quant
 _WANTED = "weights in bfloat16, float16 or float32 that need no scales"
 _IN_TRANSFORMERS = "in transformers, from_pretrained, then dequantize() and save_pretrained"
 _FROM_AWQ = (
-    "make a model of compressed-tensors of it, which is read here, with that package's convert_checkpoint "
-    "and AutoAWQConverter"
+    "convert the model to compressed-tensors, which is read here, by convert_checkpoint and AutoAWQConverter "
+    "of that package"
 )
 _DEQUANTIZING = {
     "bitsandbytes": _IN_TRANSFORMERS,

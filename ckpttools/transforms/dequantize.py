@@ -91,7 +91,7 @@ def refuse_few_bits(dtype: DType | None, place: str) -> None:
     """
     if dtype is not None and not is_plain(dtype):
         raise UsageError(
-            f"weights are quantised, and without scales {dtype} has too few bits for numbers of such a model",
+            f"{dtype} has too few bits for dequantised weights, which are stored without scales",
             place=place or None,
             got=option("dtype", dtype),
             wanted="bfloat16, float16 or float32",
@@ -116,7 +116,7 @@ def require_numbers(tree: Tree, why: str) -> None:
             place=place,
             got=scheme(said) or next(map(str, quantized_in(tree).weights.values()), None),
             wanted="plain weights",
-            hint=f"{option('dtype', 'bfloat16')} dequantises them on the way, with the bits of `ckpt cast`",
+            hint=f"{option('dtype', 'bfloat16')} dequantises them on the way, as `ckpt cast` does",
         )
 
 

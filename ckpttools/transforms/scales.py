@@ -82,12 +82,12 @@ def _refuse_few_bits(tree: Tree, wanted: Mapping[Path, DType]) -> None:
         said = says_quantized(tree.metadata.config)
         lines = [f"{dotted(path)}: {tree.arrays[path].dtype} to {dtype}" for path, dtype in few.items()]
         raise FormatError(
-            "weights are quantised, and beside them others of few bits mean nothing without scales, which a "
-            "cast does not make:" + listing(lines),
+            "beside quantised weights, arrays that are cast to so few bits would be taken for weights "
+            "without their scales:" + listing(lines),
             place=tree.metadata.place or None,
             got=scheme(said) or next(map(str, found.values())),
-            hint="leave these arrays as they are; or make numbers of the whole model, ckpt cast SRC DST "
-            "--dtype bfloat16, and quantise these: ckpt quantize SRC DST",
+            hint="leave these arrays as they are; or dequantise the whole model (ckpt cast SRC DST --dtype "
+            "bfloat16), and quantise that (ckpt quantize SRC DST)",
         )
 
 
