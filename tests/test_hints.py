@@ -230,3 +230,9 @@ def test_an_output_head_alone(tmp_path):
     save_file(wide, tmp_path / "tied/model.safetensors", {"format": "pt"})
     found = hints("verify", tmp_path / "tied", "--against", tmp_path / "one")
     assert found == [head.format("SRC"), CAST.partition(": ")[2]]
+    # Both have one, by other names.
+    renamed = {**tensors, "tower.lm_head.weight": both["lm_head.weight"]}
+    save_file(renamed, tmp_path / "tied/model.safetensors", {"format": "pt"})
+    assert not any(
+        "output head" in each for each in hints("verify", tmp_path / "tied", "--against", tmp_path / "one")
+    )

@@ -32,8 +32,9 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray]) -> tup
     cast = (
         f"{option('cast', True)} compares with {place('against')} cast to the dtypes of {place('checkpoint')}"
     )
-    if rest and all(each.reason in ("missing", "extra") and each.name.endswith(_HEAD) for each in rest):
-        has = place("against" if rest[0].reason == "missing" else "checkpoint")
+    reasons = {each.reason for each in rest}
+    if reasons in ({"missing"}, {"extra"}) and all(each.name.endswith(_HEAD) for each in rest):
+        has = place("against" if reasons == {"missing"} else "checkpoint")
         told = f"only {has} has an output head: `ckpt diff` says whether it is the table of embeddings"
         return (told, cast) if dtypes else (told,)
     if not _are_state(rest, both.a, both.b):
