@@ -96,9 +96,10 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def pytest_collection():
+def pytest_collection(session):
     """In a fresh clone each module is compiled by one of two workers: the second begins with the last."""
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+    is_of_all = not any(".py" in each for each in session.config.args)
+    if is_of_all and os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
         modules = sorted(path.stem for path in HERE.glob("test_*.py"))
         for name in reversed(modules[len(modules) // 2 :]):
             # What is wrong with it is said when it is collected.
