@@ -155,7 +155,7 @@ def _member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
 
 def _refusing(home: type[Any]) -> dict[str, object]:
     """What a frozen class refuses; a class below it that is no dataclass may have attributes of its own."""
-    names = frozenset(each.name for each in dataclasses.fields(home))
+    names = vars(home)["__dataclass_fields__"]
 
     def assign(self: object, name: str, value: object) -> None:
         if type(self) is home or name in names:
