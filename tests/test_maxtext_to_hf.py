@@ -456,7 +456,7 @@ class TestDtypes:
 
     @pytest.mark.parametrize("tied", [True, False])
     def test_the_head_of_a_tied_model_is_not_described(self, tmp_path, tied):
-        write_llama(tmp_path / "model", LlamaSizes(tied=False))
+        write_llama(tmp_path / "model", LlamaSizes(1, 32, 64, 2, 2, 16, 64, tied=False))
         config = json.loads((tmp_path / "model/config.json").read_text()) | {"tie_word_embeddings": tied}
         (tmp_path / "model/config.json").write_text(json.dumps(config))
         plan = plan_save(open_tree(tmp_path / "model").pipe(Select(drop=["lm_head.weight"]))).plan
