@@ -278,6 +278,15 @@ class TestKinds:
         assert "the full state is wanted" in texts(found)
         assert "load_parameters_path" in hints(found)
 
+    @pytest.mark.parametrize("path", ["gs://", "gs:///", "gs:///step"])
+    def test_a_bucket_without_a_name(self, path):
+        found = resolve(load_parameters_path=path)
+        assert f"load_parameters_path={path} names no bucket" in texts(found)
+        assert "gs://BUCKET/" in hints(found)
+
+    def test_nothing_is_under_a_name_that_is_too_long(self):
+        assert "nothing is at /aaa" in texts(resolve(load_parameters_path="/" + "a" * 300))
+
     def test_another_flavour_is_missed(self, tmp_path):
         ckpttools.strip_optimizer(TRAINED, tmp_path / "nnx", flavour="nnx")
         found = resolve(load_parameters_path=ckpttools.open(tmp_path / "nnx").metadata.place)

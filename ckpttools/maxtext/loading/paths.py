@@ -80,6 +80,8 @@ def why_not_read(setting: str, text: str) -> Problem | None:
     place = parse(text)
     if problem := other_store(place):
         return problem
+    if place.store.scheme == "gs" and place.key[:1] in ("", "/"):
+        return Problem(f"{setting}={text} names no bucket", f"set {setting}=gs://BUCKET/…")
     if text.startswith("~"):
         return Problem(f"MaxText does not expand ~ in {setting}={text}", "write the whole path")
     if place.store.scheme == "file" and not text.startswith("/"):

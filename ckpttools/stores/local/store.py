@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ckpttools.stores.local.shared_staging import SharedLocalStaging
     from ckpttools.stores.place import Place
 
-# As `pathlib` takes them for names of nothing: links in a circle, too.
-_NOTHING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP))
+# As `pathlib` takes them for names of nothing: links in a circle, too. Nor can there be anything under a name
+# that the system calls too long.
+_NOTHING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG))
 
 
 class LocalStore(Store):
