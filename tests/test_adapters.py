@@ -640,6 +640,10 @@ def test_whole_modules_that_are_saved_several_times(tmp_path):
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "saved", "dumped")
     )
     assert others == [plain, plain]
+    name = "base_model.model.lm_head.modules_to_save.weight"
+    save_file({**load_file(file), "base_model.model.lm_head.weight": head, name: head + 1}, file)
+    with pytest.raises(FormatError, match=r"lm_head\.weight, with other numbers"):
+        ckpttools.merge_adapter.plan(base_of("embeddings"), tmp_path / "no", adapter=adapter)
 
 
 def test_the_head_of_a_tied_model_that_is_saved_beside_its_table(tmp_path):

@@ -20,6 +20,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, listing
+from ckpttools.core.region import Region, split_to
 from ckpttools.formats.adapters import ADAPTER, PREFIX, WEIGHTS_STEM
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
@@ -39,6 +40,8 @@ _BASE_LAYER = ".base_layer"
 _TRAINED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
 _ORIGINAL = ".original_module."
 _FUSED = ("gate_up_proj", "down_proj")
+# Elements of arrays that are compared at once.
+_TOGETHER = 1 << 20
 
 
 def is_peft(place: Place) -> bool:
@@ -97,7 +100,7 @@ def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, Lazy
 
     Raises:
         CoverageError: there are others.
-        FormatError: they are of several adapters.
+        FormatError: they are of several adapters, or an array is there twice with other numbers.
     """
     parts: dict[str, dict[str, LazyArray]] = {}
     whole: dict[str, LazyArray] = {}
@@ -124,8 +127,18 @@ def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, Lazy
         into[key] = array
     if len(adapters) > 1:
         twice += [each for each in adapters.values() if each not in twice]
+    twice += [f"{key}, with other numbers" for key in again.keys() & whole if _differ(again[key], whole[key])]
     _refuse(unknown, twice, tree.metadata.place)
     return parts, {**again, **whole}
+
+
+def _differ(a: LazyArray, b: LazyArray) -> bool:
+    """Whether two arrays have not the same bits; reads both, some elements at a time."""
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return True
+    bits = a.dtype.carrier
+    blocks = split_to(Region.whole(a.shape), _TOGETHER)
+    return any((a.read(each).view(bits) != b.read(each).view(bits)).any() for each in blocks)
 
 
 def _refuse(unknown: Sequence[str], twice: Sequence[str], place: str) -> None:
