@@ -15,12 +15,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttools.adapters.config import WITH_PEFT, PeftConfig
-from ckpttools.adapters.factors import Adapter, FactorPair
+from ckpttools.adapters.factors import Adapter, FactorPair, same_bits
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, listing
-from ckpttools.core.region import Region, split_to
 from ckpttools.formats.adapters import ADAPTER, PREFIX, WEIGHTS_STEM
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
@@ -40,8 +39,6 @@ _BASE_LAYER = ".base_layer"
 _TRAINED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
 _ORIGINAL = ".original_module."
 _FUSED = ("gate_up_proj", "down_proj")
-# Elements of arrays that are compared at once.
-_TOGETHER = 1 << 20
 
 
 def is_peft(place: Place) -> bool:
@@ -127,18 +124,10 @@ def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, Lazy
         into[key] = array
     if len(adapters) > 1:
         twice += [each for each in adapters.values() if each not in twice]
-    twice += [f"{key}, with other numbers" for key in again.keys() & whole if _differ(again[key], whole[key])]
+    both = [key for key in again if key in whole]
+    twice += [f"{key}, with other numbers" for key in both if not same_bits(again[key], whole[key])]
     _refuse(unknown, twice, tree.metadata.place)
     return parts, {**again, **whole}
-
-
-def _differ(a: LazyArray, b: LazyArray) -> bool:
-    """Whether two arrays have not the same bits; reads both, some elements at a time."""
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        return True
-    bits = a.dtype.carrier
-    blocks = split_to(Region.whole(a.shape), _TOGETHER)
-    return any((a.read(each).view(bits) != b.read(each).view(bits)).any() for each in blocks)
 
 
 def _refuse(unknown: Sequence[str], twice: Sequence[str], place: str) -> None:
