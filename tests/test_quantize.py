@@ -248,6 +248,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", scheme="mxfp4")
     with pytest.raises(UsageError, match="applies only to MaxText"):
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", like=tmp_path / "hf")
+    with pytest.raises(UsageError, match="applies only to MaxText"):
+        ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", carry=True)
     ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
     with pytest.raises(FormatError, match="quantised already"):
         ckpttools.quantize(tmp_path / "fp8", tmp_path / "twice")

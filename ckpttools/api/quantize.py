@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from shlex import quote
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, dtype_of, patterns_of
 from ckpttools.api.conversion import Conversion, Resources
@@ -17,7 +17,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option, several
-from ckpttools.formats.base import Writer
+from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.direction import named_as
 from ckpttools.maxtext.llama_names import model_alone
@@ -76,14 +76,9 @@ def quantize(
     limits = {"max_header_bytes": max_header_bytes, "max_index_bytes": max_index_bytes}
     read = read_options({"step": step, "prefer_rank": prefer_rank, **limits})
     writer = writer_for(Tree({}), "safetensors", max_shard_size=max_shard_size)
+    back = {"like": like, "carry": carry}
     return prepare(
-        lambda resources: _planned(
-            source,
-            change,
-            ToHuggingFace(like=like, carry=carry, read=read, quantized="dequantize"),
-            resources,
-            writer,
-        ),
+        lambda resources: _planned(source, change, read, back, resources, writer),
         source,
         destination,
         like=like,
@@ -94,21 +89,22 @@ def quantize(
 def _planned(
     source: Source,
     change: Quantize,
-    back: ToHuggingFace,
+    read: ReadOptions,
+    back: Mapping[str, Any],
     resources: Resources,
     writer: Writer,
 ) -> Conversion:
-    tree = opened(source, back.read)
+    tree = opened(source, read)
     if named_as(tree.arrays) == "maxtext":
         place = quote(tree.metadata.place or "SRC")
         refuse_quantized(
             tree, hint=f"`ckpt convert maxtext-to-hf {place} DST` writes them as FP8, as they are"
         )
-        return plan_to_huggingface(tree, back, resources, writer, change=change)
-    given = option("like") if back.like is not None else option("carry", True) if back.carry else ""
-    if given:
+        options = ToHuggingFace(**back, read=read, quantized="dequantize")
+        return plan_to_huggingface(tree, options, resources, writer, change=change)
+    if given := [option(name, value) for name, value in back.items() if value]:
         raise UsageError(
-            f"{given} applies only to MaxText checkpoints",
+            f"{given[0]} applies only to MaxText checkpoints",
             place=tree.metadata.place or None,
             hint="leave it out: the configuration beside the weights is taken",
         )
