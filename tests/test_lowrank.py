@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trees import lazy
 
-from ckpttools.array.nodes import Constant, elementwise, low_rank, plus, relayout, renormed, stack
+from ckpttools.array.nodes import Constant, elementwise, low_rank, plus, relayout, renormed, stack, swapped
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError
@@ -34,6 +34,13 @@ def whole_numbers(draw, shape, dtype):
     return random.integers(-8, 9, shape).astype(DTYPES[dtype].numpy)
 
 
+def stored(draw, matrices):
+    """Matrices that are stored as they are, or with rows and columns exchanged."""
+    if draw(st.booleans()):
+        return lazy(matrices)
+    return swapped(lazy(np.ascontiguousarray(matrices.swapaxes(-1, -2))))
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_a_region_of_a_product_is_that_of_numpy(data):
@@ -41,7 +48,7 @@ def test_a_region_of_a_product_is_that_of_numpy(data):
     rows, rank, columns = data.draw(SIDES), data.draw(st.integers(1, 70)), data.draw(SIDES)
     left = whole_numbers(data.draw, (*outer, rows, rank), data.draw(DTYPE))
     right = whole_numbers(data.draw, (*outer, rank, columns), data.draw(DTYPE))
-    array = low_rank(lazy(left), lazy(right), 0.5)
+    array = low_rank(stored(data.draw, left), stored(data.draw, right), 0.5)
     wanted = 0.5 * (left.astype(np.float64) @ right.astype(np.float64))
     region = data.draw(regions(array.shape))
     assert np.array_equal(read(array, region), wanted.astype(np.float32)[region.slices])
@@ -72,7 +79,12 @@ def test_a_sum_is_rounded_once(data):
     wide = np.float64 if dtype == "float64" else np.float32
     wanted = (array.astype(wide) + addend).astype(DTYPES[dtype].numpy)
     region = data.draw(regions(shape))
-    assert np.array_equal(read(plus(lazy(array), lazy(addend)), region), wanted[region.slices])
+    summed = plus(lazy(array), lazy(addend))
+    assert np.array_equal(read(summed, region), wanted[region.slices])
+    # Also into memory of another order.
+    out = np.empty(region.shape[::-1], summed.dtype.carrier).T
+    summed.read_into(region, out, Scratch(summed.scratch_bytes))
+    assert np.array_equal(out.view(array.dtype), wanted[region.slices])
 
 
 def test_adding_a_negative_zero_changes_no_bit():
@@ -96,8 +108,8 @@ def test_rows_get_the_lengths_that_they_should_have(data):
     region = data.draw(regions(array.shape))
     assert np.allclose(read(array, region), wanted[region.slices], atol=1e-5)
     # Read through a transpose, too, as bases that are MaxText's do.
-    swapped = relayout(array, ((rows,), (columns,)), (1, 0), (1, 1))
-    assert np.array_equal(swapped.read().T, array.read())
+    across = relayout(array, ((rows,), (columns,)), (1, 0), (1, 1))
+    assert np.array_equal(across.read().T, array.read())
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -71,6 +71,16 @@ def test_without_and_inserted_are_inverse(case, data):
     assert wider.replaced(axis, 7, 9).without(axis) == region
 
 
+@given(shaped_regions())
+def test_swapped_cuts_the_same_elements_out_of_the_transpose(case):
+    shape, region = case
+    if region.rank > 1:
+        array = numbered(shape)
+        cut = array[region.slices]
+        np.testing.assert_array_equal(array.swapaxes(-1, -2)[region.swapped().slices], cut.swapaxes(-1, -2))
+        assert region.swapped().swapped() == region
+
+
 @given(shaped_regions(), st.data())
 def test_pieces_follow_each_other(case, data):
     shape, region = case

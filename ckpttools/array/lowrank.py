@@ -36,6 +36,34 @@ _TILE_ROWS, _TILE_PRODUCTS, _TILE = 8, 1 << 18, 1 << 17
 _BLOCK_BYTES = 1 << 20
 
 
+@dataclass(frozen=True)
+class _FactorRead:
+    """A factor as it is read.
+
+    Attributes:
+        array: the factor; with its last two axes exchanged where its numbers are nearer to one another so.
+        is_swapped: whether they are.
+    """
+
+    array: LazyArray
+    is_swapped: bool
+
+    @classmethod
+    def of(cls, factor: LazyArray) -> _FactorRead:
+        from ckpttools.array.relayout import Relayout, swapped
+
+        if isinstance(factor, Relayout) and factor.is_across:
+            return cls(swapped(factor), is_swapped=True)
+        return cls(factor, is_swapped=False)
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        """Reads a matrix of the factor into `out`, of float64 and in C order."""
+        if self.is_swapped:
+            _read_as(self.array, region.swapped(), out.T, scratch)
+        else:
+            _read_as(self.array, region, out, scratch)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class LowRank(OfParts):
     """`scale * left @ right` of each coordinate of the axes before the last two, float32.
@@ -54,26 +82,31 @@ class LowRank(OfParts):
         return self.parts[0].shape[-1]
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        left, right = self.parts
+        left, right = self._factors
         for one in region.each(region.rank - 2):
             for part in one.pieces(region.rank - 1, self._columns):
                 with scratch.take((self.rank, part.shape[-1]), DTYPES["float64"].numpy) as second:
-                    _read_as(right, part.replaced(part.rank - 2, 0, self.rank), second, scratch)
+                    right.read_into(part.replaced(part.rank - 2, 0, self.rank), second, scratch)
                     for piece in part.pieces(region.rank - 2, self._rows):
                         view = subview(out, piece.relative_to(region)).view(FLOAT32.numpy)
                         self._multiply(left, piece, second, view, scratch)
 
     def _multiply(
-        self, left: LazyArray, piece: Region, second: np.ndarray, out: np.ndarray, scratch: Scratch
+        self, left: _FactorRead, piece: Region, second: np.ndarray, out: np.ndarray, scratch: Scratch
     ) -> None:
         import numpy as np
 
         wide = DTYPES["float64"].numpy
         with scratch.take((piece.shape[-2], self.rank), wide) as first:
-            _read_as(left, piece.replaced(piece.rank - 1, 0, self.rank), first, scratch)
+            left.read_into(piece.replaced(piece.rank - 1, 0, self.rank), first, scratch)
             first *= self.scale
             with scratch.take((_TILE,), wide) as tile, np.errstate(over="ignore", invalid="ignore"):
                 _product(first, second, out.reshape(out.shape[-2:]), tile)
+
+    @cached_property
+    def _factors(self) -> tuple[_FactorRead, _FactorRead]:
+        left, right = self.parts
+        return _FactorRead.of(left), _FactorRead.of(right)
 
     @property
     def _columns(self) -> int:
@@ -90,7 +123,7 @@ class LowRank(OfParts):
         rows, columns = self._rows, self._columns
         taken = (self.rank * columns, rows * self.rank, max(_TILE, max(rows, columns) * self.rank))
         own = sum(read_blocks.page(_WIDE * each) for each in taken) + read_blocks.page(0)
-        return own + max(each.scratch_bytes for each in self.parts)
+        return own + max(each.array.scratch_bytes for each in self._factors)
 
     @property
     def computed(self) -> bool:
@@ -138,17 +171,25 @@ class Plus(OfAlikeParts):
     """The sum of `parts`: an array, and what is added to it; rounded once to the array's dtype."""
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        for box in self._read_blocks(region, self._apart):
+        array, addend = self.parts
+        if self._apart:
+            # Of one layer or expert at a time they would be many short reads.
+            array.read_into(region, out, scratch)
+        for box in self._boxes(region, self._apart):
+            values = subview(out, box.relative_to(region))
+            if not self._apart:
+                array.read_into(box, values, scratch)
             with scratch.take(box.shape, self._sums.numpy) as total:
-                self._add(box, total, subview(out, box.relative_to(region)), scratch)
+                self._read_addend(addend, box, total, scratch)
+                self._add(box, total, values, scratch)
 
-    def _read_blocks(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
+    def _boxes(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
         """Parts of a region, each of one layer or expert: so products are wide in both directions."""
         if not apart:
             yield from split_to(region, read_blocks.elements(max(4, self.dtype.itemsize)))
             return
         for piece in region.pieces(apart[0], 1):
-            yield from self._read_blocks(piece, apart[1:])
+            yield from self._boxes(piece, apart[1:])
 
     @cached_property
     def _apart(self) -> tuple[int, ...]:
@@ -156,28 +197,20 @@ class Plus(OfAlikeParts):
 
         return stacked_axes(self.parts[1])
 
-    def _add(self, box: Region, total: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
+    def _add(self, box: Region, total: np.ndarray, values: np.ndarray, scratch: Scratch) -> None:
+        """values += total, block by block."""
         import numpy as np
 
-        array, addend = self.parts
-        self._read_addend(addend, box, total, scratch)
-        block, carrier = min(_BLOCK_BYTES // total.itemsize, total.size), array.dtype.carrier
+        block = min(_BLOCK_BYTES // total.itemsize, total.size)
         with (
-            scratch.take(box.shape, carrier) as buffer,
-            scratch.take((block,), self._sums.numpy) as spare,
-            scratch.take((block,), carrier) as made,
+            scratch.take((block,), total.dtype) as spare,
+            scratch.take((block,), values.dtype) as made,
             np.errstate(over="ignore", invalid="ignore", under="ignore"),
         ):
-            read = out if out.flags.c_contiguous else buffer
-            array.read_into(box, read, scratch)
-            sums, values = total.reshape(-1), read.reshape(-1)
-            for start in range(0, sums.size, block):
-                some = values[start : start + block]
-                self._add_block(
-                    sums[start : start + block], some, spare[: some.size], made[: some.size], scratch
-                )
-            if read is not out:
-                out[...] = buffer
+            for piece in split_to(box, block):
+                place, shape, size = piece.relative_to(box), piece.shape, piece.size
+                sums, some = subview(total, place), subview(values, place)
+                self._add_block(sums, some, spare[:size].reshape(shape), made[:size].reshape(shape), scratch)
 
     def _read_addend(self, addend: LazyArray, box: Region, total: np.ndarray, scratch: Scratch) -> None:
         if addend.dtype == self._sums:
@@ -213,8 +246,9 @@ class Plus(OfAlikeParts):
 
     @property
     def scratch_bytes(self) -> int:
-        box = read_blocks.scratch(self.size * max(4, self.dtype.itemsize))
-        return 3 * box + read_blocks.page(0) + max(part.scratch_bytes for part in self.parts)
+        nbytes = self.size * max(4, self.dtype.itemsize)
+        own = read_blocks.scratch(nbytes) + 2 * read_blocks.page(min(nbytes, _BLOCK_BYTES))
+        return own + max(part.scratch_bytes for part in self.parts)
 
     @property
     def read_kind(self) -> Hashable:
@@ -317,7 +351,7 @@ def renormed(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> Renorm
 
 
 def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-    """Reads as many elements as `out` has, in its shape and dtype: float32 or float64, in C order."""
+    """Reads as many elements as `out` has, in its shape and dtype: float32 or float64."""
     from ckpttools.array.elements import widen
 
     with scratch.take(region.shape, array.dtype.carrier) as buffer:

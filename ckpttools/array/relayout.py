@@ -55,6 +55,12 @@ class Relayout(Derived):
         rest = iter(self.order)
         return tuple(tuple(next(rest) for _ in range(count)) for count in self.merge)
 
+    @property
+    def is_across(self) -> bool:
+        """Whether neighbours in the source are neighbours along the last axis but one."""
+        innermost = max((atom for atom in self.order if self._atoms[atom] != 1), default=None)
+        return self.ndim > 1 and innermost in self._target_groups[-2]
+
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         for part, atoms in self._atom_boxes(region):
             view = subview(out, part.relative_to(region))

@@ -69,6 +69,13 @@ class Region:
         """This box with one axis dropped."""
         return Region(self.start[:axis] + self.start[axis + 1 :], self.stop[:axis] + self.stop[axis + 1 :])
 
+    def swapped(self) -> Region:
+        """This box with its last two axes exchanged."""
+        *_, rows, columns = range(self.rank)
+        return self.replaced(rows, self.start[columns], self.stop[columns]).replaced(
+            columns, self.start[rows], self.stop[rows]
+        )
+
     def inserted(self, axis: int, start: int, stop: int) -> Region:
         """This box with a new axis before position `axis`."""
         return Region(
