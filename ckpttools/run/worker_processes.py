@@ -61,7 +61,9 @@ class WorkerProcesses:
         self.nbytes = 0
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends them, all at a time: each takes 20 ms to."""
+        for doer in self.doers:
+            doer.dismiss()
         self.nbytes += sum(doer.close() for doer in self.doers)
 
 
@@ -146,6 +148,7 @@ class InProcess:
         self._plan = plan
         self._here: InThread | None = None
         self._nbytes = 0
+        self._is_dismissed = False
         context = get_context("fork")
         self._pipe, far = context.Pipe()
         # Who waits for an answer finds out that there will be none only if nobody else has that end.
@@ -190,11 +193,18 @@ class InProcess:
             f"what is done is kept: {again()}",
         )
 
+    def dismiss(self) -> None:
+        """Tells the process to end, and does not wait for it."""
+        if not (self._pipe.closed or self._is_dismissed):
+            self._is_dismissed = True
+            with suppress(OSError):
+                self._pipe.send(None)
+
     def close(self) -> int:
         """Ends the process; returns the bytes of memory that it alone had, 0 where it was ended before."""
+        self.dismiss()
         if not self._pipe.closed:
             with suppress(EOFError, OSError):
-                self._pipe.send(None)
                 self._nbytes = self._pipe.recv() or 0
             self._pipe.close()
             self._process.join()
@@ -232,6 +242,8 @@ def _serve(
             else:
                 pipe.send(counts)
         pipe.send(own_bytes())
+    # All bytes are with the system, and what else an interpreter does at its end took 20 ms.
+    os._exit(0)
 
 
 def _end_with(parent: int) -> None:
