@@ -241,6 +241,7 @@ TOUCHES_FILES = {
     "cli/__init__.py": "the environment",
     "cli/border.py": "the terminal",
     "cli/demo.py": "a temporary directory, and Orbax itself",
+    "cli/leaving.py": "the terminal",
     "cli/output.py": "the terminal",
     "cli/stopping.py": "the terminal",
     "core/checked.py": "what a path is",

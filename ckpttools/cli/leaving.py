@@ -1,0 +1,42 @@
+"""The end of the process `ckpt`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from contextlib import suppress
+
+# Not that of typing: the fewer imports, the sooner a process can be stopped in order.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process, and leaves its memory to the system.
+
+    The interpreter takes every object apart before it ends: of a command that took 0.30 s that was 0.08 s.
+    Where threads are left, which it waits for, or somebody watches, it does so here, too.
+
+    Raises:
+        SystemExit: to have the interpreter end the process.
+    """
+    if threading.active_count() > 1 or _is_watched():
+        sys.exit(code)
+    with suppress(Exception):  # has been shown
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # Either may be closed, or at a pipe that nobody reads.
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
+
+
+def _is_watched() -> bool:
+    """Whether a debugger, a profiler or a measurement of coverage follows what is called."""
+    # From Python 3.12 on they may have this.
+    monitoring = getattr(sys, "monitoring", None)
+    tools = map(monitoring.get_tool, range(6)) if monitoring else ()
+    return any((sys.gettrace(), sys.getprofile(), sys.flags.inspect, *tools))

@@ -1,0 +1,87 @@
+"""The end of `ckpt`: nothing is lost by not taking memory apart, and whoever has to see the end sees it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpttools.cli.leaving import leave
+
+ENDS = """
+import sys
+from ckpttools.cli.leaving import leave
+{}
+leave(int(sys.argv[1]))
+print("not reached")
+"""
+
+
+def ended(code, *lines):
+    words = [sys.executable, "-c", ENDS.format("\n".join(lines)), str(code)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 70])
+def test_the_code_and_all_that_was_printed(code):
+    done = ended(code, 'print("out", end="")', 'print("err", end="", file=sys.stderr)')
+    assert (done.returncode, done.stdout, done.stderr) == (code, "out", "err")
+
+
+def test_what_is_registered_is_called_and_its_errors_are_shown():
+    lines = ["import atexit", 'atexit.register(print, "last", end="")', "atexit.register(lambda: 1 / 0)"]
+    done = ended(3, *lines)
+    assert (done.returncode, done.stdout) == (3, "last")
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_temporary_directories_go():
+    done = ended(0, "import tempfile", "kept = tempfile.TemporaryDirectory()", 'print(kept.name, end="")')
+    assert done.stdout and not Path(done.stdout).exists()
+
+
+def test_streams_that_are_closed_or_not_there():
+    assert ended(1, "sys.stdout.close()", "sys.stderr = None").returncode == 1
+
+
+def test_threads_are_waited_for():
+    late = 'threading.Thread(target=lambda: (time.sleep(0.3), print("late", end=""))).start()'
+    done = ended(3, "import threading, time", late)
+    assert (done.returncode, done.stdout) == (3, "late")
+
+
+def test_objects_are_not_taken_apart():
+    lines = ["class Kept:", '    def __del__(self): print("taken apart")', "kept = Kept()"]
+    assert ended(0, *lines).stdout == ""
+
+
+def test_a_profiler_tells_what_it_saw():
+    words = [sys.executable, "-m", "cProfile", "-m", "ckpttools", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("ckpt ")
+    assert "function calls" in done.stdout
+
+
+def test_a_debugger_sees_the_end():
+    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=60)
+    assert "seen to the end 0" in done.stdout
+
+
+TRACED = """
+import sys
+from ckpttools.__main__ import main
+sys.settrace(lambda *_: None)
+sys.argv = ["ckpt", "--version"]
+try:
+    main()
+except SystemExit as end:
+    sys.settrace(None)
+    print("seen to the end", end.code)
+"""
+
+
+def test_within_this_process_that_a_debugger_may_watch(monkeypatch):
+    monkeypatch.setattr(sys, "gettrace", lambda: print)
+    with pytest.raises(SystemExit) as end:
+        leave(3)
+    assert end.value.code == 3
