@@ -264,13 +264,19 @@ def _sequences(node: Any, path: Path) -> Any:
 
 def keystr(path: Path) -> str:
     """The path joined by "/", as messages and `--json` show it."""
-    return "/".join(map(str, path))
+    try:
+        return "/".join(path)  # type: ignore[arg-type]
+    except TypeError:
+        return "/".join(map(str, path))
 
 
 def dotted(path: Path) -> str:
     """The path joined by ".", as Orbax names arrays on disk."""
-    # Names of formats without a tree are one key, and each is asked for a dozen times.
-    return path[0] if len(path) == 1 and isinstance(path[0], str) else ".".join(map(str, path))
+    # Names of formats without a tree are one key, and asked for a dozen times; few paths have a number.
+    try:
+        return path[0] if len(path) == 1 and isinstance(path[0], str) else ".".join(path)  # type: ignore[arg-type]
+    except TypeError:
+        return ".".join(map(str, path))
 
 
 def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:

@@ -180,7 +180,7 @@ def _inferred(
 ) -> Roles:
     random = [core for core in map(core_of, random) if not is_bookkeeping(core)]
     # A tree of 100,000 tensors has a budget of its own, which copies of all names would not fit into.
-    if not any(map(may_tell, keys)) and not _may_be_twice(arrays):
+    if not (any(map(may_tell, keys)) or _may_be_random(arrays, keys) or _may_be_twice(arrays)):
         return Roles(others=frozenset(random))
     known = {core_of(path): ArrayFacts(each.shape, _is_whole_number(each)) for path, each in arrays.items()}
     others = frozenset((*random, *_random_states(known)))
@@ -209,6 +209,13 @@ def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
     branches = {branch(head, twice.parameters or ()) for head in twice.others} - {()}
     steps = {path[: len(each)] for path in mirrors.arrays if mirrors.is_step(path) for each in branches}
     return branches & steps
+
+
+def _may_be_random(arrays: Mapping[Path, Typed], keys: Iterable[str | int]) -> bool:
+    """Whether there may be keys of random number generators; attention has a `key`, too, above its kernel."""
+    return not KEYS.isdisjoint(keys) and any(
+        not KEYS.isdisjoint(keys_of(path)[-2:]) and _is_whole_number(each) for path, each in arrays.items()
+    )
 
 
 def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:

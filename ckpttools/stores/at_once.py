@@ -32,6 +32,8 @@ def at_once(store: Store, function: Callable[[_Item], _Answer], items: Iterable[
 
 def in_threads(most: int, function: Callable[[_Item], _Answer], items: Collection[_Item]) -> list[_Answer]:
     """The same in so many threads at most, this one among them; in fewer where the system starts no more."""
+    if min(most, len(items)) <= 1:
+        return [function(item) for item in items]
     todo, lock = iter(enumerate(items)), threading.Lock()
     answers: dict[int, _Answer] = {}
     errors: dict[int, BaseException] = {}

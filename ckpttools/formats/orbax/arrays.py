@@ -175,6 +175,9 @@ class Grid:
         """
         document, count = self.document, 0
         for key in self.arrays.entries.below(self.prefix):
+            if key in document.few_keys:
+                count += 1
+                continue
             index = document.keys.index(key, len(document.grid))
             if index is not None and not document.has_room(index):
                 raise FormatError(

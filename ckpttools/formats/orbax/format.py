@@ -16,7 +16,7 @@ from ckpttools.core.options import Option
 from ckpttools.core.step_warnings import warn_of_step
 from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, OtherSteps, ReadOptions, Target, Writer
-from ckpttools.formats.json_file import read_json
+from ckpttools.formats.json_file import DEEPEST, is_deep, read_json
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax import runs as orbax_runs
 from ckpttools.formats.orbax.arrays import Arrays
@@ -52,7 +52,7 @@ class Orbax:
         item = orbax_runs.find_item(path, options.step)
         place = item.directory / orbax_metadata.TREE_FILE
         _require_room(place)
-        document = read_json(place)
+        document = read_json(place, is_walked=False)
         return _tree(item, document, _arrays(item, document, options), item.directory)
 
     def shardings(self, tree: Tree) -> Mapping[Path, Sharding]:
@@ -262,6 +262,8 @@ def _object(document: Mapping[str, Any], place: Place) -> Mapping[str, object]:
     custom = document.get("custom_metadata") or {}
     if not isinstance(custom, dict):
         raise FormatError("the custom metadata is not a JSON object", place=place, got=type(custom).__name__)
+    if is_deep(custom):
+        raise FormatError("the custom metadata is nested too deep", place=place, wanted=f"{DEEPEST} levels")
     return custom
 
 

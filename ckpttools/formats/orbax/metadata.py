@@ -223,7 +223,7 @@ def parse_tree(document: Mapping[str, Any], place: str) -> list[SavedLeaf]:
     """
     try:
         return [_saved_leaf(entry) for entry in document["tree_metadata"].values()]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise FormatError(
             "not the tree metadata of an Orbax checkpoint",
             place=place,
@@ -233,10 +233,9 @@ def parse_tree(document: Mapping[str, Any], place: str) -> list[SavedLeaf]:
 
 
 def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
-    path = tuple(
-        int(key["key"]) if key["key_type"] == _SEQUENCE else str(key["key"]) for key in entry["key_metadata"]
-    )
-    if len(path) > DEEPEST or len("".join(map(str, path))) > _LONGEST_NAME:
+    keys = entry["key_metadata"]
+    path = tuple([int(key["key"]) if key["key_type"] == _SEQUENCE else str(key["key"]) for key in keys])
+    if len(path) > DEEPEST or len(dotted(path)) > _LONGEST_NAME:
         raise ValueError(f"a path of {len(path)} keys, {len(dotted(path))} characters")
     value = entry["value_metadata"]
     kind = value["value_type"]

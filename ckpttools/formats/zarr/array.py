@@ -16,8 +16,10 @@ from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Shape, grid_index, grid_shape
+from ckpttools.core.region import Shape, grid_index, grid_indices, grid_shape
 from ckpttools.formats.zarr.chain import Chain
+
+_FEW_CHUNKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,12 @@ class ZarrArray:
     @cached_property
     def num_chunks(self) -> int:
         return prod(self.grid)
+
+    @cached_property
+    def few_keys(self) -> frozenset[str]:
+        """The keys of all chunks where there are a few; that a key is one of them is seen soonest so."""
+        few = self.num_chunks <= _FEW_CHUNKS
+        return frozenset(map(self.keys.key, grid_indices(self.shape, self.chunk) if few else ()))
 
     @cached_property
     def codecs(self) -> tuple[str, ...]:
