@@ -270,6 +270,33 @@ def test_the_note_of_a_merge_names_both_bases(tmp_path):
         assert ("merged into" in told) == is_told, "the directory has its name"
 
 
+@pytest.mark.parametrize("words", [("quantize",), ("shrink", "--layers", "1")])
+def test_an_adapter_is_no_model_that_is_made_smaller(words, tmp_path):
+    command, *options = words
+    told = run(command, PEFT / "plain", tmp_path / "out", *options, code=3)
+    assert "this is a LoRA adapter of tiny/llama, not a whole model" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_why_an_adapter_is_not_read_is_one_line(tmp_path):
+    tensors = load_file(PEFT / "plain/adapter_model.safetensors")
+    adapter = changed_config(tmp_path, "plain")
+    doubled = {name.replace(".weight", ".other.weight"): array for name, array in tensors.items()}
+    save_file({**tensors, **doubled}, adapter / "adapter_model.safetensors")
+    found = ckpttools.inspect(adapter).adapter
+    assert found is not None and found.problem is not None and "\n" not in found.problem
+    text = succeed("inspect", "tree", adapter).output
+    assert "it is not read: these are of several adapters" in text and "\\n" not in text
+
+
+def test_what_maxtext_has_no_place_for_is_merged_by_the_command_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = run("adapter", "to-maxtext", PEFT / "dora", "out", "--base", base_of("dora"), code=3)
+    command = told.partition("instead: `ckpt ")[2].partition("`")[0]
+    succeed(*command.split())
+    assert ckpttools.inspect("DST").families
+
+
 def test_what_inspect_says_of_an_adapter():
     found = ckpttools.inspect(PEFT / "patterns").adapter
     assert found is not None and found.problem is None

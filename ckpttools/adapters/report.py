@@ -30,14 +30,14 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
     try:
         said = read_json((place if place.is_dir() else place.parent) / ADAPTER)
     except CheckpointError as error:
-        return AdapterReport("", {}, None, {}, problem=error.message)
+        return AdapterReport("", {}, None, {}, problem=error.line)
     base, alpha = str(said.get(BASE_NAME) or ""), said.get("lora_alpha")
     alpha = alpha if isinstance(alpha, int | float) else None
     try:
         return _described(peft_adapter(tree, said), base, alpha)
     except CheckpointError as error:
         kind = str(said.get("peft_type") or LORA)
-        return AdapterReport(base, {}, alpha, {}, problem=error.message, kind=kind)
+        return AdapterReport(base, {}, alpha, {}, problem=error.line, kind=kind)
 
 
 def is_maxtext_adapter(tree: Tree) -> bool:
@@ -50,7 +50,7 @@ def _of_maxtext(tree: Tree) -> AdapterReport:
     try:
         pairs, said = pairs_of(tree), said_of(tree)
     except CheckpointError as error:
-        return AdapterReport("", {}, None, {}, problem=error.message)
+        return AdapterReport("", {}, None, {}, problem=error.line)
     noted = said.get("lora_alpha")
     alpha = noted if isinstance(noted, int | float) else None
     # Of a kernel its module; a name may be of one key alone.

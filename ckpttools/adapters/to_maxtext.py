@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from shlex import quote
 from typing import Literal
 
 from ckpttools.adapters.bases import Base
@@ -27,6 +28,7 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import array_count
+from ckpttools.core.wording import step
 from ckpttools.formats.adapters import BASE_NAME
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.row import Row
@@ -80,7 +82,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
         family.refuse_scanned("convert it as the model that it is for", has_towers=False)
     known = rows_of_factors(base, options.scan_axis if options.scan else None, family)
     by_weight = {name: row for row in known.rows for name in weight_names(row, known.sizes)}
-    _refuse_what_maxtext_lacks(fit, by_weight)
+    _refuse_what_maxtext_lacks(base, fit, by_weight)
     for factor in fit.factors:
         factor.require_fit(base.weights[factor.name].shape)
     rank = max(factor.rank for factor in fit.factors)
@@ -97,7 +99,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     return Transformed(tree, _notes(mapped, fit.factors, ratios, said, is_rslora=is_rslora))
 
 
-def _refuse_what_maxtext_lacks(adapter: Adapter, by_weight: Mapping[str, Row]) -> None:
+def _refuse_what_maxtext_lacks(base: Base, adapter: Adapter, by_weight: Mapping[str, Row]) -> None:
     problems = [f"{name}: it replaces the whole array" for name in adapter.replaced]
     for factor in adapter.factors:
         row = by_weight.get(factor.name)
@@ -114,8 +116,16 @@ def _refuse_what_maxtext_lacks(adapter: Adapter, by_weight: Mapping[str, Row]) -
             "MaxText has no place for parts of this adapter:" + listing(problems or ["it has no factors"]),
             place=adapter.place,
             wanted="factors of the dense layers of the decoder",
-            hint="merge it into its base instead: ckpt adapter merge BASE ADAPTER DST",
+            hint=f"merge it into its base instead: {_merging(base, adapter)}",
         )
+
+
+def _merging(base: Base, adapter: Adapter) -> str:
+    model, place = base.tree.metadata.place or "BASE", adapter.place
+    return step(
+        f'ckpttools.merge_adapter("{model}", DST, adapter="{place}")',
+        f"ckpt adapter merge {quote(model)} {quote(place)} DST",
+    )
 
 
 def _scales(factors: Sequence[FactorPair]) -> tuple[float, dict[str, float]]:

@@ -17,6 +17,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.wording import option, several
+from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.direction import named_as
@@ -67,9 +68,9 @@ def quantize(
     Raises:
         UsageError: there is nothing to quantise, or no such scheme; a pattern that matches nothing; a dtype
             of numbers that need scales.
-        FormatError: weights are quantised already; there is more than a model in the source, or names are not
-            those of the hub, or of the family that `config.json` names; when it runs: an array has NaN or
-            infinity.
+        FormatError: weights are quantised already; the source is an adapter without its model, or more than a
+            model; names are not those of the hub, or of the family that `config.json` names; when it runs: an
+            array has NaN or infinity.
         CheckpointError: the source cannot be read or converted, or reading or writing fails.
     """
     change = Quantize(scheme, patterns_of(exclude), dtype_of(dtype))
@@ -95,6 +96,7 @@ def _planned(
     writer: Writer,
 ) -> Conversion:
     tree = opened(source, read)
+    refuse_adapter(tree)
     if named_as(tree.arrays) == "maxtext":
         place = quote(tree.metadata.place or "SRC")
         refuse_quantized(

@@ -66,6 +66,11 @@ class CheckpointError(Exception):
         made.hint = self.hint if hint is None else hint
         return made
 
+    @property
+    def line(self) -> str:
+        """The message without line breaks, for where it is one fact of several: `are missing: a; b`."""
+        return "; ".join(map(str.strip, self.message.splitlines())).replace(":; ", ": ")
+
     def details(self) -> list[tuple[str, str]]:
         """The labelled lines below the message, in reading order."""
         pairs = (

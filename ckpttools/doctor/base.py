@@ -101,8 +101,7 @@ def set_aside(path: Place) -> str:
 def finding_of(error: CheckpointError, place: Place, level: str = ERROR, why: str = "") -> Finding:
     """An error of the package as a finding."""
     details = [f"{label} {text}" for label, text in error.details() if label in ("got", "wanted")]
-    lines = [*map(str.strip, error.message.splitlines()), *details]
-    what = "; ".join(lines).replace(":; ", ": ")
+    what = "; ".join([error.line, *details])
     # A hint to run ckpt doctor is no next step here.
     hint = error.hint if error.hint and "ckpt doctor" not in error.hint else None
     do = hint or "fetch it again, or restore it from another copy"

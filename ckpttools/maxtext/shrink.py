@@ -18,6 +18,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, in_natural_order, matches_any
 from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family
+from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.mapping.keys import parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LOCAL, REMAINDER, STEPS, VALUE
@@ -61,8 +62,10 @@ class Shrink:
             ConfigError: there is no configuration, or its sizes do not fit the family with fewer layers.
             UsageError: there are no such layers, or they are no model in this order.
             CoverageError: arrays that no row of the family is about, or that cannot be cut; lists all.
-            FormatError: weights are quantised, or two arrays have one name, keys joined by dots.
+            FormatError: it is an adapter without its model, weights are quantised, or two arrays have one
+                name, keys joined by dots.
         """
+        refuse_adapter(tree)
         require_numbers(tree, "only plain weights can be cut")
         _refuse_quantised(tree)
         view, place = view_of(tree), tree.metadata.place
