@@ -45,7 +45,7 @@ def stored(draw, matrices):
 @given(st.data())
 def test_a_region_of_a_product_is_that_of_numpy(data):
     outer = data.draw(st.sampled_from(((), (3,), (2, 2))))
-    rows, rank, columns = data.draw(SIDES), data.draw(st.integers(1, 70)), data.draw(SIDES)
+    rows, rank, columns = data.draw(SIDES), data.draw(st.integers(0, 70)), data.draw(SIDES)
     left = whole_numbers(data.draw, (*outer, rows, rank), data.draw(DTYPE))
     right = whole_numbers(data.draw, (*outer, rank, columns), data.draw(DTYPE))
     array = low_rank(stored(data.draw, left), stored(data.draw, right), 0.5)
@@ -85,6 +85,13 @@ def test_a_sum_is_rounded_once(data):
     out = np.empty(region.shape[::-1], summed.dtype.carrier).T
     summed.read_into(region, out, Scratch(summed.scratch_bytes))
     assert np.array_equal(out.view(array.dtype), wanted[region.slices])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
+def test_addends_of_any_dtype_find_room(dtype):
+    addend = np.ones((700, 3000), DTYPES[dtype].numpy)
+    for array in (np.ones((3000, 700), each) for each in (DTYPES["bfloat16"].numpy, np.float64)):
+        assert (read(plus(lazy(array), swapped(lazy(addend))), Region.whole(array.shape)) == 2).all()
 
 
 def test_adding_a_negative_zero_changes_no_bit():

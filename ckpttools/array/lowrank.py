@@ -186,7 +186,7 @@ class Plus(OfAlikeParts):
     def _boxes(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
         """Parts of a region, each of one layer or expert: so products are wide in both directions."""
         if not apart:
-            yield from split_to(region, read_blocks.elements(max(4, self.dtype.itemsize)))
+            yield from split_to(region, read_blocks.elements(self._widest))
             return
         for piece in region.pieces(apart[0], 1):
             yield from self._boxes(piece, apart[1:])
@@ -245,8 +245,13 @@ class Plus(OfAlikeParts):
         return DTYPES["float64"] if self.dtype.bits > 32 else FLOAT32
 
     @property
+    def _widest(self) -> int:
+        """Bytes of an element where they are most: of the sum, or as a part has it."""
+        return max(4, *(part.dtype.itemsize for part in self.parts))
+
+    @property
     def scratch_bytes(self) -> int:
-        nbytes = self.size * max(4, self.dtype.itemsize)
+        nbytes = self.size * self._widest
         own = read_blocks.scratch(nbytes) + 2 * read_blocks.page(min(nbytes, _BLOCK_BYTES))
         return own + max(part.scratch_bytes for part in self.parts)
 
@@ -388,7 +393,7 @@ def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     import numpy as np
 
     whole = len(left) // _TILE_ROWS * _TILE_ROWS
-    few = (-1, _TILE_ROWS)
+    few = (whole // _TILE_ROWS, _TILE_ROWS)
     np.matmul(left[:whole].reshape(*few, left.shape[1]), right, out=out[:whole].reshape(*few, right.shape[1]))
     if whole < len(left):
         np.matmul(left[whole:], right, out=out[whole:])

@@ -71,9 +71,8 @@ class Region:
 
     def swapped(self) -> Region:
         """This box with its last two axes exchanged."""
-        *_, rows, columns = range(self.rank)
-        return self.replaced(rows, self.start[columns], self.stop[columns]).replaced(
-            columns, self.start[rows], self.stop[rows]
+        return Region(
+            (*self.start[:-2], *reversed(self.start[-2:])), (*self.stop[:-2], *reversed(self.stop[-2:]))
         )
 
     def inserted(self, axis: int, start: int, stop: int) -> Region:
