@@ -270,6 +270,21 @@ def test_the_note_of_a_merge_names_both_bases(tmp_path):
         assert ("merged into" in told) == is_told, "the directory has its name"
 
 
+def test_a_conversion_says_that_an_adapter_is_of_another_model(tmp_path):
+    base, named = base_of("plain"), {"base_model_name_or_path": "me/other"}
+    adapter = changed_config(tmp_path, "plain", **named)
+    there = run("adapter", "to-maxtext", adapter, tmp_path / "lora", "--base", base)
+    back = run("adapter", "to-peft", tmp_path / "lora", tmp_path / "back", "--base", base)
+    for told in (there, back):
+        assert f"is of me/other, and is converted as one of {base}" in " ".join(told.split())
+    own = changed_config(tmp_path, "plain", base_model_name_or_path=f"me/{base.name}")
+    for where in (base, base / "model.safetensors"):
+        assert "says that it is of" not in run("adapter", "merge", where, own, tmp_path / "out", "--dry-run")
+    run("convert", "hf-to-maxtext", base, tmp_path / base.name)
+    where = tmp_path / base.name
+    assert "says that it is of" not in run("adapter", "merge", where, own, tmp_path / "out", "--dry-run")
+
+
 @pytest.mark.parametrize("words", [("quantize",), ("shrink", "--layers", "1")])
 def test_an_adapter_is_no_model_that_is_made_smaller(words, tmp_path):
     command, *options = words

@@ -14,6 +14,9 @@ from ckpttools.formats.adapters import ADAPTER, BASE_NAME
 from ckpttools.stores.registry import parse
 from ckpttools.stores.web.hub_name import HubName, is_model_name
 
+# A model is named by its directory, by a file in it, or by the item in a step in it.
+_BELOW_NAME = 3
+
 
 @dataclass(frozen=True)
 class BaseName:
@@ -55,6 +58,24 @@ def _is_of_hub(name: str) -> bool:
     A relative directory may be called so, too; what is written then is no worse than its path.
     """
     return is_model_name(name) or is_model_name(f"org/{name}")
+
+
+def said_of_another(base: Base, adapter: Adapter, used: str) -> Iterator[str]:
+    """What to know where an adapter says that it is of a model of another name than that of its base.
+
+    Args:
+        base: what is taken for the model that it is of.
+        adapter: which may name another.
+        used: what is done with it, a participle and a preposition: "merged into".
+    """
+    named, place = adapter.config.get(BASE_NAME), base.tree.metadata.place
+    # A place where it was trained may be of a store that is not known here.
+    last = named.rstrip("/").rpartition("/")[2] if isinstance(named, str) else ""
+    if last and last not in parse(place).parts[-_BELOW_NAME:]:
+        yield (
+            f"the adapter says that it is of {named}, and is {used} {place}: names and shapes are compared, "
+            "values cannot be"
+        )
 
 
 def noted_base(tree: Tree) -> str:

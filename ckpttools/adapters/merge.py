@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from ckpttools.adapters.base_names import said_of_another
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.config import unknown_settings
 from ckpttools.adapters.factors import Adapter, finite, require_finite
@@ -17,9 +18,8 @@ from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, folded, some
 from ckpttools.core.wording import option
-from ckpttools.formats.adapters import ADAPTER, BASE_NAME
+from ckpttools.formats.adapters import ADAPTER
 from ckpttools.maxtext.view import view_of
-from ckpttools.stores.registry import parse
 from ckpttools.transforms.base import Transformed
 
 _NUMBER = re.compile(r"\d+")
@@ -84,14 +84,7 @@ def _said(adapter: Adapter, scale: float) -> str:
 
 
 def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
-    named = adapter.config.get(BASE_NAME)
-    place = base.tree.metadata.place
-    # A place where it was trained may be of a store that is not known here.
-    if isinstance(named, str) and named and named.rstrip("/").rpartition("/")[2] != parse(place).name:
-        yield (
-            f"the adapter says that it is of {named}, and is merged into {place}: names and shapes are "
-            "compared, values cannot be"
-        )
+    yield from said_of_another(base, adapter, "merged into")
     if unknown := unknown_settings(adapter.config):
         yield f"{ADAPTER} says {some(unknown)}, which is not known here: it is taken to change nothing"
     if adapter.replaced:

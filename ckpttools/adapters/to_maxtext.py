@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 from typing import Literal
 
+from ckpttools.adapters.base_names import said_of_another
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.adapters.fitting import fitted
@@ -96,7 +97,9 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said, **named})
     is_rslora = bool(adapter.config.get("use_rslora"))
-    return Transformed(tree, _notes(mapped, fit.factors, ratios, said, is_rslora=is_rslora))
+    notes = _notes(mapped, fit.factors, ratios, said, is_rslora=is_rslora)
+    another = Notes(remarks=tuple(said_of_another(base, adapter, "converted as one of")))
+    return Transformed(tree, notes + another)
 
 
 def _refuse_what_maxtext_lacks(base: Base, adapter: Adapter, by_weight: Mapping[str, Row]) -> None:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckpttools.adapters.base_names import base_name
+from ckpttools.adapters.base_names import base_name, said_of_another
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
@@ -60,7 +60,9 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
     others = [_module(base, name) for name in base.weights if name.endswith(_WEIGHT)]
     called = base_name(base, adapter, name)
     said = _config(adapter.factors, names, others, scale) | {BASE_NAME: called.text}
-    return PeftFiles(tree, json.dumps(said, indent=2, sort_keys=True).encode() + b"\n", called.notes)
+    another = Notes(remarks=tuple(said_of_another(base, adapter, "converted as one of")))
+    text = json.dumps(said, indent=2, sort_keys=True)
+    return PeftFiles(tree, f"{text}\n".encode(), called.notes + another)
 
 
 def _module(base: Base, name: str) -> str:
