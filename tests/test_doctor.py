@@ -777,8 +777,10 @@ class TestCommand:
         output = self.run(ORBAX / "unfinished_commit_file").output
         assert "error  " in output and "  why   " in output and "  next  " in output
         assert output.endswith("1 error\n")
-        said = "healthy: nothing found; values were not read (`ckpt inspect stats --nan` reads them)\n"
+        command = "inspect", "stats", str(ORBAX / "standard"), "--nan"
+        said = f"nothing found; values were not read (`ckpt {' '.join(command)}` reads them)\n"
         assert self.run(ORBAX / "standard").output.endswith(said)
+        assert ckpt(*command).exit_code == 0
 
     def test_json(self):
         report = json.loads(self.run(ORBAX / "unfinished_commit_file", "--json").output)

@@ -19,7 +19,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.testing.strategies import stored
 
 CAST = "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST"
-DIFF = "`ckpt diff SRC DST` says by how much, and knows common causes"
+DIFF = " says by how much, and knows common causes"
 PARAMETERS = "--parameters compares the parameters alone"
 BOTH = f"it takes two options together: {PARAMETERS}, and {CAST.partition(': ')[2]}"
 
@@ -84,7 +84,10 @@ def test_training_state_on_one_side(tmp_path):
     (hint,) = hints("verify", stripped, "--manifest", manifest)
     assert hint == "ckpt hash SRC --parameters --manifest FILE writes digests of the parameters alone"
     damaged = changed(stripped, tmp_path / "damaged", "embedding")
-    assert hints("verify", damaged, "--against", TRAINED) == [DIFF]
+    (hint,) = hints("verify", damaged, "--against", TRAINED)
+    command = hint.removesuffix(f"`{DIFF}").removeprefix("`ckpt ").split()
+    (found,) = json.loads(ckpt(*command, "--json").stdout)["arrays"]
+    assert found["name"] == "token_embedder/embedding"
     assert hints("verify", damaged, "--manifest", manifest) == []
 
 
@@ -223,13 +226,15 @@ def test_an_output_head_alone(tmp_path):
     tensors = load_file(tmp_path / "one/model.safetensors")
     both = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
     save_file(both, tmp_path / "one/model.safetensors", {"format": "pt"})
-    head = "only {} has an output head: `ckpt diff` says whether it is the table of embeddings"
-    assert hints("verify", tmp_path / "one", "--against", tmp_path / "tied") == [head.format("DST")]
-    assert hints("verify", tmp_path / "tied", "--against", tmp_path / "one") == [head.format("SRC")]
+    head = "only {} has an output head: `ckpt diff {} {}` says whether it is the table of embeddings"
+    sides = tmp_path / "one", tmp_path / "tied"
+    in_tied = head.format("SRC", *sides)
+    assert hints("verify", sides[0], "--against", sides[1]) == [head.format("DST", *sides[::-1])]
+    assert hints("verify", sides[1], "--against", sides[0]) == [in_tied]
     wide = {name: array.astype("f4") for name, array in tensors.items()}
     save_file(wide, tmp_path / "tied/model.safetensors", {"format": "pt"})
     found = hints("verify", tmp_path / "tied", "--against", tmp_path / "one")
-    assert found == [head.format("SRC"), CAST.partition(": ")[2]]
+    assert found == [in_tied, CAST.partition(": ")[2]]
     # Both have one, by other names.
     renamed = {**tensors, "tower.lm_head.weight": both["lm_head.weight"]}
     save_file(renamed, tmp_path / "tied/model.safetensors", {"format": "pt"})

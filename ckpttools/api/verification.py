@@ -164,7 +164,7 @@ def _bit_by_bit(
     tree: Tree, source: Tree, said: _Said, selection: Selection, scan: ScanSettings
 ) -> Verification:
     from ckpttools.compare.conversion import paired
-    from ckpttools.compare.hints import after_verify
+    from ckpttools.compare.hints import after_verify, diffing
     from ckpttools.compare.padding import without_padding
     from ckpttools.compare.verify import compare
 
@@ -175,19 +175,17 @@ def _bit_by_bit(
     found = compare(both, memory=scan.memory, jobs=scan.jobs, observe=scan.observer(total))
     remarks = tuple(each.text for each in both.remarks)
     made = _verification(tree, source.metadata.place, both.a, found, remarks)
-    hints = _in_numbers(found, both, tree, source, scan) or after_verify(found, both)
+    compared = diffing(source.metadata.place, tree.metadata.place)
+    hints = _in_numbers(found, both, tree, source, scan) or after_verify(found, both, compared)
     if found and not hints and not (both.a.keys() & both.b.keys()):
-        hints = _of_names(tree, source)
+        hints = _of_names(tree, source, compared)
     return replace(made, hints=hints)
 
 
-def _of_names(tree: Tree, source: Tree) -> tuple[str, ...]:
+def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
     from ckpttools.api.trainer_steps import names_of_hub
 
-    way = (
-        names_of_hub(source, tree)
-        or "`ckpt diff SRC DST` knows more names, and `ckpt remap` renames by rules"
-    )
+    way = names_of_hub(source, tree) or f"{compared} knows more names, and `ckpt remap` renames by rules"
     return (f"no array has the same name on both sides: {way}",)
 
 

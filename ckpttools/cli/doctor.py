@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -112,7 +113,8 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
-        return "healthy: nothing found; values were not read (`ckpt inspect stats --nan` reads them)"
+        reading = f"`ckpt inspect stats {quote(printable(diagnosis.path))} --nan` reads them"
+        return f"healthy: nothing found; values were not read ({reading})"
     levels = [each.level for each in diagnosis.findings]
     parts = [plural(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
     return ("no errors, " if diagnosis.healthy else "") + ", ".join(parts)

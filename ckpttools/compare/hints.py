@@ -5,6 +5,7 @@ Only if they differ in nothing else: real differences are never explained away.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from shlex import quote
@@ -13,19 +14,28 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.diff import ArrayDiff
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.text import plural
-from ckpttools.core.wording import option, place
+from ckpttools.core.wording import option, place, step
 from ckpttools.digest.canonical import parameters_among
 from ckpttools.digest.differences import Difference
 from ckpttools.digest.pairing import Pairing
 from ckpttools.roles.of_tree import Typed
 
 
-def after_verify(found: Collection[Difference], both: Pairing[LazyArray]) -> tuple[str, ...]:
+def diffing(source: str, checkpoint: str) -> str:
+    """How two checkpoints are compared number by number: a command, or a call."""
+    sides = source or "SRC", checkpoint or "DST"
+    return step(
+        f"ckpttools.diff({', '.join(map(json.dumps, sides))})", f"ckpt diff {' '.join(map(quote, sides))}"
+    )
+
+
+def after_verify(found: Collection[Difference], both: Pairing[LazyArray], compared: str) -> tuple[str, ...]:
     """What to try after two checkpoints were compared bit by bit.
 
     Args:
         found: all differences.
         both: what was compared.
+        compared: as of `diffing`, of these two.
     """
     dtypes = {each.name for each in found if each.reason == "dtype" and _are_floats(each.name, both)}
     rest = [each for each in found if each.name not in dtypes]
@@ -35,10 +45,10 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray]) -> tup
     reasons = {each.reason for each in rest}
     if reasons in ({"missing"}, {"extra"}) and all(each.name.endswith(_HEAD) for each in rest):
         has = place("against" if reasons == {"missing"} else "checkpoint")
-        told = f"only {has} has an output head: `ckpt diff` says whether it is the table of embeddings"
+        told = f"only {has} has an output head: {compared} says whether it is the table of embeddings"
         return (told, cast) if dtypes else (told,)
     if not _are_state(rest, both.a, both.b):
-        return _of_parameters(found)
+        return _of_parameters(found, compared)
     alone = f"{option('parameters', True)} compares the parameters alone"
     if rest and dtypes:
         return (f"it takes two options together: {alone}, and {cast}",)
@@ -47,7 +57,7 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray]) -> tup
     return (alone,) if rest else ()
 
 
-def _of_parameters(found: Collection[Difference]) -> tuple[str, ...]:
+def _of_parameters(found: Collection[Difference], compared: str) -> tuple[str, ...]:
     """What to try if parameters differ: no option ignores that, but a cause may be known."""
     sides = [{each.name for each in found if each.reason == reason} for reason in ("missing", "extra")]
     stacked = [{_LAYER_NUMBER.sub(r"\1", name) for name in side} for side in sides]
@@ -57,7 +67,7 @@ def _of_parameters(found: Collection[Difference]) -> tuple[str, ...]:
             f"{option('per_layer', False)} they are compared one by one",
         )
     if any(each.reason == "values" for each in found):
-        return ("`ckpt diff SRC DST` says by how much, and knows common causes",)
+        return (f"{compared} says by how much, and knows common causes",)
     return ()
 
 
