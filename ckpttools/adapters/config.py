@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, FormatError, listing
+from ckpttools.core.patterns import PatternError, is_match
 from ckpttools.formats.adapters import MERGE_WITH_PEFT
 
 WITH_PEFT = f"merge it with PEFT, {MERGE_WITH_PEFT}"
@@ -125,17 +125,20 @@ class PeftConfig:
         if not isinstance(said, Mapping):
             raise ConfigError(f"{patterns} is no object", place=self.place, got=repr(said))
         for pattern, number in said.items():
-            if self._matches(rf"(.*\.)?({pattern})", module, f"a key of {patterns}", pattern):
+            if self._matches(pattern, module, f"a key of {patterns}", below=True):
                 return self._number(number, patterns)
         return self._number(self.said.get(otherwise, default), otherwise)
 
-    def _matches(self, pattern: str, module: str, what: str, said: str = "") -> bool:
-        """Whether a pattern is of all of a path; errors call it `what`, and show what is said."""
+    def _matches(self, pattern: str, module: str, what: str, *, below: bool = False) -> bool:
+        """Whether a pattern is of all of a path, or `below` others in it; errors call it `what`."""
         try:
-            return re.fullmatch(pattern, module) is not None
-        except re.error as error:
+            return is_match(pattern, module, below=below)
+        except PatternError as error:
             raise ConfigError(
-                f"{what} is no pattern", place=self.place, got=f"{said or pattern!r}: {error}"
+                f"{what} is no pattern that can be matched",
+                place=self.place,
+                got=f"{repr(pattern)[:80]}: {error}",
+                hint="write the names of the modules, or a pattern with fewer repeats",
             ) from error
 
     def _number(self, value: object, name: str) -> float:

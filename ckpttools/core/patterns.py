@@ -1,0 +1,74 @@
+"""Regular expressions that somebody else wrote: a few can take longer than anybody waits."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+from typing import NoReturn
+
+# A name is matched in microseconds; repeats within repeats may try as many ways as it has subsets of letters.
+_SECONDS = 2.0
+_REPEATS = frozenset("*+?{")
+
+
+class PatternError(ValueError):
+    """A text is no pattern, or takes too long to match; says which."""
+
+
+class _TooLongError(Exception):
+    """Time is up."""
+
+
+def is_match(pattern: str, text: str, *, below: bool = False) -> bool:
+    """Whether a regular expression is of all of a text.
+
+    Within a few seconds, where this is the main thread: in others no signal can end it.
+
+    Args:
+        pattern: the expression.
+        text: a name.
+        below: whether it may be of the last keys alone, behind any others and a dot.
+
+    Raises:
+        PatternError: it is none, or takes longer.
+    """
+    whole = rf"(.*\.)?({pattern})" if below else pattern
+    try:
+        with nullcontext() if _REPEATS.isdisjoint(pattern) else _limited(_SECONDS):
+            return re.fullmatch(whole, text) is not None
+    except RecursionError:
+        raise PatternError("it is nested too deeply") from None
+    except (re.error, OverflowError) as error:
+        raise PatternError(str(error)) from error
+    except _TooLongError:
+        raise PatternError(
+            f"after {_SECONDS:g} seconds it cannot be told whether it matches {text[:80]!r}: "
+            "repeats within or beside others, such as (a*)*, have too many ways to"
+        ) from None
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raises _TooLongError where what is within takes longer; a timer that is set goes on behind it."""
+    try:
+        handler = signal.signal(signal.SIGALRM, _end)
+    except ValueError:  # only the main thread may say what a signal does
+        yield
+        return
+    before = 0.0, 0.0
+    try:
+        before = signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, *before)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise _TooLongError
