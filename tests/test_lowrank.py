@@ -54,6 +54,19 @@ def test_a_region_of_a_product_is_that_of_numpy(data):
     assert np.array_equal(read(array, region), wanted.astype(np.float32)[region.slices])
 
 
+@pytest.mark.parametrize("scale", [1 / 3, -16 / 7, 2.0, 0.0])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_halfway_between_two_numbers_do_not_turn(dtype, scale):
+    """Those of half the width are exact, in any order: a scale that rounds comes behind them."""
+    random = np.random.default_rng(3)
+    left, right = (random.normal(0, 0.3, each).astype(DTYPES[dtype].numpy) for each in ((151, 7), (7, 163)))
+    sums = left.astype(np.float64) @ right.astype(np.float64)
+    product, region = low_rank(lazy(left), lazy(right), scale), Region((3, 5), (150, 160))
+    assert np.array_equal(read(product, region), (scale * sums).astype(np.float32)[region.slices])
+    other = swapped(low_rank(swapped(lazy(right)), swapped(lazy(left)), scale))
+    assert np.array_equal(read(other, region), (scale * sums).astype(np.float32)[region.slices])
+
+
 def test_large_products_are_made_in_parts_of_the_same_bits():
     random = np.random.default_rng(0)
     left = random.standard_normal((3000, 33)).astype(np.float32)

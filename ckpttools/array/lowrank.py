@@ -1,14 +1,16 @@
 """Products of low-rank factors, and sums of an array and what is added to it: what adapters are made of.
 
-A product is summed in float64 and rounded to float32; a sum is added in float32, in float64 where the array
-is that, and rounded once to the array's dtype. So elements do not depend on how a matrix is cut, or on the
-library that multiplies, but for one in some 10**8 whose last bit of float32 may turn.
+A product is summed in float64, multiplied with its scale, and rounded to float32; a sum is added in float32,
+in float64 where the array is that, and rounded once to the array's dtype. So elements do not depend on how a
+matrix is cut, or on the library that multiplies, but for one in some 10**8 whose last bit of float32 may
+turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
+from math import frexp
 from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
@@ -71,7 +73,7 @@ class LowRank(OfParts):
     `parts` are the left factor (…, rows, rank) and the right one (…, rank, columns), floating-point numbers.
 
     Attributes:
-        scale: of the product; multiplied with the left factor, in float64.
+        scale: of the product; multiplied with it in float64.
     """
 
     scale: float
@@ -99,9 +101,20 @@ class LowRank(OfParts):
         wide = DTYPES["float64"].numpy
         with scratch.take((piece.shape[-2], self.rank), wide) as first:
             left.read_into(piece.replaced(piece.rank - 1, 0, self.rank), first, scratch)
-            first *= self.scale
+            of_left, of_sums = self._scales
+            first *= of_left
             with scratch.take((_TILE,), wide) as tile, np.errstate(over="ignore", invalid="ignore"):
-                _product(first, second, out.reshape(out.shape[-2:]), tile)
+                _product(first, second, out.reshape(out.shape[-2:]), tile, of_sums)
+
+    @cached_property
+    def _scales(self) -> tuple[float, float]:
+        """What the left factor is multiplied by, and what sums are.
+
+        Sums of bfloat16 and float16 are exact, in any order, and many lie halfway between numbers of float32
+        then, with a scale of 16/7 those that 7 divides. A left factor that was rounded before would turn them
+        as the order has it: 40 of 10**5. But powers of two round nothing, and the factor has fewer numbers.
+        """
+        return (self.scale, 1.0) if abs(frexp(self.scale)[0]) == 0.5 else (1.0, self.scale)
 
     @cached_property
     def _factors(self) -> tuple[_FactorRead, _FactorRead]:
@@ -372,8 +385,8 @@ def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch
                 out[...] = narrow
 
 
-def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndarray) -> None:
-    """out = left @ right, summed in `tile`, rounded to float32 from there; `left` is in C order."""
+def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndarray, scale: float) -> None:
+    """out = scale * left @ right, made in `tile`, rounded to float32 from there; `left` is in C order."""
     import numpy as np
 
     (rows, rank), length = left.shape, right.shape[1]
@@ -385,6 +398,8 @@ def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndar
             some = left[start : start + step]
             made = tile[: len(some) * others.shape[1]].reshape(len(some), -1)
             _multiply(some, others, made)
+            if scale != 1:
+                made *= scale
             np.copyto(out[start : start + step, first : first + columns], made, casting="same_kind")
 
 
