@@ -27,10 +27,8 @@ def names_of_hub(*trees: Tree) -> str | None:
         is_known = view_of(tree).is_maxtext or guess_families(tree, families().values())
         made = [] if is_known or not tree.metadata.place else list(commands(tree, parse(tree.metadata.place)))
         if made:
-            way = f"`{made[-1]}` gives"
-            if not made[-1].startswith("ckpt"):
-                way = f"after `{made[-1]}`, `ckpt {quote(tree.metadata.place)}` says what gives"
-            return f"{way} names of the hub, which can be compared"
+            after = "" if made[0].startswith("ckpt") else f"after `{made[0]}`, "
+            return f"{after}`{made[-1]}` gives names of the hub, which can be compared"
     return None
 
 
@@ -86,11 +84,13 @@ def commands(tree: Tree, place: Place) -> Iterator[str]:
         yield from (
             f"ckpt select {path} DST --prefix {quote(each)} --to safetensors" for each in found.prefixes
         )
-    elif not is_llama and not guess_families(weights, families().values()):
         return
-    elif tree.metadata.config is None:
-        yield from filter(None, (config_copy(place),))
+    if not is_llama and not guess_families(weights, families().values()):
+        return
+    to_hub = f"ckpt convert to-safetensors {path} DST {flag('names', 'hub')}{_dropping(beside)}"
+    if tree.metadata.config is None:
+        # The second needs what the first copies.
+        if copied := config_copy(place):
+            yield from (copied, to_hub)
     elif not is_llama:
-        drop = _dropping(beside)
-        yield f"ckpt convert hf-to-maxtext {path} DST{drop}"
-        yield f"ckpt convert to-safetensors {path} DST {flag('names', 'hub')}{drop}"
+        yield from (f"ckpt convert hf-to-maxtext {path} DST{_dropping(beside)}", to_hub)
