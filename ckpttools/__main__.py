@@ -29,7 +29,10 @@ def main() -> None:
         if isinstance(end.code, int) and end.code > 128:
             os._exit(end.code)  # waits for no thread that was left
         stopping.ignore()
-        leave(end.code if isinstance(end.code, int) else 0)
+        code = end.code or 0
+        if not isinstance(code, int):
+            raise  # a message, which the interpreter shows
+        leave(code)
 
 
 if __name__ == "__main__":

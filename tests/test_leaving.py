@@ -67,6 +67,22 @@ def test_a_debugger_sees_the_end():
     assert "seen to the end 0" in done.stdout
 
 
+def test_a_message_is_shown_and_is_an_error():
+    done = subprocess.run([sys.executable, "-c", SAYS], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "no more\n")
+
+
+SAYS = """
+import ckpttools.cli.main
+from ckpttools.__main__ import main
+
+def ends(**_):
+    raise SystemExit("no more")
+
+ckpttools.cli.main.main = ends
+main()
+"""
+
 TRACED = """
 import sys
 from ckpttools.__main__ import main

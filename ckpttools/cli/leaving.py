@@ -25,8 +25,7 @@ def leave(code: int) -> NoReturn:
     """
     if threading.active_count() > 1 or _is_watched():
         sys.exit(code)
-    with suppress(Exception):  # has been shown
-        atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # shows what they raise
     for stream in (sys.stdout, sys.stderr):
         # Either may be closed, or at a pipe that nobody reads.
         with suppress(OSError, ValueError, AttributeError):
