@@ -80,6 +80,18 @@ class TestDeepJson:
             (item / file).unlink() if before is None else (item / file).write_bytes(before)
         assert ckpt("inspect", "tree", item, "--sharding").exit_code == 0
 
+    @pytest.mark.parametrize("levels", [DEEPEST - 1, DEEPEST])
+    def test_custom_metadata_that_is_read_can_be_read_again(self, tmp_path, levels):
+        item, copy = tmp_path / "item", tmp_path / "copy"
+        write_item(item, {("w",): (zarr3([LITTLE], [2]), np.ones(4, "float32"))}, use_ocdbt=False)
+        nested = json.loads(b'{"x":' * levels + b"1" + b"}" * levels)
+        metadata = json.loads((item / "_METADATA").read_bytes())
+        (item / "_METADATA").write_text(json.dumps(metadata | {"custom_metadata": nested}))
+        converted = ckpt("convert", "to-orbax", item, copy)
+        assert converted.exit_code == (0 if levels < DEEPEST else 3), converted.output
+        if levels < DEEPEST:
+            assert ckpt("inspect", "tree", copy).exit_code == 0
+
     @pytest.mark.parametrize("levels", [DEEPEST + 1, 5000])
     def test_in_other_files(self, tmp_path, levels):
         nested = b'{"x": ' + deep(levels) + b"}"

@@ -262,8 +262,10 @@ def _object(document: Mapping[str, Any], place: Place) -> Mapping[str, object]:
     custom = document.get("custom_metadata") or {}
     if not isinstance(custom, dict):
         raise FormatError("the custom metadata is not a JSON object", place=place, got=type(custom).__name__)
-    if is_deep(custom):
-        raise FormatError("the custom metadata is nested too deep", place=place, wanted=f"{DEEPEST} levels")
+    # With the object around it that it is written in again.
+    if is_deep([custom]):
+        wanted = f"at most {DEEPEST - 1} levels"
+        raise FormatError("the custom metadata is nested too deep", place=place, wanted=wanted)
     return custom
 
 
