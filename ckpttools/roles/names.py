@@ -89,7 +89,7 @@ LONE_KEY = "rng_key"
 KEYS = frozenset(("key", LONE_KEY))
 # The iterate of schedule-free optimizers, which the weights for inference are worked out from.
 _ITERATE, _BESIDE_ITERATE = "z", ("weight_sum", "max_lr")
-# Keys that some state has, beside those above.
+# Keys that some state has, beside containers and moments.
 _SIGNS = ENCLOSED | {*_BESIDE_ITERATE}
 # An optimizer's number of steps; a model has counters too, but calls them cache_index, num_batches_tracked.
 STEPS = frozenset(("step", "count"))
@@ -161,7 +161,7 @@ def container(key: str | int) -> str | None:
 
 
 def may_tell(key: str | int) -> bool:
-    """Whether a key is one that some state has, but for a random one's."""
+    """Whether a key is one that some state has; those of random states are in `KEYS`."""
     return key in MOMENTS or key in _SIGNS or container(key) is not None
 
 

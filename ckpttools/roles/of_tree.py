@@ -175,7 +175,7 @@ def _inferred(
     arrays: Mapping[Path, Typed],
     empty: Iterable[Path],
     random: Iterable[Path],
-    keys: Iterable[str | int],
+    keys: Collection[str | int],
     learned: Collection[Path] = (),
 ) -> Roles:
     random = [core for core in map(core_of, random) if not is_bookkeeping(core)]
@@ -211,7 +211,7 @@ def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
     return branches & steps
 
 
-def _may_be_random(arrays: Mapping[Path, Typed], keys: Iterable[str | int]) -> bool:
+def _may_be_random(arrays: Mapping[Path, Typed], keys: Collection[str | int]) -> bool:
     """Whether there may be keys of random number generators; attention has a `key`, too, above its kernel."""
     return not KEYS.isdisjoint(keys) and any(
         not KEYS.isdisjoint(keys_of(path)[-2:]) and _is_whole_number(each) for path, each in arrays.items()
