@@ -110,6 +110,26 @@ def test_they_make_the_same_bytes_and_counts(models: Models, receipt: ckpttools.
     check_mean(models, tmp_path / "out")
 
 
+def test_what_a_plug_in_prints_in_them_is_not_lost(models: Models, receipt: object, tmp_path: Path):
+    driver = DRIVER.format(happens="pass").replace(
+        "from ckpttools.__main__", f"{SPEAKS}\nfrom ckpttools.__main__"
+    )
+    words = ("average", *models[:2], tmp_path / "out", "--jobs", 2)
+    made = subprocess.run([sys.executable, "-c", driver, *map(str, words)], capture_output=True, text=True)
+    assert made.returncode == 0 and len(forked(made)) == 2
+    assert made.stdout.count("asked for a task") >= 3
+
+
+# As a format does that is somebody else's, into a pipe.
+SPEAKS = """
+class Speaks(worker_processes.InThread):
+    def __call__(self, number, sink):
+        print("asked for a task")
+        return super().__call__(number, sink)
+worker_processes.InThread = Speaks
+"""
+
+
 @pytest.mark.parametrize(
     "words",
     [("--memory", "200MiB"), ("--jobs", "1"), ("--manifest", "digests.json"), ("--compression", "zstd")],

@@ -16,6 +16,7 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -242,7 +243,11 @@ def _serve(
             else:
                 pipe.send(counts)
         pipe.send(own_bytes())
-    # All bytes are with the system, and what else an interpreter does at its end took 20 ms.
+    # All bytes are with the system then, and what else an interpreter does at its end took 20 ms.
+    for stream in (sys.stdout, sys.stderr):
+        # What a plug-in printed; either may be closed, or at a pipe that nobody reads.
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     os._exit(0)
 
 
