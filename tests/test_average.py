@@ -16,7 +16,7 @@ from support.command_line import ckpt, run
 from support.hf_models import write_llama
 from support.object_stores import files_in
 from support.pages import run_page
-from support.places import DOCS, GOLDEN_0_2_5, HF, TRAINED
+from support.places import DOCS, FIXTURES, GOLDEN_0_2_5, HF, TRAINED
 from support.quantised_weights import fp4_experts, fp8_blocks, fp8_rows, int4, mxfp4, nvfp4
 from support.stored_trees import contents
 from support.trees import lazy, tree_with
@@ -363,3 +363,13 @@ def test_a_plan_means_the_same_places_in_every_directory(tmp_path, monkeypatch):
 def test_weights_with_blanks_between_are_no_checkpoints(tmp_path):
     told = ckpt("average", HF, HF, tmp_path / "out", "--weights", "0.5", "0.3", "0.2").output
     assert "weights are separated by commas" in told and "--weights 0.5,0.3,0.2" in told
+
+
+def test_of_adapters_it_is_told_that_products_have_another_mean(tmp_path):
+    adapters = [FIXTURES / "peft/plain"] * 2
+    told = " ".join(run("average", *adapters, tmp_path / "mean").split())
+    assert "factors of adapters are averaged each by itself" in told
+    models = [tmp_path / name for name in ("one", "other")]
+    for model, adapter in zip(models, adapters, strict=True):
+        run("adapter", "merge", FIXTURES / "peft/bases/llama-float32", adapter, model)
+    assert "factors of adapters" not in run("average", *models, tmp_path / "of-models")

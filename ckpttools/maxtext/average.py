@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from ckpttools.core.errors import CoverageError, FormatError, MappingError, list
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option
+from ckpttools.core.wording import option, step
 from ckpttools.maxtext.layout import STEPS
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.stored_average import StoredAverage
@@ -33,6 +33,8 @@ from ckpttools.transforms.tables import is_table
 _COMPARED = 1 << 18
 # Weights that are listed.
 _SHOWN = 8
+# In names of the low-rank factors of adapters, whoever wrote them.
+_FACTOR = "lora_"
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Average:
         twice = [f"{place} counts {n} times" for place, n in places.items() if n > 1]
         return Notes(
             (what,) if rounded else (),
-            remarks=(f"weights: {', '.join(shares[:_SHOWN])}{more}", *twice),
+            remarks=(f"weights: {', '.join(shares[:_SHOWN])}{more}", *twice, *_of_factors(averaged)),
         )
 
 
@@ -153,6 +155,17 @@ class _Counted:
     def named(self) -> Mapping[str, LazyArray]:
         """The arrays by their dotted names."""
         return by_name(self.tree.arrays)
+
+
+def _of_factors(averaged: Collection[Path]) -> Iterator[str]:
+    """What to know where the mean is one of adapters, which add products to weights."""
+    if any(_FACTOR in dotted(path).lower() for path in averaged):
+        each = step("ckpttools.merge_adapter", "ckpt adapter merge")
+        yield (
+            "factors of adapters are averaged each by itself, and alpha is the last one's: what they add is "
+            f"not the mean of what the adapters add; for that, merge each into its base ({each}), and "
+            "average the models"
+        )
 
 
 def _of_quantized(counted: Sequence[_Counted]) -> Notes:
