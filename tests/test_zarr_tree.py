@@ -133,3 +133,62 @@ def test_checkpoints_beside_each_other_are_not_one(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     assert f"ckpt {tmp_path}/a" in ckpt(tmp_path).output
+
+
+@pytest.mark.parametrize("driver", ("zarr", "zarr3"))
+def test_an_array_in_the_directory_of_another_is_not_lost(tmp_path, driver):
+    write(tmp_path / "c/m/w", np.arange(4, dtype="f4"), driver)
+    write(tmp_path / "c/m/w/sub", np.ones(2, "f4"), driver)
+    assert {"/".join(path): array.shape for path, array in open_tree(tmp_path / "c").arrays.items()} == {
+        "m/w": (4,),
+        "m/w/sub": (2,),
+    }
+
+
+@pytest.mark.parametrize(("driver", "document"), [("zarr", ".zarray"), ("zarr3", "zarr.json")])
+@pytest.mark.parametrize("shape", ((), (4,), (2, 2)))
+def test_chunks_without_their_metadata(tmp_path, driver, document, shape):
+    """Of 100 arrays one would be missing, and nobody would be told."""
+    for name in "ab":
+        write(tmp_path / "c/m" / name, np.ones(shape, "f4"), driver)
+    (tmp_path / "c/m/b" / document).unlink()
+    with pytest.raises(FormatError, match="chunks of an array are here without its metadata"):
+        open_tree(tmp_path / "c")
+
+
+def test_links_that_lead_to_where_they_are(tmp_path):
+    """What is below has no end: of two such links 2^40 directories."""
+    write(tmp_path / "c/m/w", np.ones(3, "f4"))
+    (tmp_path / "v").symlink_to("c/m/w")
+    (tmp_path / "c/m/v").symlink_to("../../v")
+    assert len(open_tree(tmp_path / "c").arrays) == 2
+    (tmp_path / "c/n").mkdir()
+    for at, to in (("m/x", "../n"), ("n/y", "../m"), ("n/z", "../m")):
+        (tmp_path / "c" / at).symlink_to(to)
+    with pytest.raises(FormatError, match="a link leads to a directory that it is in"):
+        open_tree(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b'{"node_type": "Array"}', "node_type 'Array'"),
+        (b"\xff", "0xff"),
+        (b"[" * 10**5, "nested"),
+        (b"[]", "object"),
+    ],
+)
+@pytest.mark.parametrize("in_database", (False, True))
+def test_metadata_of_nothing_known(tmp_path, text, told, in_database):
+    """The array would be missing, and nobody would be told."""
+    root = tmp_path / "c"
+    write(
+        "m/w" if in_database else root / "m/w", np.ones(3, "f4"), "zarr3", base=root if in_database else None
+    )
+    if in_database:
+        store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{root}"}).result()
+        store.write("m/x/zarr.json", text).result()
+    else:
+        (root / "m/x").mkdir()
+        (root / "m/x/zarr.json").write_bytes(text)
+    assert told in run("hash", root, code=3)

@@ -7,7 +7,6 @@ file `checkpoint` that Flax wrote.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.flax.format import begins_as_state, opened_state
 from ckpttools.formats.flax.state import FlaxState
-from ckpttools.formats.json_file import DEEPEST, read_json
+from ckpttools.formats.json_file import DEEPEST, json_object, read_json
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Entries, Files, entries_of
@@ -48,6 +47,9 @@ _STATE, _METADATA = "checkpoint", "metadata.json"
 # What lies in an item of Orbax beside the metadata of its tree, which are then what is missing.
 _OF_ORBAX = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
 _STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
+# Directories that chunks lie in, and chunks themselves; names of numbers with more digits are no places.
+_OF_CHUNKS = re.compile(r"c|[0-9]{1,18}", re.DOTALL)
+_CHUNK = re.compile(r"c|(?:c\.)?[0-9]{1,18}(?:\.[0-9]{1,18})*", re.DOTALL)
 # What lies at the root of a checkpoint, of whichever format.
 _OF_A_ROOT = frozenset((_STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", "config.json"))
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
@@ -188,7 +190,7 @@ def _has_state(path: Place) -> bool:
 def _names(entries: Entries) -> Iterator[str]:
     """Names of all arrays, their keys joined by "/"; "" for one that is the directory itself."""
     if isinstance(entries, Files):
-        yield from _names_below(entries.directory, "", 0)
+        yield from _names_below(entries.directory, "")
         return
     for key in entries.all:
         name, _, document = key.rpartition("/")
@@ -196,34 +198,73 @@ def _names(entries: Entries) -> Iterator[str]:
             yield name
 
 
-def _names_below(folder: Place, name: str, depth: int) -> Iterator[str]:
+def _names_below(folder: Place, name: str, depth: int = 0, links: tuple[Place, ...] = ()) -> Iterator[str]:
+    """Names of the arrays in a directory; `links` is where those on the way to it lead."""
     if depth > DEEPEST:
         raise FormatError("directories are nested too deep", place=folder, wanted=f"at most {DEEPEST} levels")
     entries = folder.entries()
     documents = {each.name for each in entries} & {*_DOCUMENTS}
-    if zarr2.DOCUMENT in documents or (
-        zarr3.DOCUMENT in documents and read_json(folder / zarr3.DOCUMENT).get("node_type") == "array"
-    ):
+    is_array = zarr2.DOCUMENT in documents or (
+        zarr3.DOCUMENT in documents
+        and _tells_array(read_json(folder / zarr3.DOCUMENT), folder / zarr3.DOCUMENT)
+    )
+    if is_array:
         yield name
-        return
+    else:
+        _refuse_chunks(folder, [each.name for each in entries if not each.is_dir])
     for each in entries:
-        if each.is_dir:
-            yield from _names_below(
-                folder / each.name, f"{name}/{each.name}" if name else each.name, depth + 1
-            )
+        if each.is_dir and not (is_array and _OF_CHUNKS.fullmatch(each.name)):
+            below = folder / each.name
+            led = links if each.is_own_dir else (*links, _led_to(below, links))
+            yield from _names_below(below, f"{name}/{each.name}" if name else each.name, depth + 1, led)
+
+
+def _led_to(link: Place, links: tuple[Place, ...]) -> Place:
+    """Where a link leads; raises FormatError if it is in there, as what lies in it has then no end."""
+    target = link.resolve()
+    if target in (*links, link.parent.resolve(), *link.parent.resolve().parents):
+        raise FormatError("a link leads to a directory that it is in", place=link, hint="remove the link")
+    return target
+
+
+def _refuse_chunks(folder: Place, files: Sequence[str]) -> None:
+    """Raises FormatError if chunks are among the files of a directory that has no metadata of an array."""
+    chunk = next(filter(_CHUNK.fullmatch, files), None)
+    if chunk is not None:
+        raise FormatError(
+            "chunks of an array are here without its metadata",
+            place=folder,
+            got=f"a file {chunk}",
+            wanted=f"{zarr2.DOCUMENT} or {zarr3.DOCUMENT} beside them or above",
+            hint="copy it again, with the files whose names start with a dot",
+        )
+
+
+def _tells_array(document: Mapping[str, Any], place: object) -> bool:
+    """Whether a `zarr.json` is of an array; raises FormatError if it is of no group either."""
+    node = document.get("node_type")
+    if node in ("array", "group"):
+        return bool(node == "array")
+    raise FormatError(
+        "not the metadata of a zarr v3 node", place=place, got=f"node_type {node!r}", wanted="array or group"
+    )
 
 
 def _is_array(entries: Entries, key: str) -> bool:
-    return _document(entries, key).get("node_type") == "array"
+    return _tells_array(_document(entries, key), f"{entries.directory}: {key}")
 
 
 def _document(entries: Entries, key: str) -> Mapping[str, Any]:
+    """The object under a key, empty if nothing is.
+
+    Raises:
+        FormatError: it is no JSON object.
+    """
     entry = entries.get(key)
-    try:
-        found = json.loads(entries.read(entry)) if entry is not None else None
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
+    if entry is None:
+        return {}
+    place = f"{entries.directory}: {key}"
+    return json_object(entries.read(entry), place, FormatError, "copy the checkpoint again", None)
 
 
 class _BareArrays:
