@@ -192,3 +192,37 @@ def test_metadata_of_nothing_known(tmp_path, text, told, in_database):
         (root / "m/x").mkdir()
         (root / "m/x/zarr.json").write_bytes(text)
     assert told in run("hash", root, code=3)
+
+
+def sharded(path, value):
+    """An array of one shard with a piece for each row; tensorstore stores those that are not zero."""
+    shape, names = list(value.shape), [{"name": "bytes", "configuration": {"endian": "little"}}]
+    inner = {"chunk_shape": [1, shape[1]], "codecs": names, "index_codecs": [*names, {"name": "crc32c"}]}
+    grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
+    metadata = {"data_type": "float32", "chunk_grid": grid, "shape": shape}
+    metadata["codecs"] = [{"name": "sharding_indexed", "configuration": inner}]
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, "metadata": metadata}
+    ts.open(spec, create=True, open=True).result().write(value).result()
+
+
+def test_pieces_of_shards_that_are_not_stored(tmp_path):
+    """The index of a shard says so: nothing is lost, and nobody need be told."""
+    value = np.array([[1, 2], [0, 0], [3, 4]], "f4")
+    sharded(tmp_path / "c/m/w", value)
+    tree = open_tree(tmp_path / "c")
+    assert np.array_equal(tree["m", "w"].read(), value) and not tree.metadata.notes.remarks
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"zarr_format": 4}, "zarr_format 4"),
+        ({"chunk_grid": {"name": "odd", "configuration": {"chunk_shape": [2]}}}, "chunk_grid 'odd'"),
+        ({"fill_value": [1, 2]}, "invalid fill value"),
+    ],
+)
+def test_metadata_of_another_kind(tmp_path, change, told):
+    write(tmp_path / "c/m/w", np.ones(3, "f4"), "zarr3")
+    place = tmp_path / "c/m/w/zarr.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | change))
+    assert told in run("hash", tmp_path / "c", code=3)

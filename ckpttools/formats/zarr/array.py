@@ -192,6 +192,8 @@ def fill_element(value: Any, dtype: DType, place: str) -> bytes:
     try:
         if isinstance(value, str) and value.startswith("0x"):
             return int(value, 16).to_bytes(dtype.itemsize, "little")
+        if isinstance(value, list) and dtype.kind != "complex":
+            raise TypeError
         number = complex(*map(float, value)) if isinstance(value, list) else value
         number = float(number) if isinstance(number, str) else number
         return np.array(number).astype(dtype.numpy).tobytes()

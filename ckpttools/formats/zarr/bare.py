@@ -25,7 +25,7 @@ from ckpttools.formats.flax.format import begins_as_state, opened_state
 from ckpttools.formats.flax.state import FlaxState
 from ckpttools.formats.json_file import DEEPEST, json_object, read_json
 from ckpttools.formats.left_out import left_out
-from ckpttools.formats.orbax.arrays import Arrays
+from ckpttools.formats.orbax.arrays import Arrays, Grid
 from ckpttools.formats.orbax.entries import Entries, Files, entries_of
 from ckpttools.formats.orbax.metadata import (
     ARRAYS_DIRECTORY,
@@ -279,9 +279,10 @@ class _BareArrays:
     def array(self, name: str) -> LazyArray:
         at: Path = (name,) if name else ()
         array = self._all.array(at)
-        if not isinstance(array, Chunked) or array.gaps is None or not self._fills(name):
+        if not isinstance(array, Chunked) or not (array.gaps or _has_shards(array)) or not self._fills(name):
             return array
-        self._sparse.append(name)
+        if array.gaps:
+            self._sparse.append(name)
         return self._some.array(at)
 
     def _fills(self, name: str) -> bool:
@@ -297,6 +298,11 @@ class _BareArrays:
                 f"chunks of {count:,} array{'s' if count > 1 else ''} are not there, such as of "
                 f"{min(self._sparse)}: they are read as the fill value, which is not stored"
             )
+
+
+def _has_shards(array: Chunked) -> bool:
+    """Whether chunks are shards: their own indexes say which pieces were left out."""
+    return isinstance(array.part, Grid) and array.part.document.shard is not None
 
 
 def _by_key(found: Mapping[str, LazyArray]) -> dict[Path, Leaf]:

@@ -54,6 +54,10 @@ def parse_array(document: Mapping[str, Any], place: str) -> ZarrArray:
             keys or fill value are invalid.
         KeyError, TypeError: as that, where a field is missing or of another type.
     """
+    if document["zarr_format"] != 3 or document["chunk_grid"]["name"] != "regular":
+        got = f"zarr_format {document['zarr_format']}, chunk_grid {document['chunk_grid']['name']!r}"
+        wanted = "zarr_format 3, and a regular grid"
+        raise FormatError("an unknown kind of array", place=place, got=got, wanted=wanted)
     grid = document["chunk_grid"]["configuration"]["chunk_shape"]
     lengths, name, listed = document["shape"], document["data_type"], document["codecs"]
     dtype = from_zarr3(name) if isinstance(name, str) else None
