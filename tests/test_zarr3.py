@@ -371,3 +371,13 @@ def test_a_grid_that_is_none_is_refused(grid):
     assert checked_grid([2, 0], [1, 2], "a") == ((2, 0), (1, 2))
     with pytest.raises(FormatError, match="an invalid shape"):
         checked_grid(*grid, "a")
+
+
+def test_a_group_whose_metadata_is_missing(tmp_path):
+    """What is in it would be missing, and nobody would be told."""
+    node = {"zarr_format": 3, "node_type": "group"}
+    (tmp_path / "c/m/w").mkdir(parents=True)
+    for place in ("c", "c/m/w"):
+        (tmp_path / place / "zarr.json").write_text(json.dumps(node))
+    with pytest.raises(FormatError, match=r"a group of arrays has no zarr\.json"):
+        open_tree(tmp_path / "c")

@@ -110,6 +110,11 @@ def _arrays_below(directory: Place, node: Mapping[str, Any], name: Path = ()) ->
     for below in directory.directories():
         if (below / DOCUMENT).is_file():
             yield from _arrays_below(below, _node(below), (*name, below.name))
+        elif not below.name.startswith(".") and any(
+            each.endswith(f"/{DOCUMENT}") for each, _ in below.below()
+        ):
+            hint = "copy it again, with all files"
+            raise FormatError(f"a group of arrays has no {DOCUMENT}", place=below, hint=hint)
 
 
 def _node(directory: Place) -> Mapping[str, Any]:
