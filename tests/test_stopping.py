@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of
-from ckpttools.cli.stopping import GOES_ON, MESSAGE, Stopped
+from ckpttools.cli.stopping import GOES_ON, IS_DONE, MESSAGE, Stopped
 
 CKPT = (sys.executable, "-m", "ckpttools")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -58,6 +58,18 @@ with stopping.raised():
     finally:
         print("ending", flush=True)
         time.sleep(30)
+"""
+WHEN_ALL_IS_WRITTEN = """
+import os, signal, time
+from ckpttools.__main__ import main
+from ckpttools.cli import write
+
+def asked_to_stop(receipt):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+
+write.print_json = asked_to_stop
+main()
 """
 IN_A_FINALIZER = """
 import os, signal, time
@@ -157,6 +169,15 @@ class TestConversions:
             assert code == 0
             made = json.loads(receipt)
             assert 0 < made["tasks_resumed"] < made["tasks"]
+
+    def test_what_is_complete_does_not_go_on(self, tmp_path: Path):
+        source, destination = tmp_path / "in.safetensors", tmp_path / "out"
+        save_file({"w": np.ones(4, "float32")}, source)
+        words = ["convert", "to-orbax", source, destination, "--json"]
+        command = [sys.executable, "-c", WHEN_ALL_IS_WRITTEN, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (130, f"{MESSAGE} {IS_DONE}\n")
+        assert destination.exists() and not destination.with_name("out.partial").exists()
 
 
 class TestLooking:

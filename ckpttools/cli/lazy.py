@@ -23,7 +23,7 @@ def in_module(module: str, name: str, help: str) -> Deferred:
     return Deferred(lambda: getattr(import_module(f"ckpttools.cli.{module}"), name), help)
 
 
-_COMMAND = "ckpttools.command"
+_COMMAND, _DONE = "ckpttools.command", "ckpttools.done"
 # What commands call the checkpoint that they write, or the plan of which they do a part.
 _WRITTEN = {"destination", "plan"}
 
@@ -32,6 +32,16 @@ def writes(ctx: click.Context) -> bool:
     """Whether the command that was found below a context makes a checkpoint."""
     command = ctx.meta.get(_COMMAND)
     return isinstance(command, click.Command) and any(each.name in _WRITTEN for each in command.params)
+
+
+def note_written() -> None:
+    """Says of the command at work that the checkpoint it makes is complete."""
+    click.get_current_context().meta[_DONE] = True
+
+
+def has_written(ctx: click.Context) -> bool:
+    """Whether the command that was found below a context has made its checkpoint."""
+    return _DONE in ctx.meta
 
 
 class LazyGroup(click.Group):

@@ -14,7 +14,7 @@ from ckpttools import __version__
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, open_closed, write_whole
 from ckpttools.cli.command_line import remember_command
-from ckpttools.cli.lazy import LazyGroup, in_module, writes
+from ckpttools.cli.lazy import LazyGroup, has_written, in_module, writes
 from ckpttools.cli.output import say
 from ckpttools.cli.plugged import plugged_in
 from ckpttools.cli.traffic_text import telling_traffic
@@ -131,7 +131,7 @@ class _Root(LazyGroup):
                 with kept_from_click(), as_flags(), telling_traffic():
                     super().invoke(ctx)
             except stopping.Stopped as end:
-                end.goes_on = writes(ctx)
+                end.goes_on, end.is_done = writes(ctx), has_written(ctx)
                 raise
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MESSAGE = "Stopped."
 GOES_ON = "What was being written goes on from there when the same command is run again."
+IS_DONE = "What was being written is complete."
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a terminal needs that shows a progress bar, which hides it.
 _SHOW_CURSOR = b"\x1b[?25h"
@@ -41,15 +42,18 @@ class Stopped(BaseException):
         number: of the signal.
         exit_code: as a shell reports a program that this signal ended.
         goes_on: whether the command was one that writes a checkpoint and goes on where it was stopped.
+        is_done: whether it had written it.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
         self.exit_code = 128 + number
-        self.goes_on = False
+        self.goes_on = self.is_done = False
 
     def __str__(self) -> str:
+        if self.is_done:
+            return f"{MESSAGE} {IS_DONE}"
         return f"{MESSAGE} {GOES_ON}" if self.goes_on else MESSAGE
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.cli.command_line import command_line
+from ckpttools.cli.lazy import note_written
 from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.planning import is_only_planned, is_taken_over
 from ckpttools.stores.place import Place
@@ -93,6 +94,7 @@ def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
         say(*gain_lines(prepared.gain))
     with listening(progress) as observe:
         receipt = prepared.run(observe)
+    note_written()
     if as_json:
         print_json(receipt)
     else:
