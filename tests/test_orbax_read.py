@@ -357,6 +357,13 @@ class TestBareSteps:
         with pytest.raises(FormatError, match="unfinished save"):
             open_tree(run / "6")
 
+    def test_one_that_is_being_written_may_have_a_lower_number(self, run):
+        """A job that went back to an earlier step saves some again, after the one that is opened."""
+        (run / "5").rename(run / "5.orbax-checkpoint-tmp")
+        assert [*steps_around(open_tree(run / "6")).unfinished] == ["5.orbax-checkpoint-tmp"]
+        (run / "5.orbax-checkpoint-tmp").rename(run / "other_5.orbax-checkpoint-tmp")
+        assert not steps_around(open_tree(run / "6")).unfinished
+
     @pytest.mark.parametrize("old", [("5",), ("5", "6")])
     def test_steps_of_old_versions_are_steps_too(self, run, old):
         """Not items of the run, of which one would be taken for all there is."""

@@ -109,6 +109,13 @@ def test_values_of_other_kinds(tmp_path, counts, frozen, why):
         open_tree(step)
 
 
+@pytest.mark.parametrize("stage", (1, 2, 3))
+def test_a_parameter_without_elements(tmp_path, stage):
+    group = {"a": np.ones(3, "f4"), "empty": np.zeros((0, 4), "f4"), "b": np.full(2, 7, "f4")}
+    tree = open_tree(write_zero(tmp_path / "z", stage, [group], 2))
+    assert tree["empty"].read().shape == (0, 4) and tree["b"].read().tolist() == [7, 7]
+
+
 def test_frozen_weights_that_are_listed_nowhere(tmp_path):
     """Of DeepSpeed before it kept `frozen_param_shapes`: the model's own file has them."""
     step = write_zero(tmp_path / "z", 2, [{"a": np.ones(3, "f4")}], 2)
