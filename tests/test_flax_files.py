@@ -170,6 +170,7 @@ def test_damage_is_refused_or_read(tmp_path_factory, noise, at, cut):
         (b"\x81\xa1a\xc7\x04\x01\x93\x90\xa1x\xc4\x00", "it is cut"),
         (b"\x81\xa1a\xc7\x06\x01\x93\x90\xa1x\xc4\x00", "a dtype that is not known: 'x'"),
         (b"\x81\x90\xc0", "a list as a key"),
+        (b"\x81\xa1a\xa1\xff", "a text that is no UTF-8"),
         (b"\x80\xc0", "1 bytes left over"),
     ],
 )
