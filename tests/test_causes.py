@@ -16,7 +16,7 @@ from ckpttools.compare.causes.base import Case, Detector
 from ckpttools.compare.causes.others import tied
 from ckpttools.compare.diff import diff
 from ckpttools.compare.explain import explain
-from ckpttools.compare.renames import Candidates
+from ckpttools.compare.renames import Candidates, _different
 from ckpttools.digest.pairing import Pairing
 
 PLENTY = {"memory": 512 << 20, "jobs": 1}
@@ -137,3 +137,17 @@ def test_any_order_of_the_list_gives_the_same_answer(order: list[Detector]):
     found = explain(diff(both, **PLENTY), both, detectors=order, **PLENTY)
     causes = {each.name: each.cause.name for each in found if each.cause}
     assert causes == {name: cause for name, (_, _, cause) in AMBIGUOUS.items()}
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        (("a.b.c", "a.x.c"), ("b", "x")),
+        (("a.b", "a"), ("a.b", "a")),
+        (("a", "a.b"), ("a", "a.b")),
+        (("a/b.c/d", "x/b.c/d"), ("a", "x")),
+        (("a.b.c", "b.c"), ("a.b", "b")),
+    ],
+)
+def test_keys_in_which_names_differ(names, keys):
+    assert _different(*names) == keys

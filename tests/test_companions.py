@@ -24,11 +24,13 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import ConfigError, FormatError
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.sidecar import read_file
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.run.events import Event, Started
 from ckpttools.run.fingerprint import fingerprint
+from ckpttools.stores import parse
 from ckpttools.transforms.rename import renames
 
 TOKENIZER = b'{"model": "the one that was planned"}'
@@ -169,3 +171,15 @@ def test_orbax_without_a_configuration_says_what_it_lacks(tmp_path, name, error,
     plan_save({name: np.ones((4, 2), np.float32)}, "orbax").run(tmp_path / "a")
     with pytest.raises(error, match=next_step):
         plan_to_maxtext(tmp_path / "a")
+
+
+def test_a_companion_that_cannot_be_read_and_was_not_changed(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    file = parse(tmp_path / "config.json").open()
+
+    def refused(*_):
+        raise FormatError("it cannot be")
+
+    monkeypatch.setattr(type(file), "read", refused)
+    with pytest.raises(FormatError, match="it cannot be"):
+        read_file(file)

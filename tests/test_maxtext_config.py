@@ -26,6 +26,7 @@ from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.known import known
 from ckpttools.maxtext.config.models import models
+from ckpttools.maxtext.config.reading import _plain
 from ckpttools.maxtext.config.telling import fitting_model, model_settings
 from ckpttools.maxtext.loading.command import parsed
 from ckpttools.maxtext.loading.yaml_values import load_yaml
@@ -815,3 +816,11 @@ class TestArraysBesideIt:
         assert ckpttools.maxtext_config(tmp_path / "m")
         with pytest.raises(CoverageError, match="not those of the model that its configuration"):
             ckpttools.maxtext_config(tmp_path / "m", like=tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "plain"),
+    [("a.b", "a.b"), ("a.0", "a"), ("a.#", "a"), ("a.#.3", "a"), ("a.3.#", "a"), ("a.3.b", "a.3.b")],
+)
+def test_fields_in_lists_are_those_of_the_list(path, plain):
+    assert _plain(path) == plain

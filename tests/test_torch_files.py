@@ -23,7 +23,8 @@ from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.torch.names import is_of_training
-from ckpttools.formats.torch.pickled import Record
+from ckpttools.formats.torch.pickled import Global, Record
+from ckpttools.formats.torch.tensors import NotReadableError, _unwrapped
 from ckpttools.formats.torch.unpickling import unpickled
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
@@ -521,3 +522,10 @@ def test_an_index_that_leaves_a_file_of_its_series_out(tmp_path):
     assert f"of a file of the same series:\n    {names[1]}" in run("hash", tmp_path, code=3)
     index.write_text(json.dumps({"weight_map": {"00001": names[0], "00002": names[1]}}))
     run("hash", tmp_path)
+
+
+@pytest.mark.parametrize("args", [("x", None, []), (Global("torch", "_rebuild_tensor_v2"), None, [])])
+def test_a_subclass_of_tensors_that_is_made_of_no_arguments(args):
+    record = Record(Global("torch._tensor", "_rebuild_from_type_v2"), args)
+    with pytest.raises(NotReadableError, match="of what is no tensor"):
+        _unwrapped(record)
