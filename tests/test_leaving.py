@@ -44,6 +44,13 @@ def test_streams_that_are_closed_or_not_there():
     assert ended(1, "sys.stdout.close()", "sys.stderr = None").returncode == 1
 
 
+def test_a_worker_process_ends_the_same_way():
+    end = "from ckpttools.core.ending import end_process"
+    lines = [end, 'print("out", end="")', "sys.stderr = None", 'atexit.register(print, "last")']
+    done = ended(3, "import atexit", *lines, "end_process(4)")
+    assert (done.returncode, done.stdout) == (4, "out")
+
+
 def test_threads_are_waited_for():
     late = 'threading.Thread(target=lambda: (time.sleep(0.3), print("late", end=""))).start()'
     done = ended(3, "import threading, time", late)

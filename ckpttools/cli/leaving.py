@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import threading
-from contextlib import suppress
+
+from ckpttools.core.ending import end_process
 
 # Not that of typing: the fewer imports, the sooner a process can be stopped in order.
 TYPE_CHECKING = False
@@ -26,11 +26,7 @@ def leave(code: int) -> NoReturn:
     if threading.active_count() > 1 or _is_watched():
         sys.exit(code)
     atexit._run_exitfuncs()  # shows what they raise
-    for stream in (sys.stdout, sys.stderr):
-        # Either may be closed, or at a pipe that nobody reads.
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code)
+    end_process(code)
 
 
 def _is_watched() -> bool:

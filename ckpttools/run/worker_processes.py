@@ -16,11 +16,11 @@ import ctypes
 import gc
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from ckpttools.core.ending import end_process
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.core.resident import own_bytes, threads
 from ckpttools.core.wording import again
@@ -244,11 +244,7 @@ def _serve(
                 pipe.send(counts)
         pipe.send(own_bytes())
     # All bytes are with the system then, and what else an interpreter does at its end took 20 ms.
-    for stream in (sys.stdout, sys.stderr):
-        # What a plug-in printed; either may be closed, or at a pipe that nobody reads.
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(0)
+    end_process(0)  # shows what a plug-in printed
 
 
 def _end_with(parent: int) -> None:
