@@ -299,7 +299,9 @@ class TestDryRun:
             "bytes_out": 361_608,
             "jobs": 2,
             "memory": 512 << 20,
-            "inexact": [{"subject": "12 arrays", "text": "cast from bfloat16 to float16: rounded"}],
+            "inexact": [
+                {"subject": "12 arrays", "text": "cast from bfloat16 to float16: rounded", "arrays": 12}
+            ],
             "dropped": [],
             "bytes_referenced": 0,
             "bytes_dead": 0,

@@ -13,8 +13,9 @@ from support.quantised_kinds import write
 import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.cli.output import labelled
-from ckpttools.cli.plan_text import _subject
+from ckpttools.cli.plan_text import _note_lines
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.notes import Note
 from ckpttools.testing.strategies import stored
 
 SCALES = "model.layers.1.mlp.up_proj.weight_scale_inv"
@@ -169,7 +170,19 @@ def test_a_command_that_stands_alone_has_no_quotes():
 
 
 def test_numbers_of_arrays_add_up():
-    assert _subject(["13 arrays", "1,032 arrays"]) == "1,045 arrays"
-    assert _subject(["1 array"]) == "1 array"
-    assert _subject(["a.b", "13 arrays"]) == "a.b and 13 arrays"
-    assert _subject(["a.b", "c", "d"]) == "a.b and 2 more"
+    def line(*notes):
+        (found,) = _note_lines(notes)
+        return found
+
+    some, many, one = (Note.of_arrays(count, "rounded") for count in (13, 1032, 1))
+    rows = [Note(name, "rounded") for name in ("a.b", "c", "d")]
+    assert (one.subject, many.subject) == ("1 array", "1,032 arrays")
+    assert line(some, many) == "1,045 arrays: rounded"
+    assert line(one) == "1 array: rounded"
+    assert line(rows[0], some) == "a.b and 13 arrays: rounded"
+    assert line(*rows) == "a.b and 2 more: rounded"
+
+
+def test_a_name_that_reads_as_a_number_of_arrays_is_a_name():
+    named = [Note("12 arrays", "rounded"), Note.of_arrays(3, "rounded")]
+    assert list(_note_lines(named)) == ["12 arrays and 3 arrays: rounded"]

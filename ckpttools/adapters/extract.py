@@ -171,7 +171,7 @@ def _notes(factors: list[FactorPair], errors: Mapping[str, float], others: list[
     said = f"ranks {several}" if len(ranks) > 1 else f"rank {ranks[0][0]}"
     worst = max(errors, key=lambda name: errors[name])
     text = f"{said}; {errors[worst]:.2%} of the difference is left in the worst, {worst}"
-    return Notes((Note(array_count(factors), text),), remarks=tuple(_left_out(others)))
+    return Notes((Note.of_arrays(len(factors), text),), remarks=tuple(_left_out(others)))
 
 
 def _left_out(others: list[str]) -> Iterator[str]:

@@ -54,7 +54,8 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
     leaves: dict[Path, Leaf] = {**base.tree.leaves, **replaced}
     for path, delta in base.moved(deltas).items():
         leaves[path] = plus(replaced.get(path, base.tree.arrays[path]), delta)
-    notes = Notes((Note(array_count(deltas), _said(fit, scale)),), remarks=tuple(_remarks(base, fit, scale)))
+    added = Note.of_arrays(len(deltas), _said(fit, scale))
+    notes = Notes((added,), remarks=tuple(_remarks(base, fit, scale)))
     return Transformed(Tree(leaves, base.tree.metadata), notes)
 
 

@@ -28,7 +28,6 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
-from ckpttools.core.text import array_count
 from ckpttools.core.wording import step
 from ckpttools.formats.adapters import BASE_NAME
 from ckpttools.mapping.mapped import Mapped
@@ -224,12 +223,8 @@ def _notes(
     inexact = [Note(each.key, each.reason) for each in mapped.values if not each.exact]
     values = [Note(each.key, each.reason) for each in mapped.values if each.exact]
     if ratios:
-        inexact.append(
-            Note(
-                array_count(ratios),
-                "B multiplied, as MaxText has one scale for all, and rounded to its dtype",
-            )
-        )
+        text = "B multiplied, as MaxText has one scale for all, and rounded to its dtype"
+        inexact.append(Note.of_arrays(len(ratios), text))
     ranks = {factor.rank for factor in factors}
     if len(ranks) > 1:
         values.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from ckpttools.inspect.chunks import LoadCost
 
 _FIRST_NAMES = 5
-# The subject of a note about several arrays.
-_NUMBER = re.compile(r"([\d,]+) arrays?")
 _LOST = {
     "overflowed": "became infinite or NaN",
     "saturated": "clipped",
@@ -151,16 +148,16 @@ def _lost(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 
 def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
     """The notes in lines, those that say the same in one."""
-    subjects: dict[str, list[str]] = {}
+    alike: dict[str, list[Note]] = {}
     for note in notes:
-        subjects.setdefault(note.text, []).append(note.subject)
-    yield from (f"{_subject(said)}: {text}" for text, said in subjects.items())
+        alike.setdefault(note.text, []).append(note)
+    yield from (f"{_subject(said)}: {text}" for text, said in alike.items())
 
 
-def _subject(said: Sequence[str]) -> str:
+def _subject(said: Sequence[Note]) -> str:
     """What a line is about: rows by the first of them, numbers of arrays by their sum."""
-    numbers = [int(found[1].replace(",", "")) for each in said if (found := _NUMBER.fullmatch(each))]
-    rows = [each for each in said if not _NUMBER.fullmatch(each)]
+    numbers = [note.arrays for note in said if note.arrays is not None]
+    rows = [note.subject for note in said if note.arrays is None]
     first = [first_of(rows)] if rows else []
     return " and ".join([*first, *([plural(sum(numbers), "array")] if numbers else [])])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,10 +13,17 @@ class Note:
     Attributes:
         subject: what it is about, such as a row.
         text: what happens to it.
+        arrays: how many the subject counts; None where it names something.
     """
 
     subject: str
     text: str
+    arrays: int | None = None
+
+    @classmethod
+    def of_arrays(cls, count: int, text: str) -> Note:
+        """One about so many arrays, whichever they are."""
+        return cls(plural(count, "array"), text, count)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Average:
         rounded = [path for path in averaged if id(made.arrays[path]) not in stored]
         dtypes = ", ".join(sorted({made.arrays[path].dtype.name for path in rounded}))
         kind = "mean" if self.weights.normalize else "sum"
-        what = Note(array_count(rounded), f"{kind} of {len(trees)}, rounded once to {dtypes}")
+        what = Note.of_arrays(len(rounded), f"{kind} of {len(trees)}, rounded once to {dtypes}")
         pairs = zip(trees, weights.weights, strict=True)
         shares = [f"{_place(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
         more = f", and {len(shares) - _SHOWN} more" if len(shares) > _SHOWN else ""

@@ -28,7 +28,7 @@ def value_notes(
         inexact += cast_notes(mapped.arrays, options.dtype)
     values += _vocab_notes(family, mapped.sizes.get("vocab"), options.pad_vocab)
     if carried:
-        values.append(Note(f"{len(carried)} arrays", "carried along, for the way back"))
+        values.append(Note.of_arrays(len(carried), "carried along, for the way back"))
     return Notes(tuple(inexact), tuple(values), tuple(key for key in mapped.dropped if key not in carried))
 
 

@@ -15,7 +15,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count, plural
+from ckpttools.core.text import array_count
 from ckpttools.quantized.config import says_quantized, scheme, without_quantization
 from ckpttools.quantized.decoding import ZERO_POINT_DTYPE, Decode, Like
 from ckpttools.quantized.readable import Weights, not_readable, shaped_weights_in
@@ -158,12 +158,12 @@ def _value_notes(found: Iterable[Weight], dtype: DType, like: Like) -> Notes:
     count = Counter((each.scheme, _is_exact(each, dtype)) for each in found)
     exact, inexact = [], []
     for (named, is_exact), number in count.items():
-        subject = plural(number, "array")
+        text = f"dequantised from {named} to {dtype}: "
         if is_exact:
-            exact.append(Note(subject, f"dequantised from {named} to {dtype}: exact"))
+            exact.append(Note.of_arrays(number, f"{text}exact"))
         else:
             how = "rounded as MaxText does: scales to bfloat16 first" if like == "maxtext" else "rounded once"
-            inexact.append(Note(subject, f"dequantised from {named} to {dtype}: products in float32, {how}"))
+            inexact.append(Note.of_arrays(number, f"{text}products in float32, {how}"))
     return Notes(tuple(inexact), tuple(exact))
 
 

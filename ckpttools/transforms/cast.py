@@ -164,7 +164,7 @@ def cast_notes(arrays: Mapping[str, LazyArray], dtype: DType) -> list[Note]:
 
 def _notes(casts: list[tuple[DType, DType]]) -> list[Note]:
     reasons = Counter(_reason(dtype, to) for dtype, to in casts if not _is_exact(dtype, to))
-    return [Note(f"{count} array{'s' * (count > 1)}", reason) for reason, count in reasons.items()]
+    return [Note.of_arrays(count, reason) for reason, count in reasons.items()]
 
 
 def _reason(dtype: DType, to: DType) -> str:

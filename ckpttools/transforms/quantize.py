@@ -203,7 +203,7 @@ class Quantize:
 
     def _notes(self, tree: Tree, chosen: Collection[Path], others: Mapping[Path, LazyArray]) -> Notes:
         how = SCHEMES[self.scheme]
-        inexact = [Note(array_count(chosen), how.words)]
+        inexact = [Note.of_arrays(len(chosen), how.words)]
         if self.dtype is not None:
             floats = {dotted(path): each for path, each in others.items() if not is_table(path)}
             inexact += cast_notes(floats, self.dtype)
