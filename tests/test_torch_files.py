@@ -424,6 +424,24 @@ def test_a_cut_or_changed_file_is_refused_or_the_same_arrays(tmp_path_factory, n
         open_tree(path)
 
 
+def test_a_file_without_checksums(tmp_path, monkeypatch):
+    """As torch writes it after `torch.serialization.set_crc32_options(False)`: all are 0."""
+    with monkeypatch.context() as patched:
+        patched.setattr(zipfile, "crc32", lambda *_: 0)
+        path = save(tmp_path / "x.pt", {"a": whole(np.ones(3, "f4"))})
+    with zipfile.ZipFile(path) as archive:
+        assert {each.CRC for each in archive.infolist()} == {0}
+    assert open_tree(path)["a"].read().tolist() == [1, 1, 1]
+
+
+def test_a_flipped_bit_in_what_is_no_tensor(tmp_path):
+    path = save(tmp_path / "x.pt", {"lr": 0.5, "a": whole(np.ones(3, "f4"))})
+    path.write_bytes(path.read_bytes().replace(b"\x3f\xe0", b"\x3f\xe1", 1))
+    with pytest.raises(FormatError, match="other bytes in archive") as told:
+        open_tree(path)
+    assert "fetch the file again" in told.value.hint
+
+
 def test_archives_that_mislead(tmp_path):
     data, storages = pickled({"x": whole(np.zeros(4, "f4"))})
     big = tmp_path / "big.pt"

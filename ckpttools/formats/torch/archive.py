@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from ckpttools.core.dataclass import dataclass
@@ -60,14 +61,27 @@ class Archive:
         entry = self.storages.get(name)
         if entry is None:
             raise _damaged(self.file.path, f"no {self.root}/data/{name} in it")
-        at, named = entry.header_offset, _raw_name(entry)
-        head = self.file.read(at, _LOCAL.size + len(named))
-        fields = _LOCAL.unpack(head[: _LOCAL.size])
-        start = at + _LOCAL.size + fields[-2] + fields[-1]
-        is_there = fields[0] == MAGIC and head[_LOCAL.size :] == named and fields[-2] == len(named)
-        if not is_there or start + entry.file_size > self.file.size:
-            raise _damaged(self.file.path, f"{entry.filename} is not where the directory of the archive says")
-        return start, entry.file_size
+        return _place(self.file, entry)
+
+
+def _place(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
+    """Where the bytes of a member lie: offset in the file, and how many."""
+    at, named = entry.header_offset, _raw_name(entry)
+    head = file.read(at, _LOCAL.size + len(named))
+    fields = _LOCAL.unpack(head[: _LOCAL.size])
+    start = at + _LOCAL.size + fields[-2] + fields[-1]
+    is_there = fields[0] == MAGIC and head[_LOCAL.size :] == named and fields[-2] == len(named)
+    if not is_there or start + entry.file_size > file.size:
+        raise _damaged(file.path, f"{entry.filename} is not where the directory of the archive says")
+    return start, entry.file_size
+
+
+def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
+    """The bytes of a member; a checksum of 0 is none (`torch.serialization.set_crc32_options(False)`)."""
+    content = file.read(*_place(file, entry))
+    if entry.CRC and zlib.crc32(content) != entry.CRC:
+        raise _damaged(file.path, f"other bytes in {entry.filename} than its checksum is of")
+    return content
 
 
 def archive_kind(file: File) -> str | None:
@@ -111,16 +125,13 @@ def opened(file: File, most: int) -> Archive:
     if not file.size:
         raise _damaged(file.path, "an empty file")
     try:
-        positioned = _Positioned(file, _MOST_DIRECTORY)
-        with zipfile.ZipFile(positioned) as archive:
-            positioned.most = most
-            return _archive(file, archive, most)
+        with zipfile.ZipFile(_Positioned(file)) as archive:
+            return _archive(file, archive.infolist(), most)
     except (zipfile.BadZipFile, *_FAULTS) as error:
         raise _damaged(file.path, str(error)) from error
 
 
-def _archive(file: File, archive: zipfile.ZipFile, most: int) -> Archive:
-    entries = archive.infolist()
+def _archive(file: File, entries: Sequence[zipfile.ZipInfo], most: int) -> Archive:
     names = {each.filename: each for each in entries}
     if len(names) < len(entries):
         raise _damaged(file.path, "two members of one name")
@@ -144,7 +155,7 @@ def _archive(file: File, archive: zipfile.ZipFile, most: int) -> Archive:
     order = names.get(below + _BYTE_ORDER)
     if order is not None and order.file_size > _MOST_ORDER:
         raise _damaged(file.path, f"a {order.filename} of {order.file_size:,} bytes")
-    if order is not None and archive.read(order).strip() != b"little":
+    if order is not None and _content(file, order).strip() != b"little":
         raise FormatError(
             "the tensors of this file are in big-endian order",
             place=file.path,
@@ -152,7 +163,7 @@ def _archive(file: File, archive: zipfile.ZipFile, most: int) -> Archive:
         )
     data = f"{below}data/"
     storages = {name.removeprefix(data): each for name, each in names.items() if name.startswith(data)}
-    return Archive(file, root, archive.read(found[0]), storages)
+    return Archive(file, root, _content(file, names[found[0]]), storages)
 
 
 def _raw_name(entry: zipfile.ZipInfo) -> bytes:
@@ -195,8 +206,8 @@ def _damaged(place: str, what: str) -> FormatError:
 class _Positioned(io.RawIOBase):
     """A file that is read by position as the one with a cursor that `zipfile` wants."""
 
-    def __init__(self, file: File, most: int) -> None:
-        self._file, self._at, self.most = file, 0, most
+    def __init__(self, file: File) -> None:
+        self._file, self._at = file, 0
 
     def seekable(self) -> bool:
         return True
@@ -217,8 +228,8 @@ class _Positioned(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._file.size - self._at)
         length = left if size is None or size < 0 else min(size, left)
-        if length > self.most:
-            raise ValueError(f"a directory or pickle of {length:,} bytes")
+        if length > _MOST_DIRECTORY:
+            raise ValueError(f"a directory of {length:,} bytes")
         found = self._file.read(self._at, length)
         self._at += length
         return found
