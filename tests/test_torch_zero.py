@@ -308,3 +308,29 @@ def test_a_file_of_shapes_that_is_there_twice(tmp_path):
     first, second = sorted(part.glob("*/*_model_states.pt"))[:2]
     shutil.copy(first, second)
     assert f"{first.name} = {second.name}" in run("hash", part, code=3)
+
+
+@pytest.mark.parametrize(("latest", "kept"), [("latest", "global_step3"), ("latest_universal", "y")])
+def test_a_step_that_is_named_and_is_not_there(tmp_path, latest, kept):
+    source = tmp_path / "c"
+    source.mkdir()
+    shutil.copytree(
+        TRAINED / "stage1/global_step3_universal" if kept == "y" else FIXTURES / "stage1/global_step7",
+        source / kept,
+    )
+    (source / latest).write_text("global_step12")
+    for command in (("hash", source), ("inspect", "tree", source)):
+        said = ckpt(*command)
+        assert said.exit_code == 3 and f"{latest} names the step global_step12, which is not" in said.output
+        assert f"one that is: {kept}" in said.output and f"such as {source / kept};" in said.output
+    assert f"{latest} names the step global_step12" in " ".join(ckpt("doctor", source).output.split())
+    run("hash", source / kept)
+    (source / latest).write_text(kept)
+    run("hash", source)
+
+
+def test_a_step_that_is_gone_and_its_universal_checkpoint_is_not(tmp_path):
+    source = tmp_path / "c"
+    shutil.copytree(TRAINED / "stage1", source)
+    (source / "global_step3").rename(source / "global_step2")
+    run("verify", source, "--against", TRAINED / "stage1")

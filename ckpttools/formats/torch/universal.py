@@ -19,16 +19,17 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import in_shape
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
+from ckpttools.formats.torch.latest import UNIVERSAL, names_no_step, step_named
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
-from ckpttools.formats.torch.zero import LEFT_OUT, STATE, step_named
+from ckpttools.formats.torch.zero import LEFT_OUT, STATE
 from ckpttools.formats.torch.zero_model import ModelStates
 from ckpttools.formats.torch.zero_moments import as_step, step_array
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
-_LATEST, _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "latest_universal", "zero", "fp32.pt", "step.pt", ".pt"
+_FOLDER, _WEIGHTS, _STEP, _SUFFIX = "zero", "fp32.pt", "step.pt", ".pt"
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt", re.DOTALL)
 _HINT = "make it again: python -m deepspeed.checkpoint.ds_to_universal"
 
@@ -43,23 +44,31 @@ class UniversalFormat(ReadOnlyFormat):
     def why_not(self, path: Place) -> str | None:
         if not path.is_dir():
             return "not a directory"
-        folder = step_named(path, _LATEST) / _FOLDER
-        first = next((each for each in folder.iterdir() if each.is_dir()), None) if folder.is_dir() else None
-        return None if first and any(first.glob(f"*{_SUFFIX}")) else f"no {_FOLDER} with parameters in it"
+        if _is_step(step_named(path, UNIVERSAL)) or names_no_step(path, UNIVERSAL, _is_step):
+            return None
+        return f"no {_FOLDER} with parameters in it"
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
+        if error := names_no_step(path, UNIVERSAL, _is_step):
+            raise error
         try:
-            return _opened(path, step_named(path, _LATEST), options)
+            return _opened(path, step_named(path, UNIVERSAL), options)
         except (ValueError, NotReadableError) as error:
             message = "the files of the parameters do not add up"
             raise FormatError(message, place=path, got=str(error), hint=_HINT) from error
 
     def lies_at(self, path: Place) -> Place:
         """As `ckpttools.formats.base.TellsPlace.lies_at`."""
-        return step_named(path, _LATEST)
+        return path if names_no_step(path, UNIVERSAL, _is_step) else step_named(path, UNIVERSAL)
 
 
 FORMAT = UniversalFormat()
+
+
+def _is_step(path: Place) -> bool:
+    folder = path / _FOLDER
+    first = next((each for each in folder.iterdir() if each.is_dir()), None) if folder.is_dir() else None
+    return first is not None and any(first.glob(f"*{_SUFFIX}"))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
+from ckpttools.formats.torch.latest import LATEST, UNIVERSAL, names_no_step, step_named
 from ckpttools.formats.torch.pickled import Record, in_few_words
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
@@ -42,7 +43,6 @@ _OPTIM = re.compile(
     r"(?:bf16_)?zero_pp_rank_(?P<rank>\d+)_mp_rank_(?P<model>\d+)_optim_states\.pt", re.DOTALL
 )
 _MODEL = "mp_rank_00_model_states.pt"
-_LATEST = "latest"
 _MOST_STAGE = 3
 # Where the vectors are, with stages 1 and 2, and with 3.
 _STAGE_2, _STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
@@ -62,21 +62,24 @@ class ZeroFormat(ReadOnlyFormat):
     def why_not(self, path: Place) -> str | None:
         if not path.is_dir():
             return "not a directory"
-        return (
-            None
-            if _ranks(step_named(path, _LATEST))
-            else "no zero_pp_rank_N_mp_rank_00_optim_states.pt in it"
-        )
+        if _ranks(step_named(path, LATEST)):
+            return None
+        # Where the step is gone and a universal checkpoint was made of it, that is meant.
+        if not (path / UNIVERSAL).is_file() and names_no_step(path, LATEST, _ranks):
+            return None
+        return "no zero_pp_rank_N_mp_rank_00_optim_states.pt in it"
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
+        if error := names_no_step(path, LATEST, _ranks):
+            raise error
         try:
-            return _opened(path, step_named(path, _LATEST), options)
+            return _opened(path, step_named(path, LATEST), options)
         except (ValueError, NotReadableError) as error:
             raise _damaged(path, str(error)) from error
 
     def lies_at(self, path: Place) -> Place:
         """As `ckpttools.formats.base.TellsPlace.lies_at`."""
-        return step_named(path, _LATEST)
+        return path if names_no_step(path, LATEST, _ranks) else step_named(path, LATEST)
 
 
 FORMAT = ZeroFormat()
@@ -84,15 +87,6 @@ FORMAT = ZeroFormat()
 
 def _damaged(path: Place, got: str) -> FormatError:
     return FormatError("the files of the processes do not add up", place=path, got=got, hint=_HINT)
-
-
-def step_named(path: Place, latest: str) -> Place:
-    """The directory of a step: the one that a file names which is called `latest`, or `path`."""
-    file = path / latest
-    if not file.is_file():
-        return path
-    tag = file.read_bytes()[:4096].decode("utf-8", "replace").strip()
-    return path / tag if tag and "/" not in tag and tag not in (".", "..") and "\0" not in tag else path
 
 
 def _ranks(step: Place) -> dict[tuple[int, int], str]:

@@ -1,0 +1,44 @@
+"""Which step of a training by DeepSpeed is meant: a file beside the steps names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from shlex import quote
+
+from ckpttools.core.errors import FormatError
+from ckpttools.core.text import in_natural_order, some
+from ckpttools.stores.place import Place
+
+LATEST, UNIVERSAL = "latest", "latest_universal"
+
+
+def step_named(path: Place, latest: str) -> Place:
+    """The directory of a step: the one that a file names which is called `latest`, or `path`."""
+    file = path / latest
+    if not file.is_file():
+        return path
+    tag = file.read_bytes()[:4096].decode("utf-8", "replace").strip()
+    return path / tag if tag and "/" not in tag and tag not in (".", "..") and "\0" not in tag else path
+
+
+def names_no_step(path: Place, latest: str, is_step: Callable[[Place], object]) -> FormatError | None:
+    """The error of a file that names a step which is not there, where others are; None if all is well.
+
+    Args:
+        path: the directory of steps.
+        latest: name of the file.
+        is_step: says whether a directory is a step.
+    """
+    named = step_named(path, latest)
+    if named == path or is_step(named):
+        return None
+    steps = in_natural_order(each.name for each in path.directories() if is_step(each))
+    if not steps:
+        return None
+    last = quote(str(path / steps[-1]))
+    return FormatError(
+        f"the file {latest} names the step {named.name}, which is not here",
+        place=path / latest,
+        wanted=f"one that is: {some(steps)}",
+        hint=f"name the step itself, such as {last}; DeepSpeed finds it once {latest} names it",
+    )
