@@ -804,13 +804,15 @@ def test_an_adapter_by_itself_stays_one_that_peft_loads(tmp_path):
         "cast": (("cast", PEFT / "plain"), ("--dtype", "float64")),
         "selected": (("select", source), ("--keep", "*", "--to", "safetensors")),
         "back": (("convert", "to-safetensors", stored), ()),
+        "experts": (("convert", "to-safetensors", PEFT / "experts"), ()),
     }.items():
         succeed(*words, tmp_path / name, *options)
         assert sorted(each.name for each in (tmp_path / name).iterdir()) == made, name
         succeed(*words, tmp_path / name, *options, "--overwrite")
         config = (tmp_path / name / made[0]).read_bytes()
-        assert config == ((PEFT / "plain" if name == "cast" else source) / made[0]).read_bytes()
-        ckpttools.merge_adapter(base, tmp_path / f"{name}-merged", adapter=tmp_path / name)
+        case = {"cast": "plain", "experts": "experts"}.get(name, "bin")
+        assert config == (PEFT / case / made[0]).read_bytes()
+        ckpttools.merge_adapter(base_of(case), tmp_path / f"{name}-merged", adapter=tmp_path / name)
     ckpttools.merge_adapter(base, tmp_path / "merged", adapter=source)
     wanted = numbers(tmp_path / "merged")
     for name in ("converted", "of-file", "selected", "back"):

@@ -54,11 +54,13 @@ def is_adapter(tree: Tree) -> bool:
 def wrapped_weights(tree: Tree) -> list[str]:
     """Names of a model's weights that PEFT has wrapped, with factors of an adapter beside each.
 
-    Beside factors of embeddings PEFT saves their table with an adapter, too, which makes no model of it.
+    Beside factors of embeddings PEFT saves their table with an adapter, too, which makes no model of it. Of
+    two parameters of one module the factors of the first are within what wraps those of the second.
     """
     names = list(map(dotted, tree.arrays))
     modules = {name.partition(_FACTOR)[0] for name in names if _FACTOR in name}
-    return [name for name in names if _WRAPPED in name and name.partition(_WRAPPED)[0] in modules]
+    wrapped = (name for name in names if _WRAPPED in name and _PART not in name)
+    return [name for name in wrapped if name.partition(_WRAPPED)[0] in modules]
 
 
 def adapter_in(folder: Place) -> str:
