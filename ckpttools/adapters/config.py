@@ -113,6 +113,28 @@ class PeftConfig:
         ends = listed_names(self.said, "target_modules", self.place)
         return any(f".{module}".endswith(f".{end}") for end in ends)
 
+    def parameters_of(self, module: str) -> set[str]:
+        """Names of a module's own parameters that have factors in place of its weight."""
+        targets = [each.rpartition(".") for each in self.parameters]
+        found = {name for above, _, name in targets if above and f".{module}".endswith(f".{above}")}
+        if "weight" in found or self.is_target(module):
+            return found
+        # A name without a module is of all modules with such a parameter, but for those that are adapted.
+        return found | {name for above, _, name in targets if not above}
+
+    def pattern_of(self, field: str, module: str) -> str | None:
+        """The first key of `rank_pattern` or `alpha_pattern` that a module matches, which counts in PEFT.
+
+        Raises:
+            ConfigError: the field is no object, or has a key that cannot be matched.
+        """
+        said = self.said.get(field) or {}
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"{field} is no object", place=self.place, got=repr(said))
+        return next(
+            (key for key in said if self._matches(key, module, f"a key of {field}", below=True)), None
+        )
+
     def _is_said(self, name: str) -> bool:
         said = self.said.get(name) or False
         if said not in (True, False):
@@ -120,13 +142,10 @@ class PeftConfig:
         return bool(said)
 
     def _of(self, patterns: str, module: str, otherwise: str, default: int) -> float:
-        """A number for a module: that of the first pattern that it matches, as PEFT has it."""
-        said = self.said.get(patterns) or {}
-        if not isinstance(said, Mapping):
-            raise ConfigError(f"{patterns} is no object", place=self.place, got=repr(said))
-        for pattern, number in said.items():
-            if self._matches(pattern, module, f"a key of {patterns}", below=True):
-                return self._number(number, patterns)
+        """A number for a module: that of its pattern, if there is one."""
+        pattern = self.pattern_of(patterns, module)
+        if pattern is not None:
+            return self._number(self.said[patterns][pattern], patterns)
         return self._number(self.said.get(otherwise, default), otherwise)
 
     def _matches(self, pattern: str, module: str, what: str, *, below: bool = False) -> bool:

@@ -12,7 +12,7 @@ base_model.model.lm_head.original_module.weight                     the base's o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckpttools.adapters.config import WITH_PEFT, PeftConfig
 from ckpttools.adapters.factors import Adapter, FactorPair, same_bits
@@ -92,6 +92,23 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     return Adapter(place, tuple(factors), whole, config.said)
 
 
+def modules_of(names: Iterable[str]) -> dict[str, None]:
+    """The modules that have factors among some arrays, in order."""
+    found = (_PART.match(name.removeprefix(PREFIX)) for name in names)
+    return {part["module"].replace(_BASE_LAYER, ""): None for part in found if part}
+
+
+def saved_names(names: Iterable[str]) -> list[str]:
+    """Those of some arrays that are no parts of factors, as the model calls them."""
+    own = (name.removeprefix(PREFIX) for name in names if _ORIGINAL not in name)
+    return [_whole_name(name) for name in own if not _PART.match(name)]
+
+
+def _whole_name(name: str) -> str:
+    """What the model calls an array that is saved as a whole."""
+    return _TRAINED.sub("", name.replace(_BASE_LAYER, ""))
+
+
 def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, LazyArray]]:
     """Parts of factors by module and word, and whole arrays by name.
 
@@ -115,7 +132,7 @@ def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, Lazy
             continue
         elif name.endswith((".weight", ".bias")) and "lora_" not in name:
             into = again if _TRAINED.search(name) else whole
-            key = _TRAINED.sub("", name.replace(_BASE_LAYER, ""))
+            key = _whole_name(name)
         else:
             unknown.append(dotted(path))
             continue
@@ -208,7 +225,7 @@ class _FactorReader:
     def _factor(self, module: str, name: str, a: LazyArray, b: LazyArray, embedding: bool) -> FactorPair:
         plain = module.replace(_BASE_LAYER, "")
         is_linear = name == f"{plain}.weight"
-        key = plain if is_linear and not self._parameters(plain) else name
+        key = plain if is_linear and not self.config.parameters_of(plain) else name
         rank, scale = self.config.rank(key), self.config.scale(key)
         if a.shape[0] != b.shape[1] or (a.shape[0] != rank if is_linear else a.shape[0] % rank):
             raise ConfigError(
@@ -231,7 +248,7 @@ class _FactorReader:
         Of several parameters of a module the first is the innermost, as PEFT wraps them.
         """
         plain = module.replace(_BASE_LAYER, "")
-        names = self._parameters(plain)
+        names = self.config.parameters_of(plain)
         known = [each for each in _FUSED if each in names]
         if not names:
             return f"{plain}.weight"
@@ -244,12 +261,3 @@ class _FactorReader:
                 wanted=f"one, or {' and '.join(_FUSED)}",
             )
         return f"{plain}.{known[depth] if known else next(iter(names))}"
-
-    def _parameters(self, module: str) -> set[str]:
-        """Names of the module's own parameters that the configuration says."""
-        targets = [each.rpartition(".") for each in self.config.parameters]
-        found = {name for above, _, name in targets if above and f".{module}".endswith(f".{above}")}
-        if "weight" in found or self.config.is_target(module):
-            return found
-        # A name without a module is of all modules with such a parameter, but for those that are adapted.
-        return found | {name for above, _, name in targets if not above}

@@ -9,6 +9,7 @@ from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name, dotted
 from ckpttools.core.notes import Notes
+from ckpttools.formats.adapters import ADAPTER, is_adapter
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.origin import with_origin
@@ -44,15 +45,31 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     if not isinstance(writer, HoldsCompanions):
         return resources.plan(tree, writer, notes + _left_out(companions, writer.name))
     is_model = _is_model(tree, companions)
-    made, said = _made(tree, companions, is_model)
-    untrue = (
-        untrue_files(companions.files, tree, _stored(companions), tree.metadata.config) if is_model else ()
-    )
-    copied = {name: file for name, file in companions.files.items() if name not in (*made, *untrue)}
-    said += untrue_notes(untrue)
+    changed, said = _changed(tree, companions, is_model)
+    copied = {name: file for name, file in companions.files.items() if name not in changed}
+    made = {name: content for name, content in changed.items() if content is not None}
     place = writer.companions_at(tree, is_model)
     beside = WithSidecars(writer, Companions(copied, companions.arrays), place, made)
     return resources.plan(beside.with_companions(tree), beside, notes + said)
+
+
+def _changed(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes | None], Notes]:
+    """What is written in place of files that go along, None where they are left out; and remarks about it."""
+    made, said = _made(tree, companions, is_model)
+    files: dict[str, bytes | None] = {**made}
+    if is_model:
+        config = tree.metadata.config
+        untrue = untrue_files(companions.files, tree, _stored(companions), config)
+        files, said = {**dict.fromkeys(untrue), **files}, said + untrue_notes(untrue)
+    dropped = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
+    if dropped and ADAPTER in companions.files and is_adapter(tree):
+        from ckpttools.adapters.part import part_config
+
+        file = companions.files[ADAPTER]
+        part = part_config(read_json(parse(file.path)), file.path, list(map(dotted, tree.arrays)), dropped)
+        if part.remarks:
+            files[ADAPTER], said = part.content, said + Notes(remarks=part.remarks)
+    return files, said
 
 
 def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes], Notes]:

@@ -1,0 +1,140 @@
+"""What `adapter_config.json` says of a part of an adapter.
+
+PEFT makes whatever it names, also without weights: factors as they begin, which change nothing at best. Whole
+arrays that are named and not there are an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ckpttools.adapters.config import PeftConfig, listed_names
+from ckpttools.adapters.peft import modules_of, saved_names
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import FormatError
+from ckpttools.core.text import some
+from ckpttools.formats.adapters import ADAPTER
+
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+# What `target_modules` may be in place of names.
+_ALL = "all-linear"
+
+
+@dataclass(frozen=True)
+class PartConfig:
+    """The configuration of a part.
+
+    Attributes:
+        said: what it says; None where the part is no adapter.
+        remarks: what was changed, or why it is none, a sentence each; nothing where it is the whole one's.
+    """
+
+    said: Mapping[str, Any] | None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def content(self) -> bytes | None:
+        """That of the file; None where there is none."""
+        return None if self.said is None else f"{json.dumps(self.said, indent=2, sort_keys=True)}\n".encode()
+
+
+def part_config(said: Mapping[str, Any], place: str, kept: Sequence[str], gone: Sequence[str]) -> PartConfig:
+    """The configuration of an adapter of which some arrays were left out.
+
+    Args:
+        said: the whole one's.
+        place: where that lies, for messages.
+        kept, gone: names of arrays.
+
+    Raises:
+        ConfigError: it has no names where they belong, or patterns that cannot be matched.
+    """
+    try:
+        config = PeftConfig(said, place)
+    except FormatError:
+        return PartConfig(said, (f"{ADAPTER} describes the whole adapter, including what is left out",))
+    left, lost = modules_of(kept), modules_of(gone)
+    whole, whole_lost = (_saved(config, names) for names in (kept, gone))
+    if halves := [each for each in (*left, *whole) if each in {*lost, *whole_lost}]:
+        return _none(f"it has only parts of {some(halves)}")
+    if not left:
+        return _none("it has no factors")
+    narrowed = {
+        "target_modules": _targets(config, left, lost),
+        "target_parameters": _parameters(config, left, lost),
+        "modules_to_save": _narrowed(config.replaced, whole, whole_lost),
+        **{field: _patterns(config, field, left, lost) for field in _PATTERNS},
+    }
+    changed = {field: value for field, value in narrowed.items() if value is not None}
+    if not changed:
+        return PartConfig(said)
+    fields = " and ".join(changed)
+    return PartConfig({**said, **changed}, (f"{ADAPTER}: only what is left is in {fields}",))
+
+
+def _none(why: str) -> PartConfig:
+    return PartConfig(None, (f"{ADAPTER} is left out, as what is left is no adapter: {why}",))
+
+
+def _ends(module: str) -> Iterator[str]:
+    """The path of a module, and what of it follows each dot."""
+    keys = module.split(".")
+    return (".".join(keys[at:]) for at in range(len(keys)))
+
+
+def _saved(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
+    """Modules of `modules_to_save` that arrays are of."""
+    entries, found = {*config.replaced}, dict[str, None]()
+    for name in saved_names(names):
+        keys = name.split(".")
+        above = (".".join(keys[:at]) for at in range(1, len(keys)))
+        found.update(dict.fromkeys(module for module in above if not entries.isdisjoint(_ends(module))))
+    return found
+
+
+def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
+    """Entries that are ends of modules' paths: the whole paths for those that are of others, too.
+
+    None where none is of others.
+    """
+    touched = {end for module in lost for end in _ends(module)}.intersection(entries)
+    if not touched:
+        return None
+    kept = [entry for entry in entries if entry not in touched]
+    return kept + [module for module in left if not touched.isdisjoint(_ends(module))]
+
+
+def _targets(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
+    said = config.said.get("target_modules")
+    if isinstance(said, list | tuple):
+        return _narrowed(listed_names(config.said, "target_modules", config.place), left, lost)
+
+    def is_target(module: str) -> bool:
+        return config.is_target(module) if said not in (None, _ALL) else not config.parameters_of(module)
+
+    return list(filter(is_target, left)) if any(map(is_target, lost)) else None
+
+
+def _parameters(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
+    if not any(map(config.parameters_of, lost)):
+        return None
+    return [name for module in left if config.parameters_of(module) for name in _factored(config, module)]
+
+
+def _patterns(
+    config: PeftConfig, field: str, left: Mapping[str, None], lost: Mapping[str, None]
+) -> dict[str, Any] | None:
+    """Those that count for what is left; None where these are all."""
+    counting, idle = (
+        {config.pattern_of(field, name) for module in each for name in _factored(config, module)}
+        for each in (left, lost)
+    )
+    idle -= {*counting, None}
+    return {key: value for key, value in config.said[field].items() if key not in idle} if idle else None
+
+
+def _factored(config: PeftConfig, module: str) -> list[str]:
+    """What of a module has factors: parameters by their names, or the module."""
+    return [f"{module}.{name}" for name in sorted(config.parameters_of(module))] or [module]

@@ -1,0 +1,189 @@
+"""Parts of adapters: PEFT makes of them what is there, and nothing anew."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+
+import pytest
+from safetensors.numpy import load_file, save_file
+from support.command_line import succeed
+from support.places import FIXTURES
+
+import ckpttools
+from ckpttools.adapters.peft import modules_of
+from ckpttools.array.tree import dotted
+from ckpttools.core.errors import ConfigError
+
+PEFT = FIXTURES / "peft"
+CONFIG = "adapter_config.json"
+
+
+def base_of(case):
+    return PEFT / "bases" / ("gpt-oss-float32" if case == "experts" else "llama-float32")
+
+
+def names(place):
+    return list(map(dotted, ckpttools.open(place).arrays))
+
+
+def said_of(place):
+    return json.loads((place / CONFIG).read_bytes())
+
+
+def adapter_saying(tmp_path, case, **said):
+    place = tmp_path / "adapter"
+    shutil.copytree(PEFT / case, place)
+    (place / CONFIG).write_text(json.dumps(said_of(place) | said))
+    return place
+
+
+def is_target(said, module):
+    """`check_target_module_exists` of PEFT 0.21."""
+    if any(re.match(rf"(^|.*\.){saved}($|\..*)", module) for saved in said["modules_to_save"] or ()):
+        return False
+    targets = said["target_modules"]
+    if isinstance(targets, str):
+        return bool(re.fullmatch(targets, module))
+    if module in targets:
+        return True
+    layers = said["layers_to_transform"] or ()
+    layer = re.match(r".*?\.[^.]*\.(?P<idx>\d+)\.", module)
+    in_layers = not layers or (layer is not None and int(layer["idx"]) in layers)
+    return in_layers and any(module.endswith(f".{target}") for target in targets)
+
+
+def made_by_peft(said, base):
+    """The modules of a base that get factors, as its weights are called."""
+    weights = names(base)
+    modules = {name.removesuffix(".weight") for name in weights if name.endswith(".weight")}
+    found = {module for module in modules if is_target(said, module)}
+    for name in weights:
+        own = re.sub(r"_(blocks|scales)$", "", name)
+        if any(f".{own}".endswith(f".{target}") for target in said["target_parameters"] or ()):
+            found.add(own.rpartition(".")[0])
+    return found
+
+
+PARTS = [
+    ("plain", "*mlp*"),
+    ("plain", "*layers.0.*"),
+    ("plain", "*layers.1.*v_proj*"),
+    ("patterns", "*q_proj*"),
+    ("patterns", "*layers.0.*"),
+    ("one-layer", "*q_proj*"),
+    ("dora", "*layers.1.*"),
+    ("bin", "*o_proj*"),
+    ("embeddings", "*embed_tokens*"),
+    ("embeddings", "*lm_head*"),
+    ("experts", "*layers.0.*"),
+    ("experts", "*experts*"),
+    ("experts", "*self_attn*"),
+]
+
+
+@pytest.mark.parametrize(("case", "gone"), PARTS)
+def test_what_a_part_says_is_what_it_has(tmp_path, case, gone):
+    part = tmp_path / "part"
+    told = succeed("select", PEFT / case, part, "--drop", gone, "--to", "safetensors").output
+    said, whole = said_of(part), said_of(PEFT / case)
+    assert f"{CONFIG}: only what is left is in" in " ".join(told.split())
+    assert made_by_peft(said, base_of(case)) == {*modules_of(names(part))}
+    for name in said["modules_to_save"] or ():
+        assert any(f".{name}." in each for each in names(part))
+    lists = {"target_modules", "target_parameters", "modules_to_save", "rank_pattern", "alpha_pattern"}
+    assert {n: v for n, v in said.items() if n not in lists} == {
+        n: v for n, v in whole.items() if n not in lists
+    }
+    modules = [f"{each}{more}" for each in modules_of(names(part)) for more in ("", ".gate_up_proj")]
+    for field in ("rank_pattern", "alpha_pattern"):
+        assert {*said[field].items()} <= {*whole[field].items()}
+        assert all(any(re.match(rf"(.*\.)?({key})$", each) for each in modules) for key in said[field])
+    ckpttools.merge_adapter(base_of(case), tmp_path / "merged", adapter=part)
+
+
+@pytest.mark.parametrize("targets", [r".*layers\.\d+\.(mlp|self_attn)\..*_proj", "all-linear", None])
+def test_one_text_becomes_the_names_of_modules(tmp_path, targets):
+    adapter = adapter_saying(tmp_path, "plain", target_modules=targets)
+    ckpttools.select(adapter, tmp_path / "part", drop="*layers.0.*", format="safetensors")
+    assert said_of(tmp_path / "part")["target_modules"] == list(modules_of(names(tmp_path / "part")))
+    ckpttools.select(adapter, tmp_path / "whole", drop=(), keep="*", format="safetensors")
+    assert said_of(tmp_path / "whole")["target_modules"] == targets
+
+
+def test_parameters_of_any_module(tmp_path):
+    adapter = adapter_saying(tmp_path, "experts", target_parameters=["gate_up_proj", "down_proj"])
+    ckpttools.select(adapter, tmp_path / "part", drop="*layers.1.*", format="safetensors")
+    wanted = [f"model.layers.0.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
+    assert said_of(tmp_path / "part")["target_parameters"] == wanted
+
+
+def test_a_module_that_is_saved_as_a_whole(tmp_path):
+    """By its path, where others of that name are left out."""
+    adapter = adapter_saying(tmp_path, "plain", modules_to_save=["input_layernorm", "score"])
+    file = adapter / "adapter_model.safetensors"
+    norm = load_file(base_of("plain") / "model.safetensors")["model.norm.weight"]
+    layers = [f"base_model.model.model.layers.{n}.input_layernorm.weight" for n in range(2)]
+    heads = [f"base_model.model.score.{name}" for name in ("weight", "bias")]
+    save_file({**load_file(file), **dict.fromkeys([*layers, *heads], norm)}, file)
+    ckpttools.select(adapter, tmp_path / "part", drop="*layers.0.input*", format="safetensors")
+    saved = said_of(tmp_path / "part")["modules_to_save"]
+    assert sorted(saved) == ["model.layers.1.input_layernorm", "score"]
+    out = tmp_path / "half"
+    told = succeed("select", adapter, out, "--drop", "*score.bias", "--to", "safetensors").output
+    assert "it has only parts of score" in " ".join(told.split()) and not (out / CONFIG).exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "gone", "why"),
+    [
+        ("plain", "*q_proj.lora_B*", "it has only parts of model.layers.{0..1}.self_attn.q_proj"),
+        ("dora", "*magnitude*", "it has only parts of"),
+        ("experts", "*experts.base_layer*", "it has only parts of model.layers.{0..1}.mlp.experts"),
+        ("embeddings", "*lora*", "it has no factors"),
+    ],
+)
+def test_what_is_no_adapter_any_more(tmp_path, case, gone, why):
+    out = tmp_path / "part"
+    told = " ".join(succeed("select", PEFT / case, out, "--drop", gone, "--to", "safetensors").output.split())
+    assert f"{CONFIG} is left out, as what is left is no adapter: {why}" in told
+    assert [each.name for each in out.iterdir()] == ["adapter_model.safetensors"]
+    assert "PeftModel" not in told
+
+
+def test_a_part_that_is_stored_otherwise(tmp_path):
+    """Its configuration goes along, and is that of the part."""
+    ckpttools.convert(PEFT / "plain", tmp_path / "orbax", drop="*mlp*", format="orbax")
+    ckpttools.convert(tmp_path / "orbax", tmp_path / "half", drop="*layers.0.*", format="safetensors")
+    assert made_by_peft(said_of(tmp_path / "half"), base_of("plain")) == {
+        f"model.layers.1.self_attn.{each}_proj" for each in "qkvo"
+    }
+
+
+def test_configurations_that_are_not_read(tmp_path):
+    adapter = adapter_saying(tmp_path, "plain", bias="lora_only")
+    plan = ckpttools.select.plan(adapter, tmp_path / "part", drop="*mlp*", format="safetensors").plan
+    told = " ".join(plan.notes.remarks)
+    assert f"{CONFIG} describes the whole adapter, including what is left out" in told
+    shutil.rmtree(adapter)
+    adapter_saying(tmp_path, "plain", target_modules={"q_proj": 1})
+    with pytest.raises(ConfigError, match="target_modules"):
+        ckpttools.select.plan(adapter, tmp_path / "part", drop="*mlp*", format="safetensors")
+
+
+@pytest.mark.parametrize(("case", "gone"), PARTS)
+def test_peft_itself(tmp_path, case, gone):
+    """It finds all that it makes, and warns of nothing."""
+    peft = pytest.importorskip("peft", reason="the extra `transformers` is not installed")
+    transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+    ckpttools.select(PEFT / case, tmp_path / "part", drop=gone, format="safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(base_of(case))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        made = peft.PeftModel.from_pretrained(model, str(tmp_path / "part"))
+    assert [
+        each for each in told if "missing" in str(each.message) or "did not match" in str(each.message)
+    ] == []
+    assert {*modules_of(made.state_dict())} == {*modules_of(names(tmp_path / "part"))}
