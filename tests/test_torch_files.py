@@ -7,8 +7,10 @@ import os
 import pickle
 import pickletools
 import random
+import shutil
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +20,17 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, run
 from support.torch_files import View, archived, pickled, save, whole
 
+import ckpttools
 from ckpttools.array.tree import Empty, Text, dotted
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
-from ckpttools.formats.registry import open_tree
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.registry import formats, open_tree
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Global, Record
 from ckpttools.formats.torch.tensors import NotReadableError, _unwrapped
 from ckpttools.formats.torch.unpickling import unpickled
+from ckpttools.stores.registry import parse
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
 
@@ -547,3 +552,87 @@ def test_a_subclass_of_tensors_that_is_made_of_no_arguments(args):
     record = Record(Global("torch._tensor", "_rebuild_from_type_v2"), args)
     with pytest.raises(NotReadableError, match="of what is no tensor"):
         _unwrapped(record)
+
+
+# ---- checksums of data
+
+
+def flipped(path, content, name=None):
+    """Flips a bit in the middle of bytes that a file has once, and says which bytes these are."""
+    data = bytearray(path.read_bytes())
+    at = data.index(content)
+    data[at + len(content) // 2] ^= 4
+    path.write_bytes(data)
+    return f"{name or 'archive/data/0'} (bytes {at:,} to {at + len(content):,}) has CRC-32"
+
+
+def told_by_doctor(*arguments):
+    said = ckpt("doctor", *arguments, "--no-progress")
+    return said.exit_code, " ".join(said.output.split())
+
+
+def numbers(count, first):
+    return np.arange(first, first + count, dtype="f4")
+
+
+def test_a_flipped_bit_in_numbers_is_seen_with_checksums(tmp_path):
+    """Nothing else sees it: neither torch nor any conversion looks at checksums of storages."""
+    path = save(tmp_path / "x.pt", {"a": whole(numbers(3_000_000, 0)), "b": whole(numbers(9, -9))})
+    command = f"ckpt doctor {path} --checksums"
+    assert f"(`{command}` compares them" in told_by_doctor(path)[1]
+    assert told_by_doctor(path, "--checksums")[1].endswith(
+        "nothing found; data has its checksums, where files have any"
+    )
+    crc = f"{zlib.crc32(numbers(9, -9).tobytes()):08x}"
+    second = flipped(path, numbers(9, -9).tobytes(), "archive/data/1")
+    assert told_by_doctor(path)[0] == 0
+    code, said = told_by_doctor(path, "--checksums")
+    assert code == 1 and f"the data of 1 of 2 storages is damaged: {second}" in said
+    assert f"was written with {crc}" in said and "restore it from another copy" in said
+    first = flipped(path, numbers(3_000_000, 0).tobytes())
+    assert f"2 of 2 storages is damaged: {first}" in told_by_doctor(path, "--checksums")[1]
+    assert (report := ckpttools.doctor(path, checksums=True)).compared and not report.healthy
+    assert ckpttools.doctor(path).compared is False and ckpttools.doctor(FIXTURES / "full.pt").healthy
+
+
+def test_without_checksums_nothing_is_accused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(zipfile, "crc32", lambda *_: 0)
+        path = save(tmp_path / "x.pt", {"a": whole(numbers(9, 1))})
+    assert told_by_doctor(path, "--checksums")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("dcp", "__2_0.distcp"),
+        ("ranks", "model_world_size_4_rank_1.pt"),
+        ("deepspeed/stage3/global_step3", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+        ("deepspeed/stage1/global_step3_universal", "zero/head.weight/exp_avg.pt"),
+        ("deepspeed/stage1/global_step3", "mp_rank_00_model_states.pt"),
+    ],
+)
+def test_checksums_of_all_that_torch_saves(tmp_path, name, file):
+    """Of what is not read by default, such as moments, too."""
+    source = tmp_path / "c"
+    shutil.copytree(FIXTURES / name, source)
+    done = []
+    assert ckpttools.doctor(source, checksums=True, observe=lambda *bytes: done.append(bytes)).healthy
+    assert done[0][0] == 0 and done[-1][0] == done[-1][1] > 0
+    damaged = source / file
+    format = next(each for each in formats().values() if each.why_not(parse(source)) is None)
+    found = format.checksums(parse(source), ReadOptions())
+    hit = next(each for each in found if each.file.path == str(damaged))
+    data = bytearray(damaged.read_bytes())
+    data[hit.offset] ^= 1
+    damaged.write_bytes(data)
+    code, said = told_by_doctor(source, "--checksums")
+    assert code == 1 and f"{damaged} [checksums]" in said
+    assert f"{hit.name} (bytes {hit.offset:,} to {hit.offset + hit.nbytes:,})" in said
+
+
+def test_a_file_that_is_cut_is_told_once(tmp_path):
+    path = save(tmp_path / "x.pt", {"a": whole(numbers(9, 1))})
+    path.write_bytes(path.read_bytes()[:-40])
+    code, said = told_by_doctor(path, "--checksums")
+    assert code == 1 and said.endswith("1 error") and "[torch]" in said

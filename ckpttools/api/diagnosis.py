@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpttools.api.sources import Source, place_of, read_options
+from ckpttools.api.sources import Observe, Source, place_of, read_options
 from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.doctor.examine import Diagnosis, examine, mend
@@ -17,16 +17,20 @@ def doctor(
     source: Source,
     *,
     fix: str | Sequence[str] = (),
+    checksums: bool = False,
     max_index_bytes: int | str = MAX_INDEX_BYTES,
     requests: int | None = None,
+    observe: Observe | None = None,
 ) -> Diagnosis:
     """Examines everything at or below a path, whole or damaged; reads indexes and metadata, no arrays.
 
     Args:
         source: a run, a step, an item, a file or directory; of a tree, where it was opened.
         fix: the name of a fix, or several: each repairs what it can, and deletes or overwrites nothing.
+        checksums: read all data of which files have checksums, too, as those of `torch.save`, and compare it.
         max_index_bytes: memory that an OCDBT index may take, where its size does not account for it.
         requests: requests under way at once to stores behind a network; None for as many as suit them.
+        observe: called with the bytes of data read so far and the bytes to read in all.
 
     Raises:
         UsageError: a tree has no place.
@@ -38,5 +42,6 @@ def doctor(
     place, read = place_of(source), read_options({"max_index_bytes": max_index_bytes})
     if place is None:
         raise UsageError("a tree that was made has no files", wanted="a path, or a tree that was opened")
+    reading = (observe or (lambda done, total: None)) if checksums else None
     with requesting(requests):
-        return mend(place, *names, read=read) if names else examine(place, read)
+        return mend(place, *names, read=read, reading=reading) if names else examine(place, read, reading)

@@ -10,6 +10,7 @@ import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, max_index_option, requests_option
 from ckpttools.cli.output import labelled, print_json, print_report, prose_width, show
+from ckpttools.cli.progress import progress_option, watching
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -32,30 +33,39 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
     multiple=True,
     help="Apply this fix wherever it helps; no file is deleted or overwritten. May be repeated.",
 )
+@click.option(
+    "--checksums",
+    is_flag=True,
+    help="Read all data, too, of which files have checksums, as those of torch.save, and compare it.",
+)
 @click.option("--list", "as_list", is_flag=True, help="List the checks and the fixes.")
 @max_index_option
 @requests_option
+@progress_option
 @click.pass_context
 def doctor(
     ctx: click.Context,
     path: Place | None,
     as_json: bool,
     fix: tuple[str, ...],
+    checksums: bool,
     as_list: bool,
     max_index_bytes: int,
     requests: int | None,
+    progress: bool,
 ) -> None:
     """Say what is wrong with a checkpoint and what to do.
 
     PATH is anything: a run, a step, an item, a directory or file of safetensors, a zarr v3 hierarchy, whole
-    or damaged. Indexes, headers and metadata are read, arrays are not. Exits with 1 if there is an error,
-    with 0 if there are only warnings and infos. A fix repairs what it can and reports where it was refused;
-    the exit code is then 3, or 5 if the system did not allow it.
+    or damaged. Indexes, headers and metadata are read, arrays only with --checksums. Exits with 1 if there is
+    an error, with 0 if there are only warnings and infos. A fix repairs what it can and reports where it was
+    refused; the exit code is then 3, or 5 if the system did not allow it.
 
     \b
     Example:
       ckpt doctor ~/maxtext/run/checkpoints
       ckpt doctor ~/maxtext/run/checkpoints --fix merge --fix commit-marker
+      ckpt doctor ~/deepspeed/global_step300 --checksums
     """
     from ckpttools.api.diagnosis import doctor as look
 
@@ -66,7 +76,15 @@ def doctor(
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.", ctx)
-    diagnosis = look(path, fix=fix, max_index_bytes=max_index_bytes, requests=requests)
+    with watching(progress) as observe:
+        diagnosis = look(
+            path,
+            fix=fix,
+            checksums=checksums,
+            max_index_bytes=max_index_bytes,
+            requests=requests,
+            observe=observe,
+        )
     print_report(diagnosis, _view(diagnosis, fix), as_json=as_json)
     ctx.exit(diagnosis.exit_code)
 
@@ -113,8 +131,18 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
-        reading = f"`ckpt inspect stats {quote(printable(diagnosis.path))} --nan` reads them"
-        return f"healthy: nothing found; values were not read ({reading})"
+        return f"healthy: nothing found; {_unread(diagnosis)}"
     levels = [each.level for each in diagnosis.findings]
     parts = [plural(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
     return ("no errors, " if diagnosis.healthy else "") + ", ".join(parts)
+
+
+def _unread(diagnosis: Diagnosis) -> str:
+    """What was not looked at, and what looks at it."""
+    if diagnosis.compared:
+        return "data has its checksums, where files have any"
+    path = quote(printable(diagnosis.path))
+    reading = f"inspect stats {path} --nan` reads them"
+    if diagnosis.compared is not None:
+        reading = f"doctor {path} --checksums` compares them with the checksums in the files"
+    return f"values were not read (`ckpt {reading})"

@@ -14,11 +14,13 @@ from ckpttools.core.text import natural_key
 from ckpttools.core.wording import option
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, finding_of
+from ckpttools.doctor.checks.checksums import has_checksums
 from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.inventory import Inventory, inventory_of
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import refuse_empty
+from ckpttools.stores.fetching import Observe
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.unanswered import is_unanswered
 
@@ -54,6 +56,7 @@ class Diagnosis:
         findings: errors first.
         fixed: what a requested fix changed.
         refused: where a requested fix was not applied.
+        compared: whether data was compared with the checksums in its files; None where none has any.
     """
 
     path: str
@@ -62,6 +65,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     fixed: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    compared: bool | None = None
 
     def __repr__(self) -> str:
         """The verdict, and what was found and done."""
@@ -92,19 +96,20 @@ def fixes() -> dict[str, Fix]:
     return {check.fix.name: check.fix for check in checks() if check.fix is not None}
 
 
-def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
-    """Examines everything at or below a path; reads no arrays and changes nothing.
+def examine(where: Where, read: ReadOptions | None = None, reading: Observe | None = None) -> Diagnosis:
+    """Examines everything at or below a path; changes nothing.
 
     Args:
         where: the path.
         read: how to open what is there.
+        reading: as of `Inventory`: None reads no arrays.
 
     Raises:
         StorageError: there is nothing, or it cannot be listed.
         FormatError: nothing there is a checkpoint, or the beginning of one.
     """
     path = parse(where)
-    inventory = inventory_of(path, read)
+    inventory = replace(inventory_of(path, read), reading=reading)
     if inventory.path in inventory.denied:
         raise inventory.denied[inventory.path]
     if inventory.is_empty:
@@ -117,7 +122,8 @@ def examine(where: Where, read: ReadOptions | None = None) -> Diagnosis:
     found = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
     ordered = sorted(_told_once(found), key=_rank)
     healthy = all(each.level != ERROR for each in ordered)
-    return Diagnosis(str(path), healthy, tuple(_counted(inventory)), tuple(ordered))
+    compared = (reading is not None) if has_checksums(inventory) else None
+    return Diagnosis(str(path), healthy, tuple(_counted(inventory)), tuple(ordered), compared=compared)
 
 
 def _rank(finding: Finding) -> tuple[int, bytes, str]:
@@ -178,13 +184,16 @@ def _is_at(place: str, top: str) -> bool:
     return place == top or place.startswith((f"{top}/", f"{top}:"))
 
 
-def mend(where: Where, *names: str, read: ReadOptions | None = None) -> Diagnosis:
+def mend(
+    where: Where, *names: str, read: ReadOptions | None = None, reading: Observe | None = None
+) -> Diagnosis:
     """Applies fixes in turn wherever a finding suggests them, then examines again; a refusal stops nothing.
 
     Args:
         where: the path.
         names: of the fixes.
         read: how to open what is there.
+        reading: as of `examine`, when all is examined again.
 
     Raises:
         UsageError: no fix has this name.
@@ -203,7 +212,7 @@ def mend(where: Where, *names: str, read: ReadOptions | None = None) -> Diagnosi
             _mend_all(known[name], examine(path, read).findings, read, done, refused)
     if refused and not done:
         raise _together(names, refused)
-    after = examine(path, read) if path.lexists() else Diagnosis(str(path), True, (), ())
+    after = examine(path, read, reading) if path.lexists() else Diagnosis(str(path), True, (), ())
     refusals = tuple(_refusal(place, error) for place, error in refused.items())
     return replace(after, fixed=tuple(done), refused=refusals)
 

@@ -33,6 +33,7 @@ from ckpttools.formats.orbax.steps import (
 from ckpttools.formats.registry import formats
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
+from ckpttools.stores.fetching import Observe
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import unfinished_at
 from ckpttools.stores.unanswered import kept_unless_unanswered
@@ -159,6 +160,7 @@ class Inventory:
         leftovers: directories of unfinished or replaced work.
         read: how to open what is there.
         others: name of another format -> places of that format.
+        reading: what is told the bytes of data that are read, and that will be in all; None where none is.
     """
 
     path: Place
@@ -171,6 +173,7 @@ class Inventory:
     leftovers: tuple[Place, ...] = ()
     read: ReadOptions = field(default_factory=ReadOptions)
     others: Mapping[str, Sequence[Place]] = field(default_factory=dict)
+    reading: Observe | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -25,6 +25,7 @@ from ckpttools.core.options import Option
 from ckpttools.core.region import Shape
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.placement import ChunkFiles, Placement, Range, Referenced
+from ckpttools.stores.checksums import Checksummed
 from ckpttools.stores.place import Place
 
 COMPANIONS = "hf"
@@ -142,6 +143,18 @@ class TellsFaults(Protocol):
 
         Raises:
             CheckpointError: the last thing that is wrong: what comes after it cannot be looked at.
+        """
+
+
+@runtime_checkable
+class TellsChecksums(Protocol):
+    """A format whose files have checksums of data that are not looked at when arrays are read."""
+
+    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
+        """What has one, in a file or directory of this format, whole or damaged; reads no array.
+
+        Raises:
+            CheckpointError: nothing further can be looked at; `TellsFaults.faults` says why.
         """
 
 

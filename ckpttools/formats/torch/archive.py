@@ -10,12 +10,15 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.stores.base import File
+from ckpttools.stores.checksums import Checksummed
+from ckpttools.stores.place import Place
 
 MAGIC = b"PK\x03\x04"
 # Of `torch.save` before 1.6: protocol 2 and the number 0x1950a86a20f9469cfc6c.
@@ -63,6 +66,16 @@ class Archive:
             raise _damaged(self.file.path, f"no {self.root}/data/{name} in it")
         return _place(self.file, entry)
 
+    def checksums(self) -> Iterator[Checksummed]:
+        """The storages that have one.
+
+        Raises:
+            FormatError: as `range_of`.
+        """
+        for name, entry in self.storages.items():
+            if entry.CRC:
+                yield Checksummed(self.file, entry.filename, *self.range_of(name), entry.CRC)
+
 
 def _place(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
     """Where the bytes of a member lie: offset in the file, and how many."""
@@ -82,6 +95,18 @@ def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
     if entry.CRC and zlib.crc32(content) != entry.CRC:
         raise _damaged(file.path, f"other bytes in {entry.filename} than its checksum is of")
     return content
+
+
+def checksums_in(places: Iterable[Place], most: int) -> Iterator[Checksummed]:
+    """The storages that have one in some files; files that are no whole archives have none.
+
+    Args:
+        places: of files.
+        most: as of `opened`.
+    """
+    for place in places:
+        with suppress(CheckpointError), place.open() as file:
+            yield from opened(file, most).checksums()
 
 
 def archive_kind(file: File) -> str | None:

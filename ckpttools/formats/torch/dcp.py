@@ -7,7 +7,8 @@ parts may be cut along any axes. torch is not needed, and nothing is executed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from itertools import islice
@@ -20,7 +21,7 @@ from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import require_room
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import DEEPEST
@@ -29,13 +30,14 @@ from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
-from ckpttools.formats.torch.entry import FilePart, SavedTensor, saved_value
+from ckpttools.formats.torch.entry import FilePart, SavedTensor, checksums_of, saved_value
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.state import state_of
 from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, torch_lengths
 from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.base import File
+from ckpttools.stores.checksums import Checksummed
 from ckpttools.stores.place import Place
 
 METADATA, SUFFIX = ".metadata", ".distcp"
@@ -66,6 +68,14 @@ class DistributedFormat(ReadOnlyFormat):
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
         return _opened(path, options)
+
+    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+        listed = _listed(path, options)
+        files = _files(path, listed)
+        for (name, _), entry in listed.entries.items():
+            with suppress(CheckpointError):
+                yield from checksums_of(files[entry.file], entry.offset, entry.nbytes, name)
 
 
 FORMAT = DistributedFormat()

@@ -6,6 +6,8 @@ tensors on many ranks is listed and planned from its metadata alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.tensors import NotReadableError, StorageRange, lazy_tensor
 from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.base import File
+from ckpttools.stores.checksums import Checksummed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,3 +164,19 @@ def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object,
         start, nbytes = found.range_of(name)
         storages[name] = StorageRange(whole, offset + start, nbytes)
     return unpickled(found.pickled, is_of_training, f"{whole.path}, byte {offset:,}"), storages
+
+
+def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[Checksummed]:
+    """The storages that have a checksum in a file of torch.save within another; of another kind none has.
+
+    Args:
+        whole, offset, nbytes: the file around it, and which part of that it is.
+        name: of what is saved there.
+
+    Raises:
+        FormatError: as `saved_value`.
+    """
+    part = FilePart(whole, offset, nbytes)
+    if part.read(0, min(4, part.size)) == archive.MAGIC:
+        for each in archive.opened(part, _MOST_PICKLE).checksums():
+            yield replace(each, file=whole, name=name, offset=offset + each.offset)

@@ -20,6 +20,7 @@ from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.saved import saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.weight_files import WeightNames, reason
+from ckpttools.stores.checksums import Checksummed
 from ckpttools.stores.place import Place
 
 # `optimizer.bin`, `training_args.bin` and others lie beside weights; named by themselves they are read, too.
@@ -54,6 +55,10 @@ class TorchFormat(ReadOnlyFormat):
                 _opened(file, options)
             except CheckpointError as error:
                 yield error
+
+    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+        return archive.checksums_in(_files_below(path), options.max_header_bytes)
 
 
 FORMAT = TorchFormat()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, NoReturn
 
@@ -22,12 +22,14 @@ from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.alike import Twins
+from ckpttools.formats.torch.archive import checksums_in
 from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.stores.at_once import at_once
+from ckpttools.stores.checksums import Checksummed
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -56,6 +58,10 @@ class RanksFormat(ReadOnlyFormat):
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
         return _opened(path, options)
+
+    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+        return checksums_in(path.glob("*.pt"), options.max_header_bytes)
 
     def companions(self, tree: Tree) -> Place:
         beside = parse(tree.metadata.place) / _BESIDE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
@@ -19,6 +19,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import in_shape
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
+from ckpttools.formats.torch.archive import checksums_in
 from ckpttools.formats.torch.latest import UNIVERSAL, names_no_step, step_named
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import SavedFile, saved_file
@@ -27,6 +28,7 @@ from ckpttools.formats.torch.zero import LEFT_OUT, STATE
 from ckpttools.formats.torch.zero_model import ModelStates
 from ckpttools.formats.torch.zero_moments import as_step, step_array
 from ckpttools.stores.at_once import at_once
+from ckpttools.stores.checksums import Checksummed
 from ckpttools.stores.place import Place
 
 _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "zero", "fp32.pt", "step.pt", ".pt"
@@ -56,6 +58,13 @@ class UniversalFormat(ReadOnlyFormat):
         except (ValueError, NotReadableError) as error:
             message = "the files of the parameters do not add up"
             raise FormatError(message, place=path, got=str(error), hint=_HINT) from error
+
+    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+        step = step_named(path, UNIVERSAL)
+        folders = [step, *(step / _FOLDER).directories()]
+        files = (file for folder in folders for file in folder.glob(f"*{_SUFFIX}"))
+        return checksums_in(files, options.max_header_bytes)
 
     def lies_at(self, path: Place) -> Place:
         """As `ckpttools.formats.base.TellsPlace.lies_at`."""

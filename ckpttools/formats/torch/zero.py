@@ -7,7 +7,7 @@ are asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
+from ckpttools.formats.torch.archive import checksums_in
 from ckpttools.formats.torch.latest import LATEST, UNIVERSAL, names_no_step, step_named
 from ckpttools.formats.torch.pickled import Record, in_few_words
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
@@ -37,6 +38,7 @@ from ckpttools.formats.torch.zero_moments import (
 )
 from ckpttools.formats.torch.zero_shards import Vector, names_of_ranks, of_groups, of_ranks
 from ckpttools.stores.at_once import at_once
+from ckpttools.stores.checksums import Checksummed
 from ckpttools.stores.place import Place
 
 _OPTIM = re.compile(
@@ -76,6 +78,10 @@ class ZeroFormat(ReadOnlyFormat):
             return _opened(path, step_named(path, LATEST), options)
         except (ValueError, NotReadableError) as error:
             raise _damaged(path, str(error)) from error
+
+    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+        return checksums_in(step_named(path, LATEST).glob("*.pt"), options.max_header_bytes)
 
     def lies_at(self, path: Place) -> Place:
         """As `ckpttools.formats.base.TellsPlace.lies_at`."""

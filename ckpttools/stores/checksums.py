@@ -1,0 +1,80 @@
+"""Bytes of files beside which their checksum was written: read, and compared with it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError
+from ckpttools.stores.at_once import in_threads
+from ckpttools.stores.base import File
+from ckpttools.stores.fetching import Observe
+
+_BLOCK = 4 << 20
+_MOST_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checksummed:
+    """Bytes of a file beside which their checksum was written.
+
+    Attributes:
+        file: they lie in.
+        name: what they are there.
+        offset, nbytes: which bytes of the file.
+        crc32: the checksum.
+    """
+
+    file: File
+    name: str
+    offset: int
+    nbytes: int
+    crc32: int
+
+
+Damaged = Sequence[tuple[Checksummed, int]]
+"""What has another checksum than was written, with the one that it has."""
+
+
+def damage_in(files: Sequence[Sequence[Checksummed]], tell: Observe) -> list[Damaged | CheckpointError]:
+    """What is damaged in each of some files of one store, or why that cannot be read; several at once.
+
+    Args:
+        files: what has a checksum in each.
+        tell: called with the bytes read so far and the bytes to read in all.
+    """
+    total, done, lock = sum(each.nbytes for found in files for each in found), 0, threading.Lock()
+    tell(0, total)
+
+    def observe(nbytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += nbytes
+            tell(done, total)
+
+    def look(found: Sequence[Checksummed]) -> Damaged | CheckpointError:
+        try:
+            read = [(each, _crc32_of(each, observe)) for each in found]
+        except CheckpointError as error:
+            return error
+        finally:
+            for each in found:
+                each.file.close()
+        return [(each, got) for each, got in read if got != each.crc32]
+
+    costs = {each.file.costs.requests for found in files for each in found[:1]}
+    requests = max((each or 0 for each in costs), default=0)
+    return in_threads(requests or min(os.cpu_count() or 1, _MOST_THREADS), look, files)
+
+
+def _crc32_of(each: Checksummed, observe: Callable[[int], None]) -> int:
+    block, crc = memoryview(bytearray(min(_BLOCK, each.nbytes))), 0
+    for start in range(0, each.nbytes, _BLOCK):
+        part = block[: each.nbytes - start]
+        each.file.read_into(each.offset + start, part)
+        crc = zlib.crc32(part, crc)
+        observe(len(part))
+    return crc
