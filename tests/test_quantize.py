@@ -13,11 +13,13 @@ from support.hf_models import write_llama
 from support.places import FIXTURES
 
 import ckpttools
+from ckpttools.api.next_steps import next_steps
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CoverageError, FormatError, UnknownNameError, UsageError
+from ckpttools.core.wording import several
 from ckpttools.maxtext.recognition import strangers_in
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
@@ -236,6 +238,43 @@ def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):
     ckpttools.quantize(
         tmp_path / "hf", tmp_path / "fp8", exclude="model.layers.1.mlp.up_proj.weight", overwrite=True
     )
+
+
+@pytest.mark.parametrize(
+    ("exclude", "rest"),
+    [
+        ("*.q_proj.*", ["*.k_proj.weight", "*.v_proj.weight"]),
+        ("model.layers.1.mlp.up_proj.weight", ["model.layers.1.mlp.gate_proj.weight"]),
+        ("*.kv_a_proj_with_mqa.weight", ["*.q_a_proj.weight"]),
+        ("*.experts.1.down_proj.weight", ["*.experts.*"]),
+        ("*.experts.*.gate_proj.weight", ["*.experts.*"]),
+        ("*.down_proj.weight", ["*.experts.*"]),
+        ("*layers.0*", []),
+        ("*.o_proj.weight", []),
+        ("*.experts.*", []),
+        ("*self_attn*", []),
+    ],
+)
+def test_what_vllm_puts_together_is_told_where_a_part_is_left_out(exclude, rest):
+    keys = [f"self_attn.{key}_proj" for key in ("q", "k", "v", "o", "q_a")]
+    keys += ["self_attn.kv_a_proj_with_mqa"]
+    blocks = ["mlp", "mlp.shared_experts", *(f"mlp.experts.{n}" for n in range(2))]
+    keys += [f"{block}.{key}_proj" for block in blocks for key in ("gate", "up", "down")]
+    names = [f"model.layers.{n}.{key}.weight" for n in range(2) for key in keys]
+    tree = Tree({(name,): shaped(128, 128) for name in names}).with_metadata(config={"model_type": "llama"})
+    told = [each for each in Quantize(exclude=[exclude])(tree).notes.remarks if "vLLM" in each]
+    assert len(told) == bool(rest)
+    assert all(f"add {several('exclude', rest)} to leave out all of these" in each for each in told)
+    if rest:
+        assert not Quantize(exclude=[exclude, *rest])(tree).notes.remarks
+
+
+def test_vllm_is_advised_where_it_loads_what_was_made(tmp_path):
+    write_llama(tmp_path / "hf")
+    for exclude, is_loaded in (("*.q_proj.*", False), ("*.self_attn.*", True)):
+        ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8", exclude=exclude, overwrite=True)
+        steps = next_steps(tmp_path / "fp8")
+        assert [use.split()[0] for use in steps.uses[1:]] == ["vllm"] * is_loaded
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path):

@@ -28,7 +28,7 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.web.hub_name import HubName
 from ckpttools.transforms.as_numbers import as_numbers
-from ckpttools.transforms.dequantize import is_said_to_be_quantized
+from ckpttools.transforms.dequantize import is_half_quantised, is_said_to_be_quantized
 
 _LOAD_STATE = "load_full_state_path"
 _CHECKPOINTS = "checkpoints"
@@ -192,7 +192,11 @@ def _of_transformers(tree: Tree, place: Place) -> NextSteps | None:
         said, flags = [*said, "trust_remote_code=True"], [*flags, "--trust-remote-code"]
     served = join(["vllm", "serve", name, *flags])
     loaded = f"{kind}.from_pretrained({', '.join([_quoted(name), *said])})"
-    return NextSteps((loaded, served), tuple(_unfinished(place)))
+    return (
+        NextSteps((loaded, served), tuple(_unfinished(place)))
+        if not is_half_quantised(tree)
+        else NextSteps((loaded,))
+    )
 
 
 def _quoted(text: str) -> str:

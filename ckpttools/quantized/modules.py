@@ -48,6 +48,17 @@ table of conversions. Where it dequantises, it knows scales of single ones alone
 are numbers to it.
 """
 _FUSED_IN, _FUSED_OUT = "gate_up_proj", "down_proj"
+# Modules that vLLM makes one of (`packed_modules_mapping`), by each of them.
+_TOGETHER = {
+    key: keys
+    for keys in (
+        ("q_proj", "k_proj", "v_proj"),
+        ("gate_proj", "up_proj"),
+        ("in_proj_qkv", "in_proj_z"),
+        ("q_a_proj", "kv_a_proj_with_mqa"),
+    )
+    for key in keys
+}
 
 
 def is_linear(name: str, array: Described) -> bool:
@@ -98,6 +109,25 @@ def is_out_first(name: str, array: Described, hidden: int | None) -> bool | None
     if first == second or hidden not in (first, second):
         return None
     return (second == hidden) == name.endswith(_FUSED_IN)
+
+
+def half_quantised(quantised: Iterable[str], plain: Iterable[str]) -> list[str]:
+    """The quantised ones of matrices that vLLM puts together with others that are not.
+
+    These are q, k and v, gate and up, all experts of a layer. It refuses such models (`is_layer_skipped`), or
+    takes codes for numbers.
+    """
+    others = set(map(_together, plain))
+    return [name for name in quantised if _together(name) in others]
+
+
+def _together(name: str) -> tuple[str, ...]:
+    """What names the matrices that are put together with one."""
+    above, experts, _ = name.partition(EXPERTS)
+    if experts:
+        return above, experts
+    above, _, last = split_name(name)[0].rpartition(".")
+    return above, *_TOGETHER.get(last, (last,))
 
 
 def left_modules(arrays: Mapping[str, Described], quantised: Collection[str]) -> list[str]:

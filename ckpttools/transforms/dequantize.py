@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import FormatError, UsageError
@@ -11,6 +11,7 @@ from ckpttools.core.wording import option
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.decoding import Like as Like
 from ckpttools.quantized.logical import Logical, logical
+from ckpttools.quantized.modules import half_quantised, is_fused, is_linear
 from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.schemes.registry import read_methods
@@ -129,6 +130,13 @@ def is_said_to_be_quantized(tree: Tree) -> bool:
     if said:
         return bool(weights or weights_in(tree).left_out)
     return bool(weights and weights_in(tree).readable)
+
+
+def is_half_quantised(tree: Tree) -> bool:
+    """Whether some of what vLLM puts together is quantised and some is not."""
+    quantised, named = quantized_in(tree).weights, {dotted(path): each for path, each in tree.arrays.items()}
+    plain = (name for name, each in named.items() if is_linear(name, each) or is_fused(name, each))
+    return bool(half_quantised(quantised, (name for name in plain if name not in quantised)))
 
 
 def is_of_read_scheme(tree: Tree) -> bool:

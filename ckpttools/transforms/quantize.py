@@ -8,20 +8,22 @@ from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import block_codes, relayout
-from ckpttools.array.patterns import first_match
+from ckpttools.array.patterns import first_match, matches
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count
-from ckpttools.core.wording import option
+from ckpttools.core.text import array_count, in_natural_order, some
+from ckpttools.core.wording import option, several
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import GROUP, Mxfp4Encoder
 from ckpttools.quantized.modules import (
+    EXPERTS,
     EXPERTS_APART,
     MLP_EXPERTS,
+    half_quantised,
     is_fused,
     is_linear,
     is_out_first,
@@ -42,6 +44,8 @@ _BLOCK = 128
 # Of what published models do not quantise.
 _PUBLISHED_BITS = 16
 _SCALE_INV = "_scale_inv"
+# Patterns that are listed in a command.
+_FEW = 4
 _TEXT, _HIDDEN, _KIND, _GPT_OSS = "text_config", "hidden_size", "model_type", "gpt_oss"
 
 
@@ -289,6 +293,7 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
         other = _scheme_for(dotted(others[0]), tree.arrays[others[0]], tree.metadata.config)
         instead = f"; {option('scheme', other)} is for those" if other else ""
         yield f"not quantised: {array_count(others)} of fused experts; this scheme is for {how.what}{instead}"
+    yield from _half(tree, chosen, how)
     block = how.said.get("weight_block_size")
     uneven = [
         dotted(path)
@@ -302,6 +307,33 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
             f"gives rows the scales of others, without an error; {option('exclude')} leaves arrays out, such "
             f"as {uneven[0]}"
         )
+
+
+def _half(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
+    """What to say where matrices are left out that vLLM puts together with others."""
+    model, names = _model(tree.metadata.config), {dotted(path) for path in chosen}
+    taken = [dotted(path) for path, array in tree.arrays.items() if how.takes(dotted(path), array, model)]
+    half = half_quantised(names.intersection(taken), (each for each in taken if each not in names))
+    if half:
+        patterns = _patterns(in_natural_order(half), names)
+        few = len(patterns) <= _FEW
+        rest = several("exclude", patterns) if few else f"{option('exclude')} of {some(patterns)}"
+        yield (
+            "vLLM does not load this, transformers does: q, k and v, gate and up, and the experts of a "
+            "layer are one matrix there, and of some a part alone is quantised; "
+            f"add {rest} to leave out all of these"
+        )
+
+
+def _patterns(names: Sequence[str], quantised: Collection[str]) -> list[str]:
+    """Patterns for names: one for those of a kind, where it is of no others that are quantised."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kind = f"*{EXPERTS}*" if EXPERTS in name else f"*.{'.'.join(name.rsplit('.', 2)[1:])}"
+        kinds.setdefault(kind, []).append(name)
+    others = {*quantised} - {*names}
+    alone = {kind for kind in kinds if not any(matches(each, kind) for each in others)}
+    return [each for kind, those in kinds.items() for each in ([kind] if kind in alone else those)]
 
 
 def _scheme_for(name: str, array: LazyArray, config: Mapping[str, Any] | None) -> str | None:
