@@ -133,16 +133,20 @@ def padded(vector, length):
     return np.concatenate([vector, np.zeros(length - vector.size, vector.dtype)])
 
 
-def write_zero(root, stage, groups, world, cut_at=0, steps=(3,), is_elastic=False):
+def write_zero(root, stage, groups, world, cut_at=0, steps=(3,), is_elastic=False, devices=()):
     """Writes `groups`, dictionaries of arrays, as `world` processes would have; returns the directory.
 
     Moments are twice and three times the weights; process r has taken `steps[r]`, those after it the last.
+    Where `devices` are said, one for each process, the model has a buffer on them.
     """
     shapes = [{name: array.shape for name, array in group.items()} for group in groups]
     model = {"module": {}, "buffer_names": [], "param_shapes": shapes, "shared_params": {}}
+    if devices:
+        model |= {"module": {"buffer": whole(np.ones(1, "f4"))}, "buffer_names": ["buffer"]}
     vectors = [np.concatenate([each.reshape(-1) for each in group.values()]) for group in groups]
     root.mkdir(parents=True, exist_ok=True)
     for rank in range(world):
+        device = devices[rank] if devices else "cpu"
         state = {"zero_stage": stage, "partition_count": world}
         if stage < 3:
             parts = [part_of_group(vector, rank, world) for vector in vectors]
@@ -153,9 +157,13 @@ def write_zero(root, stage, groups, world, cut_at=0, steps=(3,), is_elastic=Fals
             at = min(cut_at, flat.size - 1)
             parts = [flat[:at].copy(), flat[at:].copy()] if at else [flat]
             state["fp32_flat_groups"] = [whole(part) for part in parts]
-            save(root / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model)
+            save(root / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model, device=device)
         state |= kept_of(parts, stage, steps[min(rank, len(steps) - 1)], is_elastic)
-        save(root / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt", {"optimizer_state_dict": state})
+        save(
+            root / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
+            {"optimizer_state_dict": state},
+            device=device,
+        )
     if stage < 3:
         save(root / "mp_rank_00_model_states.pt", model)
     return root
@@ -334,3 +342,36 @@ def test_a_step_that_is_gone_and_its_universal_checkpoint_is_not(tmp_path):
     shutil.copytree(TRAINED / "stage1", source)
     (source / "global_step3").rename(source / "global_step2")
     run("verify", source, "--against", TRAINED / "stage1")
+
+
+NODE = [f"cuda:{number}" for number in range(3)]
+
+
+def exchange(one, other):
+    spare = one.with_name("spare")
+    one.rename(spare)
+    other.rename(one)
+    spare.rename(other)
+
+
+def test_a_file_of_stage_3_under_anothers_name_by_the_device_in_it(tmp_path):
+    """On accelerators alone; nothing else in a file says of which process it is."""
+    step = write_zero(tmp_path / "z", 3, MODEL, 3, devices=NODE)
+    whole_tree = run("hash", step)
+    exchange(*sorted(step.glob("*optim_states.pt"))[1:])
+    told = " ".join(run("hash", step, code=3).split())
+    assert "rank_1_mp_rank_00_optim_states.pt was saved on cuda:2 and zero_pp_rank_1_mp_rank_00_model" in told
+    exchange(*sorted(step.glob("*model_states.pt"))[1:])
+    (remark,) = open_tree(step, ReadOptions(with_optimizer=True)).metadata.notes.remarks
+    assert "rank_1_mp_rank_00_optim_states.pt was saved on cuda:2, and processes are in the order" in remark
+    exchange(*sorted(step.glob("*optim_states.pt"))[1:])
+    exchange(*sorted(step.glob("*model_states.pt"))[1:])
+    assert run("hash", step) == whole_tree
+
+
+@pytest.mark.parametrize(
+    "devices", [NODE + NODE, sorted(NODE + NODE), ["cuda:0"] * 6, ["cpu"] * 6, [*NODE, "cpu", "cpu", "cpu"]]
+)
+def test_devices_in_any_order_that_launchers_have(tmp_path, devices):
+    step = write_zero(tmp_path / "z", 3, MODEL, 6, devices=devices)
+    assert not open_tree(step, ReadOptions(with_optimizer=True)).metadata.notes.remarks

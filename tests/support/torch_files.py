@@ -77,16 +77,18 @@ def _importable(*functions: types.FunctionType):
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, protocol: int, storages: dict[int, tuple[str, np.ndarray]]) -> None:
+    def __init__(
+        self, file: io.BytesIO, protocol: int, storages: dict[int, tuple[str, np.ndarray]], device: str
+    ) -> None:
         super().__init__(file, protocol)
-        self._storages = storages
+        self._storages, self._device = storages, device
         self.types = {name: _named("torch", name) for name in STORAGES.values()}
 
     def persistent_id(self, value: object) -> object:
         if not isinstance(value, np.ndarray):
             return None
         key, _ = self._storages.setdefault(id(value), (str(len(self._storages)), value))
-        return ("storage", self.types[STORAGES[value.dtype.name]], key, "cpu", value.size)
+        return ("storage", self.types[STORAGES[value.dtype.name]], key, self._device, value.size)
 
     def reducer_override(self, value: object) -> object:
         if isinstance(value, View):
@@ -94,10 +96,10 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def pickled(value: object, protocol: int = 2) -> tuple[bytes, dict[str, bytes]]:
+def pickled(value: object, protocol: int = 2, device: str = "cpu") -> tuple[bytes, dict[str, bytes]]:
     """The pickle of a value with `View`s in it, and its storages."""
     file, storages = io.BytesIO(), {}
-    pickler = _Pickler(file, protocol, storages)
+    pickler = _Pickler(file, protocol, storages, device)
     with _importable(REBUILD, *pickler.types.values()):
         pickler.dump(value)
     return file.getvalue(), {key: array.tobytes() for key, array in storages.values()}
@@ -114,6 +116,6 @@ def archived(path: Path, data: bytes, storages: Mapping[str, bytes]) -> Path:
     return path
 
 
-def save(path: Path, value: object, protocol: int = 2) -> Path:
+def save(path: Path, value: object, protocol: int = 2, device: str = "cpu") -> Path:
     """What torch.save writes of a value with `View`s in it."""
-    return archived(path, *pickled(value, protocol))
+    return archived(path, *pickled(value, protocol, device))

@@ -27,6 +27,7 @@ from ckpttools.formats.torch.latest import LATEST, UNIVERSAL, names_no_step, ste
 from ckpttools.formats.torch.pickled import Record, in_few_words
 from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
+from ckpttools.formats.torch.zero_devices import disorder, refuse_other_devices
 from ckpttools.formats.torch.zero_model import ModelStates, dictionary, filled_list, flat_vector
 from ckpttools.formats.torch.zero_moments import (
     Groups,
@@ -130,14 +131,17 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     model = ModelStates(_models(step, stage, len(optim), options), is_cut=stage == _MOST_STAGE)
     _refuse_copies(step, model.frozen_parts())
     model.check_step()
+    # Of stages 1 and 2 there is only that of the first process.
+    refuse_other_devices(zip(optim, model.files, strict=False))
     done = step_array({rank.file.place.name: rank.step for rank in ranks})
     arrays: dict[TreePath, Leaf] = {(name,): array for name, array in _weights(stage, ranks, model).items()}
-    notes = Notes()
+    mixed = disorder(optim)
+    notes = Notes(remarks=(mixed,)) if mixed else Notes()
     if options.with_optimizer:
         arrays |= _moments(stage, ranks, model)
         arrays |= {} if done is None else {(STATE, "step"): done}
     else:
-        notes = LEFT_OUT
+        notes += LEFT_OUT
     config = sidecar_config(step) or sidecar_config(path)
     return Tree(arrays, Metadata("deepspeed-zero", config=config, place=str(path), notes=notes))
 

@@ -1,0 +1,65 @@
+"""On which device each process of DeepSpeed was: all that shows that files are under each other's names.
+
+With stage 3 nothing in a file says which process saved it, and all have vectors of equal lengths. But torch
+notes with a storage where it was, such as `cuda:3`, unless the optimizer was kept in the processor's memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ckpttools.formats.torch.pickled import Persistent, Record
+from ckpttools.formats.torch.saved import SavedFile
+
+_ACCELERATOR = re.compile(r"(?!cpu)[a-z]+:(?P<index>\d{1,4})")
+
+
+def device_of(file: SavedFile) -> str | None:
+    """The one accelerator that tensors in a file were on; None where none or several."""
+    found = {match[0] for place in _places(file.value) if (match := _ACCELERATOR.fullmatch(place))}
+    return found.pop() if len(found) == 1 else None
+
+
+def _places(value: Any) -> Iterator[str]:
+    """Where the storages of all tensors in a value were."""
+    rest, seen = [value], set[int]()
+    while rest:
+        each = rest.pop()
+        if isinstance(each, Persistent):
+            place = each.key[3] if isinstance(each.key, tuple) and len(each.key) > 3 else None
+            yield from [place] if isinstance(place, str) else []
+        elif isinstance(each, dict | list | tuple | Record) and id(each) not in seen:
+            seen.add(id(each))
+            inner = each.args if isinstance(each, Record) else each
+            rest.extend(inner.values() if isinstance(inner, dict) else inner)
+
+
+def refuse_other_devices(pairs: Iterable[tuple[SavedFile, SavedFile]]) -> None:
+    """Raises ValueError where two files that one process saved say that it was on different devices."""
+    for pair in pairs:
+        (one, first), (other, second) = ((file.place.name, device_of(file)) for file in pair)
+        if first and second and first != second:
+            raise ValueError(
+                f"{one} was saved on {first} and {other} on {second}: one is the file of another process"
+            )
+
+
+def disorder(files: Sequence[SavedFile]) -> str | None:
+    """How devices are not in the order of the processes; None where they are, or nothing tells.
+
+    Launchers number processes machine by machine, or one of each machine after the other.
+    """
+    devices = [device_of(file) for file in files]
+    matches = [_ACCELERATOR.fullmatch(each) for each in devices if each]
+    order = [int(match["index"]) for match in matches if match]
+    machine = 1 + max(order, default=0)
+    by_machine = [rank % machine for rank in range(len(files))]
+    if len(order) < len(files) or sorted(order) != sorted(by_machine) or order in (by_machine, sorted(order)):
+        return None
+    first = next(rank for rank, index in enumerate(order) if index != by_machine[rank])
+    return (
+        f"{files[first].place.name} was saved on {devices[first]}, and processes are in the order of their "
+        "devices as a rule: if files were renamed or exchanged, the weights are mixed up"
+    )
