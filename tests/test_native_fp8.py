@@ -454,6 +454,13 @@ def test_nothing_is_put_into_few_bits_without_scales_beside_fp8(tmp_path):
         for way in ("keep", "dequantize"):
             with pytest.raises(UsageError, match="has too few bits"):
                 convert(model, tmp_path / "never", dtype=few, quantized=way)
+    for model in (source, tmp_path / "native"):
+        with pytest.raises(UsageError, match="has too few bits") as caught:
+            ckpttools.average(model, tmp_path / "never", others=[model], dtype=few)
+        assert caught.value.hint == "`ckpt quantize MEAN DST` quantises such a mean"
+        with pytest.raises(UsageError, match="has too few bits") as caught:
+            ckpttools.load(model, dtype=few)
+        assert caught.value.hint == "without `dtype` codes and scales are loaded as they are stored"
     assert not (tmp_path / "never").exists()
 
 

@@ -24,6 +24,7 @@ from ckpttools.stores.fetching import fetch
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where
 from ckpttools.transforms.as_numbers import as_numbers
+from ckpttools.transforms.dequantize import is_said_to_be_quantized, refuse_few_bits
 from ckpttools.transforms.select import Select
 
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ def load(
         CoverageError: names, shapes or dtypes that do not fit, axes that cannot be divided evenly, and 64-bit
             numbers where JAX would halve them; lists all.
         CheckpointError: the source cannot be read or converted, or does not fit into the memory.
-        UsageError: arguments that contradict each other.
+        UsageError: arguments that contradict each other; a dtype of few bits for what quantised weights stand
+            for.
     """
     from ckpttools.sharding.assigned import is_abstract
     from ckpttools.sharding.load_plan import Sharing, plan_load
@@ -185,7 +187,7 @@ def load(
     where = _where(shardings, rules, mesh, memory_kind, is_cut=is_cut)
     with allowing(memory), requesting(loading.get("requests")):
         tree = opened(source, read_options(part_of(loading, Opening)))
-        plain = tree if dtype is None else as_numbers(tree, None if dtype == "like" else dtype_of(dtype)).tree
+        plain = tree if dtype is None else _numbers(tree, None if dtype == "like" else dtype_of(dtype))
         made, notes = converted(plain, to, template, said, memory)
         if where.rules is not None:
             where.rules.check_patterns([*made.arrays, *(leaf.path for leaf in leaves)])
@@ -202,6 +204,14 @@ def load(
         loading.get("download", False),
         loading.get("observe_job"),
     )
+
+
+def _numbers(tree: Tree, dtype: DType | None) -> Tree:
+    """The numbers of a tree, in a dtype for those of quantised weights."""
+    if is_said_to_be_quantized(tree):
+        stored = f"without {option('dtype')} codes and scales are loaded as they are stored"
+        refuse_few_bits(dtype, tree.metadata.place, stored)
+    return as_numbers(tree, dtype).tree
 
 
 def _request(

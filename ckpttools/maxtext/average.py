@@ -25,7 +25,7 @@ from ckpttools.quantized.logical import DEFAULT_DTYPE
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.roles.of_tree import roles
 from ckpttools.transforms.conversion import Convert
-from ckpttools.transforms.dequantize import dequantized, with_notes
+from ckpttools.transforms.dequantize import dequantized, refuse_few_bits, with_notes
 from ckpttools.transforms.mean_weights import MeanWeights, Weighted
 from ckpttools.transforms.tables import is_table
 
@@ -60,7 +60,8 @@ class Average:
         parameters are read and compared.
 
         Raises:
-            UsageError: the weights are not what `MeanWeights.of` wants.
+            UsageError: the weights are not what `MeanWeights.of` wants; a dtype of few bits for the numbers
+                of quantised weights.
             CoverageError: names or shapes of arrays differ; lists all that do.
             FormatError: two arrays of a checkpoint have one name.
             MappingError: whole numbers differ, or numbers of few bits may have lost their scales.
@@ -93,6 +94,8 @@ class Average:
             tree = _stripped(tree)
         # As float32, so that what comes of them is rounded once.
         made = dequantized(tree, DTYPES["float32"])
+        if made.weights:
+            refuse_few_bits(self.dtype, tree.metadata.place, "`ckpt quantize MEAN DST` quantises such a mean")
         tree = tree.pipe(lambda given: with_notes(made, given))
         found = quantized_in(tree)
         if odd := [*found.weights, *found.unclear]:

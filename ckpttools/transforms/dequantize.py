@@ -80,12 +80,13 @@ def dequantized(
     return made
 
 
-def refuse_few_bits(dtype: DType | None, place: str) -> None:
+def refuse_few_bits(dtype: DType | None, place: str, hint: str | None = None) -> None:
     """Refuses to put the numbers of a model whose weights are quantised into so few bits without scales.
 
     Args:
         dtype: of the numbers; None for that of each.
         place: of the model.
+        hint: what to do; None for what keeps FP8 in a conversion.
 
     Raises:
         UsageError: it is such a dtype.
@@ -96,7 +97,8 @@ def refuse_few_bits(dtype: DType | None, place: str) -> None:
             place=place or None,
             got=option("dtype", dtype),
             wanted="bfloat16, float16 or float32",
-            hint=f"{option('quantized', 'keep')} alone leaves FP8 as it is, where MaxText has a form of it",
+            hint=hint
+            or f"{option('quantized', 'keep')} alone leaves FP8 as it is, where MaxText has a form of it",
         )
 
 
