@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from support.command_line import ended, run
 from support.golden_data import described, golden_checkpoint, leaves_by_package
-from support.places import TRAINED
+from support.places import FIXTURES, TRAINED
 from support.quantised_kinds import GPTQ, KINDS
 from support.scripts import answers
 from support.train_data import ALL, golden_leaves, layered
@@ -112,7 +112,7 @@ class TestEveryState:
         assert view_of(done.tree).flavour == case.flavour
         of = roles(done.tree).of
         assert not [path for path in done.tree.arrays if of(path) != "parameter" and path != ("step",)]
-        left_out = set(map(keystr, case.stacked.arrays)) - set(map(keystr, done.tree)) - {"step"}
+        left_out = set(map(keystr, case.stacked.arrays)) - set(map(keystr, done.tree))
         assert set(done.notes.dropped) == left_out
         assert view_of(done.tree).kind == "stacked-inference"
         assert done.tree.metadata.step is None
@@ -238,3 +238,11 @@ def test_a_quantised_module_stays_whole():
     assert {*tree.pipe(StripOptimizer()).arrays} == {*kept, ("step",)}
     with pytest.raises(MappingError, match="each module whole"):
         tree.pipe(StripOptimizer(drop=["*/scales"]))
+
+
+def test_a_step_that_is_left_out_is_counted():
+    """Of trees that no tool of MaxText made, such as distributed checkpoints of PyTorch: they get none."""
+    saved = open_tree(FIXTURES / "torch/dcp")
+    done = StripOptimizer()(Tree({**saved, ("step",): lazy(np.int64(7))}, saved.metadata))
+    assert set(done.notes.dropped) == {*map(keystr, saved.arrays), "step"} - {*map(keystr, done.tree)}
+    assert done.notes.remarks[0].endswith("5 of the optimizer, 2 of neither")

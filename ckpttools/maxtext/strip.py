@@ -81,12 +81,13 @@ class StripOptimizer:
                 + option("drop", "PATTERN"),
             )
         leaves = {new: left[old] for old, new in kept.items()}
-        gone = tuple(map(keystr, dropped))
         made = _dressed(leaves, tree, target, self._step(tree))
+        # A step that is made stands in the place of the source's.
+        stays = {*kept, *(STEPS if STEP in made else ())}
+        dropped = [path for path in tree.arrays if path not in stays]
         refuse_parting(tree, made, {new: old for old, new in kept.items() if old in tree.arrays})
-        return Transformed(
-            _noted(made, view_of(tree), kept, target), Notes(dropped=gone, remarks=_left_out(tree, dropped))
-        )
+        notes = Notes(dropped=tuple(map(keystr, dropped)), remarks=_left_out(tree, dropped))
+        return Transformed(_noted(made, view_of(tree), kept, target), notes)
 
     def _require_clear(self, tree: Tree) -> None:
         """Whatever may be state of an optimizer or learned is for the user to decide."""
