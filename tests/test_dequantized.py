@@ -26,6 +26,7 @@ from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.sound_scales import sound_of
 from ckpttools.quantized.stored_values import value_faults
 from ckpttools.testing.strategies import regions, stored
+from ckpttools.transforms.dequantize import Dequantize
 
 SIDES = st.integers(1, 40)
 
@@ -262,7 +263,39 @@ def test_scales_that_are_looked_at_are_refused_where_reading_refuses_them(weight
     assert bool(said.damaged) == is_refused
     decoding = next(each for each in distinct([array]) if isinstance(each, Dequantized)).decoding
     factors = decoding.factors([carriers_of(weight.arrays[each.name]) for each in found.scales])
-    assert bool(said.not_positive) == bool((factors <= 0).any())
+    first = found.scales[0]
+    cells = (at // length for at, length in zip(np.indices(found.shape), first.block, strict=True))
+    of_each = factors.reshape(first.shape)[*cells]
+    numbers = weight.product.swapaxes(-1, -2) if found.is_swapped else weight.product
+    vanishing = (of_each == 0) & (numbers.reshape(found.shape) != 0)
+    assert bool(said.not_positive) == bool((factors < 0).any() or vanishing.any())
+
+
+ZEROS = {
+    "fp8": lambda: made.fp8_blocks(np.random.default_rng(0), (9, 20), (4, 8)),
+    "nvfp4": lambda: made.nvfp4(np.random.default_rng(0), 6, 3, divides=True),
+    "int4": lambda: made.int4(np.random.default_rng(0), 6, 4, 16, shifted=True),
+}
+
+
+@pytest.mark.parametrize("scheme", ZEROS)
+def test_a_scale_of_zeros_may_be_zero(scheme):
+    """Other numbers vanish with it, which is told."""
+    weight = ZEROS[scheme]()
+    (found,) = weights_in(weight.tree).readable.values()
+    scale, codes = found.scales[0], weight.arrays[found.codes]
+    weight.arrays[scale.name][1, -1] = 0
+    rows = slice(scale.block[0], 2 * scale.block[0])
+    at = rows, slice((scale.shape[1] - 1) * scale.block[1] // found.packed, None)
+    zero = weight.arrays[found.zero_points][0, -1] >> 4 & 15 if found.zero_points else 0
+    bytes_ = np.full_like(codes[at].view(np.uint8), int(zero) * 0x11)
+    codes[at] = bytes_.view(codes.dtype)
+    assert value_faults(weight.tree, [found]).not_positive == ()
+    bytes_[-1, -1] ^= 0x20
+    codes[at] = bytes_.view(codes.dtype)
+    assert value_faults(weight.tree, [found]).not_positive == (f"{found.scaled_by}: 0",)
+    (told,) = (each for each in Dequantize()(weight.tree).notes.remarks if "zero or negative" in each)
+    assert f"({found.scaled_by}: 0)" in told
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])

@@ -236,6 +236,14 @@ def test_the_doctor_looks_at_scales_of_maxtext(tmp_path, damage):
     if damage == "nan":
         with pytest.raises(FormatError, match="kernel_scale: nan"):
             ckpttools.maxtext_to_hf(tmp_path / "damaged", tmp_path / "never", like=source)
+    if damage == "negative":
+        for way in ("keep", "dequantize"):
+            back = tmp_path / f"back-{way}"
+            plan = ckpttools.maxtext_to_hf.plan(tmp_path / "damaged", back, like=source, quantized=way)
+            assert "zero or negative" in " ".join(plan.plan.notes.remarks)
+        ckpttools.maxtext_to_hf(tmp_path / "damaged", tmp_path / "hf-damaged", like=source, quantized="keep")
+        plan = ckpttools.hf_to_maxtext.plan(tmp_path / "hf-damaged", tmp_path / "again", quantized="keep")
+        assert "zero or negative" in " ".join(plan.plan.notes.remarks)
 
 
 @pytest.mark.parametrize("to_hf", [False, True])

@@ -79,7 +79,8 @@ def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Bou
     native = native_of(arrays, files.config, tree.metadata.place, numbers)
     if native.scales:
         refuse_few_bits(options.dtype, tree.metadata.place)
-        check_values(tree, weights_in(tree).readable.values())
+        said = check_values(tree, weights_in(tree).readable.values())
+        native = replace(native, notes=native.notes + said)
     arrays = dict(native.arrays)
     plain = {key: array for key, array in arrays.items() if key not in native.scales}
     refuse_quantized(plain, tree.metadata.config, tree.metadata.place)

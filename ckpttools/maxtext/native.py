@@ -17,6 +17,7 @@ from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
+from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
 from ckpttools.core.wording import option
@@ -59,6 +60,7 @@ class KeptWeights:
         sounds: name of a weight -> what looks at its scales.
         aside: name -> array of all that is not in `tree`.
         block: elements of a block; None where each weight has one scale.
+        notes: what the values of scales tell.
     """
 
     tree: Tree
@@ -66,6 +68,7 @@ class KeptWeights:
     sounds: Mapping[str, Sound] = field(default_factory=dict)
     aside: Mapping[str, LazyArray] = field(default_factory=dict)
     block: Block | None = None
+    notes: Notes = field(default_factory=Notes)
 
 
 def kept_weights(tree: Tree) -> KeptWeights:
@@ -95,7 +98,7 @@ def kept_weights(tree: Tree) -> KeptWeights:
         faults += [f"{each.name}: {each.scheme}" for each in weights if _block(each) != _block(weights[0])]
     if faults:
         raise refusal(faults, config, place)
-    check_values(tree, weights)
+    notes = check_values(tree, weights)
     paths = {dotted(path): path for path in tree.arrays}
     away = {name for each in weights for name in each.stored if name != each.codes}
     scales = {each.name: _kept_scales(tree.arrays, paths, each) for each in weights}
@@ -105,7 +108,7 @@ def kept_weights(tree: Tree) -> KeptWeights:
         each.name: sound_of(scales[each.name], tree.arrays[paths[each.codes]].dtype, each.scaled_by, place)
         for each in weights
     }
-    return KeptWeights(Tree(leaves, tree.metadata), scales, sounds, aside, blocks.pop())
+    return KeptWeights(Tree(leaves, tree.metadata), scales, sounds, aside, blocks.pop(), notes)
 
 
 def _is_kept(weight: Weight) -> bool:

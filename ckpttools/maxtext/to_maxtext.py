@@ -203,7 +203,7 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Logical |
 def _said_of(kept: KeptWeights, dropped: Collection[str]) -> Notes:
     """What to say of weights that stay quantised."""
     count = plural(len(kept.scales.keys() - dropped), "weight")
-    return Notes(remarks=(f"kept in FP8, with their scales: {count} of the source",))
+    return kept.notes + Notes(remarks=(f"kept in FP8, with their scales: {count} of the source",))
 
 
 def _without(arrays: Mapping[str, LazyArray], names: Collection[str]) -> dict[str, LazyArray]:

@@ -130,6 +130,18 @@ def array_of(
     return swapped(made) if weight.is_swapped else made
 
 
+def unscaled(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray:
+    """What the codes of a weight stand for before they are multiplied, in the order in which they have them.
+
+    Arguments as of `array_of`.
+    """
+    float32, scale = DTYPES["float32"], weight.scales[0]
+    ones = Constant(scale.shape, float32, array("f", [1.0]).tobytes())
+    names = filter(None, (weight.codes, weight.zero_points))
+    alone = replace(weight, scales=(replace(scale, dtype=float32, divides=False),), is_swapped=False)
+    return array_of(alone, {scale.name: ones, **{name: arrays[name] for name in names}}, float32)
+
+
 def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
     """One for each scale, of words with eight of a column each: by columns int4 with the scale 1."""
     float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape

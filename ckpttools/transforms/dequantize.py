@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType, parse_dtype
@@ -75,9 +77,9 @@ def dequantized(
         return Logical(tree, Notes(), {})
     refuse_few_bits(dtype, tree.metadata.place)
     made = logical(tree, dtype, like=like)
-    if is_read:
-        check_values(tree, made.weights.values(), dtype, like)
-    return made
+    if not is_read:
+        return made
+    return replace(made, notes=made.notes + check_values(tree, made.weights.values(), dtype, like))
 
 
 def refuse_few_bits(dtype: DType | None, place: str, hint: str | None = None) -> None:
