@@ -153,10 +153,11 @@ class Conversion:
         with requesting(self.requests):
             if manifest is None:
                 return run(conclude=conclude)
-            from ckpttools.api.output_file import check_output_file
+            from ckpttools.api.output_file import check_manifest
             from ckpttools.digest.watching import run_hashing
 
-            check_output_file(parse(manifest), self.plan.tree.metadata.place, parse(destination))
+            source = self.plan.tree.metadata.place
+            check_manifest(parse(manifest), source, parse(destination), overwrite=overwrite)
             return run_hashing(self.plan, run, parse(manifest), overwrite=overwrite)
 
     def check(self, destination: Where, *, overwrite: bool = False, planned: str = "") -> None:

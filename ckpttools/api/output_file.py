@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.registry import is_own_file
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import PLAN_MARK, staging_of
+from ckpttools.stores.publishing import PLAN_MARK, begun_at, staging_of
 from ckpttools.stores.registry import Where, parse
 
 
@@ -35,6 +35,24 @@ def check_output_file(path: Place, source: Where, destination: Place | None = No
             wanted="a name outside of it",
             hint="choose another name, such as one in a directory beside it",
         )
+
+
+def check_manifest(path: Place, source: Where, destination: Place, *, overwrite: bool) -> None:
+    """The same of a manifest of what is written; arguments as of `check_output_file`.
+
+    Args:
+        overwrite: whether another manifest may be replaced. Where a conversion to the destination was
+            interrupted, it may have written this one already.
+
+    Raises:
+        UsageError: as `check_output_file`.
+        CheckpointError: as `ckpttools.digest.manifest.check_manifest_name`.
+    """
+    from ckpttools.digest.manifest import check_manifest_name
+
+    check_output_file(path, source, destination)
+    is_begun = path.lexists() and begun_at(destination) is not None
+    check_manifest_name(path, overwrite=overwrite or is_begun)
 
 
 def _check_outside(path: Place, real: Place, destination: Place) -> None:

@@ -175,7 +175,7 @@ def prepare(
             the manifest cannot have its name.
         CheckpointError: as `plan`.
     """
-    from ckpttools.api.output_file import check_output_file
+    from ckpttools.api.output_file import check_manifest
     from ckpttools.run.apart import check_apart
     from ckpttools.stores.publishing import staging_of
 
@@ -190,10 +190,7 @@ def prepare(
     if resume:
         _require_partial(place)
     if written is not None:
-        check_output_file(written, read or "", place)
-        from ckpttools.digest import manifest as digests
-
-        digests.check_manifest_name(written, overwrite=overwrite)
+        check_manifest(written, read or "", place, overwrite=overwrite)
     base = str(parse(like)) if like is not None and model_card else ""
     place = shared(place, RepositoryOptions(public, model_card, base))
     resources = Resources(size_of("memory", memory), jobs, written is not None, place, requests)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 
 from ckpttools.copying.comparison import equal_files
@@ -11,13 +10,13 @@ from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.room import CopyRoom, room_for
 from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_sizes, transfer
-from ckpttools.core.errors import DestinationExistsError, SourceChangedError, UsageError
+from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.wording import again
 from ckpttools.formats.orbax.metadata import COMMIT_TEXT
 from ckpttools.run.apart import check_unread
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Purpose, Staging, TellsPublished, Work, begun_at, staging_of
+from ckpttools.stores.publishing import Purpose, Staging, TellsPublished, Work, staging_of
 from ckpttools.stores.registry import parse
 
 
@@ -25,14 +24,6 @@ def room_of(part: FileGroup, place: Place, memory: int, jobs: int) -> CopyRoom:
     """What copying a part to a place may take; arguments and errors as of `room_for`."""
     held = sum(part.files[name].size for name in part.last)
     return room_for(list(part.files), 2 * held, part.source.store, place.store, memory, jobs)
-
-
-def clear_left(part: FileGroup, place: Place) -> None:
-    """Removes what is left beside a part by a run that had finished it, and was stopped before it did so."""
-    if begun_at(place):
-        # What is there is refused; who is refused leaves no empty work behind.
-        with suppress(DestinationExistsError), staging_of(place).opened(Purpose(part.fingerprint())):
-            pass
 
 
 def check_part(part: FileGroup, place: Place, overwrite: bool, check_replaced: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckpttools.copying.comparison import CopyComparison
-from ckpttools.copying.execute import check_part, clear_left, copy_part, room_of
+from ckpttools.copying.execute import check_part, copy_part, room_of
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.report import CopiedPart, CopyReport, Outcome
 from ckpttools.copying.room import CopyRoom
@@ -121,7 +121,6 @@ class PreparedCopy:
         for part in self._parts:
             there = self._there(part)
             if there is not None:
-                clear_left(part, self.target.of(part))
                 done.append(there)
                 continue
             made = copy_part(

@@ -19,7 +19,7 @@ from ckpttools.formats.registry import is_own_file
 from ckpttools.stores.abilities import Puts
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import PLAN_MARK, begun_at
+from ckpttools.stores.publishing import begun_at
 from ckpttools.stores.sharing import is_of_repository
 
 
@@ -77,12 +77,8 @@ class CopyTarget:
 
         def look(part: FileGroup) -> CopyComparison | None:
             place = self.of(part)
-            is_begun = begun_at(place) is not None
-            found = (
-                None if is_begun and not _may_be_whole(place) else compared_part(part, place, verify=verify)
-            )
-            # What was begun is gone on with, or refused by who looks into its journal, unless all is there.
-            return None if is_begun and found is not None and found.difference else found
+            # What was begun is gone on with, or refused by who looks into its journal.
+            return None if begun_at(place) else compared_part(part, place, verify=verify)
 
         found: dict[str, CopyComparison] = {}
         compared_parts = at_once(self.place.store, look, selection.parts)
@@ -109,11 +105,6 @@ class CopyTarget:
             place = self.place / name
             if not self.overwrite and place.exists() and place.read_bytes() != source.read_bytes():
                 raise _other_content(place, "different content")
-
-
-def _may_be_whole(place: Place) -> bool:
-    """Whether a run that was stopped may have ended but for its journal, which goes after the mark."""
-    return place.store.streams is None and place.is_dir() and not (place / PLAN_MARK).exists()
 
 
 def _check_run(destination: Place, selection: CopySelection) -> None:

@@ -60,7 +60,7 @@ class Manifest:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
 
     def write(self, where: Where, *, overwrite: bool = False) -> None:
-        """Writes the file, which appears only when it is complete.
+        """Writes the file, which appears only when it is complete; one that says the same is left as it is.
 
         Args:
             where: of the file.
@@ -70,10 +70,12 @@ class Manifest:
             DestinationExistsError: the file exists and may not be replaced.
             StorageError, NoSpaceError: it cannot be written.
         """
-        path = parse(where)
+        path, content = parse(where), self._text().encode()
+        if path.is_file() and path.read_bytes() == content:
+            return
         # Once more: hours may have passed since the first check.
         check_manifest_name(path, overwrite=overwrite)
-        path.put(self._text().encode())
+        path.put(content)
 
     def _text(self) -> str:
         """JSON with one line for each array."""

@@ -10,7 +10,7 @@ from ckpttools.core.budget import does_not_fit
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.digester import Digester
-from ckpttools.digest.manifest import Manifest, check_manifest_name
+from ckpttools.digest.manifest import Manifest
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Receipt, Watch
 from ckpttools.stores.place import Place
@@ -36,14 +36,13 @@ def run_hashing(plan: Plan, run: CarriesOut, path: Place, *, overwrite: bool) ->
     Args:
         plan: the plan.
         run: executes it.
-        path: of the manifest.
+        path: of the manifest, checked.
         overwrite: whether an existing file may be replaced.
 
     Raises:
         MemoryBudgetError: the plan leaves no room for the digests.
         CheckpointError: as `run`; or the manifest cannot be written, or arrays have no names in it.
     """
-    check_manifest_name(path, overwrite=overwrite)
     everything = Selection()
     room = plan.memory - plan.projected_peak
     digester = Digester(everything.arrays(plan.tree), DEFAULT_ALGORITHM, room)

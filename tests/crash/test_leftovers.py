@@ -157,19 +157,6 @@ def test_a_destination_that_was_removed(left, scenario):
         assert what.run(model)[0] == _MADE
 
 
-@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
-def test_a_destination_that_lost_its_mark(left, scenario):
-    """Nothing tells any more whether it is what the journal speaks of: what it replaced stays."""
-    what = left(scenario, "named")
-    (what.destination / _MARK).unlink()
-    for model in (MODEL, OTHER):
-        how, words = unchanged(what.destination.parent, lambda m=model: what.run(m))
-        assert how == _REFUSED
-        assert ("exists" if scenario is _NEW else "was before it was to be replaced") in words
-    if scenario is _NEW:
-        assert what.run(MODEL, overwrite=True)[0] == _MADE
-
-
 def _replace(file):
     file.with_name("new").write_bytes(file.read_bytes())
     file.with_name("new").replace(file)
@@ -180,6 +167,33 @@ CHANGES = {
     "written into": lambda file: file.write_text(file.read_text() + "\n"),
     "removed": Path.unlink,
 }
+
+
+@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
+def test_a_destination_that_lost_its_mark(left, scenario):
+    """What it replaced stays; where that is nothing, its files tell whether the journal speaks of them."""
+    what = left(scenario, "named")
+    (what.destination / _MARK).unlink()
+    for model in (OTHER,) if scenario is _NEW else (MODEL, OTHER):
+        how, words = unchanged(what.destination.parent, lambda m=model: what.run(m))
+        assert how == _REFUSED
+        assert ("exists" if scenario is _NEW else "was before it was to be replaced") in words
+    if scenario is _NEW:
+        assert what.run(MODEL)[0] == _MADE
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "the journal"])
+def test_a_destination_that_lost_its_mark_and_was_changed(left, change):
+    what = left(_NEW, "named")
+    (what.destination / _MARK).unlink()
+    if change == "the journal":
+        journal = what.partial / _JOURNAL
+        journal.write_bytes(journal.read_bytes().replace(b'["file",', b'["fine",', 1))
+    else:
+        CHANGES[change](what.destination / "0" / "items" / "hf" / "config.json")
+    how, words = unchanged(what.destination.parent, lambda: what.run(MODEL))
+    assert how == _REFUSED and "exists" in words
+    assert what.run(MODEL, overwrite=True)[0] == _MADE
 
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)

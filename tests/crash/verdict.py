@@ -142,9 +142,13 @@ class Case:
             raise WrongError(f"DST is {_named(model)}, not {wanted}: {self._listing()}")
         return model
 
-    def tidy(self, model: str) -> None:
-        """Nothing lies beside DST but what did before and what the command writes there."""
-        around, wanted = surroundings(self.runner.root, self.scenario), self._around[model]
+    def tidy(self, model: str, *, empty_is_tidy: bool = False) -> None:
+        """Nothing lies beside DST but what did before and what the command writes there; and the directory
+        that DST grew in, where it may be there `empty_is_tidy`.
+        """
+        around, wanted = dict(surroundings(self.runner.root, self.scenario)), self._around[model]
+        if empty_is_tidy:
+            around.pop(f"{self.scenario.destination}.partial/", None)
         if around != wanted:
             changed = sorted(key for key in {*around, *wanted} if around.get(key) != wanted.get(key))
             raise WrongError(f"beside DST changed: {changed}")
@@ -159,7 +163,7 @@ class Case:
     def again(self, model: str = MODEL) -> Ended:
         """The command, without faults, makes its model, or is refused in words and leaves DST alone.
 
-        The command that was interrupted is refused only where its work is done.
+        The command that was interrupted is refused only where its work is done and nothing is left of it.
         """
         found = self.whole("", MODEL, OTHER, OLD, marked=True)
         ended = self.scenario.run(self.runner, model)
@@ -173,8 +177,10 @@ class Case:
         self.whole(found, self.before, marked=True)
         if "  next " not in ended.err:
             raise WrongError(f"{ended}\nwanted: a next step")
-        if model == MODEL and found != model:
-            raise WrongError(f"the same command does not go on: {ended}")
+        if model == MODEL:
+            if found != model:
+                raise WrongError(f"the same command does not go on: {ended}")
+            self.tidy(model, empty_is_tidy=True)
         return ended
 
     def _listing(self) -> list[str]:

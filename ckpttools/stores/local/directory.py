@@ -19,7 +19,7 @@ import os
 from pathlib import Path
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.wording import again
 from ckpttools.stores.local.files import (
     check_no_mount,
@@ -27,6 +27,7 @@ from ckpttools.stores.local.files import (
     remove_tree,
     sync_directory,
 )
+from ckpttools.stores.local.inventory import check_inventory
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.marks import mark_of, unmark
 from ckpttools.stores.local.occupied import is_free
@@ -71,8 +72,20 @@ class StagingDirectory:
         return mark_of(self.destination) == plan and is_staging(self.directory)
 
     def is_complete(self, journal: Journal, plan: str) -> bool:
-        """The same of what this plan's journal says, too."""
-        return journal.plan == plan and journal.publishing and self.is_published(plan)
+        """The same of what this plan's journal says, too; also where nothing but that is left to remove."""
+        may_be = journal.plan == plan and journal.publishing
+        return may_be and (self.is_published(plan) or self._is_unmarked(journal))
+
+    def _is_unmarked(self, journal: Journal) -> bool:
+        """Whether what has the name is what was published, in all its files, and only the mark is gone."""
+        is_moving = any(map(os.path.lexists, (self.content, self._replaced)))
+        if journal.inventory is None or is_moving or is_free(self.destination):
+            return False
+        try:
+            check_inventory(self.destination, journal.inventory, "")
+        except DestinationExistsError:
+            return False
+        return True
 
     def old(self, journal: Journal) -> Path | None:
         """What had the name before, and is in the directory now, as far as is known; None if nothing is."""

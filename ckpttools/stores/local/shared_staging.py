@@ -95,7 +95,7 @@ class SharedLocalStaging(LocalStaging):
                 return Standing(False)
             if found.plan != plan:
                 return Standing(False, other=conversion_words(found.purpose) if found.purpose else "")
-            is_published = found.publishing and self.is_published(plan)
+            is_published = self.is_complete(found, plan)
             return Standing(True, is_published, "", found.records, members(self.directory, plan))
 
 

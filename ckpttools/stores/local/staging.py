@@ -65,9 +65,15 @@ class LocalStaging(StagingDirectory):
             NoSpaceError: the disk has less room than needed.
         """
         check_name(self.taken[0])
-        if not self.is_published(plan):
+        if not (self.is_published(plan) or self._is_concluding(plan)):
             self._check_taken()
             self._check_room(nbytes)
+
+    def _is_concluding(self, plan: str) -> bool:
+        """Whether a run of this plan was stopped while it removed the traces of its work."""
+        with errors_of(self.directory):
+            journal = None if is_free(self.destination) else self.looked_at()
+            return journal is not None and self.is_complete(journal, plan)
 
     def _check_taken(self) -> None:
         destination = self.destination
