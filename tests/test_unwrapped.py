@@ -266,3 +266,24 @@ def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path):
     hub = NamedByHub()(tree)
     assert {*map(dotted, hub.tree.arrays)} == {*load_file(tmp_path / "plain" / "model.safetensors")}
     assert without_states(ckpttools.open(tmp_path / "plain")).notes.remarks == ()
+
+
+def test_many_arrays_beside_a_model_are_told_in_a_line():
+    """The hint would be below a hundred names that it is about; what is missing is named all the same."""
+    titan = open_tree(TITAN)
+    moments = {
+        ("optimizer", "state", f"layers.{number}.weight{'x' * number}", name): titan["norm.weight",]
+        for number in range(60)
+        for name in ("exp_avg", "exp_avg_sq")
+    }
+    with pytest.raises(CoverageError) as told:
+        to_maxtext(Tree({**titan, **moments}, titan.metadata), ToMaxText())
+    lines = "  8 arrays are not expected:\n    optimizer.*: 7 arrays\n    train_state.*: 1 array\n"
+    assert lines.replace("8", "128").replace("7", "127") in str(told.value)
+    assert told.value.hint.endswith('drop=["optimizer.*", "train_state.*"]')
+    hub = open_tree(HUB)
+    lacking = {path: leaf for path, leaf in {**hub, **moments}.items() if path != ("model.norm.weight",)}
+    with pytest.raises(CoverageError) as told:
+        to_maxtext(Tree(lacking, hub.metadata), ToMaxText())
+    assert "1 array is missing:\n    model.norm.weight" in str(told.value)
+    assert "120 arrays are not expected:\n    optimizer.*: 120 arrays\n" in str(told.value)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, MappingError, listing, near_names
 from ckpttools.core.region import Shape
+from ckpttools.core.text import plural
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.coverage_hints import CHECK, MOST_KEYS, Wrong, left_over, reasons, remedies_for
 from ckpttools.mapping.coverage_hints import Expected as Expected
 from ckpttools.mapping.sizes import Size, lengths_of
 
+_MESSAGE = "the arrays do not match the model"
 # Beyond this many lines a list says only how many more there are.
 _MOST_LINES = 200
 # Of these many missing arrays those that are there and called nearly so are looked for.
@@ -75,6 +79,16 @@ class NotCoveredError(CoverageError):
         super().__init__(message, place=place, hint=hint)
         self.coverage = coverage
 
+    def folded(self, patterns: Sequence[str], hint: str) -> NotCoveredError:
+        """The same with one line for all arrays not expected that a glob names, and another next step."""
+        found, place = self.coverage, self.place or ""
+        globs = (next((p for p in patterns if fnmatchcase(key, p)), key) for key in found.extra)
+        lines = [
+            glob if glob in found.extra else f"{glob}: {plural(count, 'array')}"
+            for glob, count in Counter(globs).items()
+        ]
+        return NotCoveredError(_MESSAGE + _listed(found, lines), found, place=place, hint=hint)
+
 
 def check_coverage(
     arrays: Mapping[str, LazyArray],
@@ -119,9 +133,10 @@ def check_coverage(
         return
     wrong = Wrong(tuple(missing), tuple(extra), tuple(each.key for each in misshapen))
     why = [*remedies_for(extra, remedies or {}), *reasons(wrong, arrays, wanted, unwanted, sizes, dropped)]
+    found = Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why))
     raise NotCoveredError(
-        "the arrays do not match the model" + _listed(missing, extra, misshapen),
-        Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why)),
+        _MESSAGE + _listed(found, extra),
+        found,
         place=place,
         hint="; ".join((*why, *left_over(arrays, sides, extra, leave_out, is_told=bool(why)))) or CHECK,
     )
@@ -146,16 +161,20 @@ def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], place: s
             )
 
 
-def _listed(missing: Sequence[str], extra: Sequence[str], misshapen: Sequence[Misfit]) -> str:
-    lines = [_with_near(key, extra) for key in missing[:_MOST_NEAR]] + list(missing[_MOST_NEAR:])
-    parts = {"missing": lines, "not expected": extra, "of another shape": list(map(str, misshapen))}
-    return "".join(_section(what, lines) for what, lines in parts.items())
+def _listed(found: Coverage, extra: Sequence[str]) -> str:
+    """All that is wrong, with these lines for what is not expected."""
+    missing = [*found.missing]
+    lines = [_with_near(key, found.extra) for key in missing[:_MOST_NEAR]] + missing[_MOST_NEAR:]
+    parts = {
+        "missing": (len(lines), lines),
+        "not expected": (len(found.extra), extra),
+        "of another shape": (len(found.misshapen), list(map(str, found.misshapen))),
+    }
+    return "".join(_section(what, count, lines) for what, (count, lines) in parts.items())
 
 
-def _section(what: str, lines: Sequence[str]) -> str:
-    if not lines:
-        return ""
-    return f"\n  {_are(len(lines))} {what}:{listing(lines, _MOST_LINES)}"
+def _section(what: str, count: int, lines: Sequence[str]) -> str:
+    return f"\n  {_are(count)} {what}:{listing(lines, _MOST_LINES)}" if count else ""
 
 
 def _are(count: int) -> str:

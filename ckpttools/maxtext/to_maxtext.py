@@ -14,6 +14,7 @@ from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural
 from ckpttools.core.wording import several
+from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.maxtext.agreement import own_rows
@@ -93,8 +94,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         if any(dotted(path).endswith(".kernel") for path in hub.tree.arrays):
             raise error.at(hint=_OF_FLAX) from error
         if others := patterns_beside(hub.tree, options.drop):
-            leave = several("drop", others)
-            raise error.at(hint=f"there is more than a model in it: leave that out with {leave}") from error
+            hint = f"there is more than a model in it: leave that out with {several('drop', others)}"
+            made = error.folded(others, hint) if isinstance(error, NotCoveredError) else error.at(hint=hint)
+            raise made from error
         if (found := strangers_in(hub.tree)) and found.prefixes:
             raise error.at(hint=f"{below(found.prefixes)}; convert that") from error
         raise
