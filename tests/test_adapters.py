@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.command_line import run, succeed
+from support.command_line import ckpt, run, succeed
 from support.hf_models import LLAMA_CONFIG, write_llama
 from support.places import FIXTURES
 from support.trees import model, tree_with
@@ -866,3 +866,23 @@ def test_a_head_that_is_kept_tied_to_its_table(tmp_path):
     )
     with pytest.raises(FormatError, match="output head, which is the table"):
         ckpttools.merge_adapter.plan(tmp_path / "base", tmp_path / "no", adapter=adapter)
+
+
+@pytest.mark.parametrize("layout", ["restore", "training", "converter"])
+def test_what_wants_a_model_names_the_commands_for_maxtexts_adapters(tmp_path, layout):
+    lora = tmp_path / "lora"
+    ckpttools.adapter_to_maxtext(PEFT / "plain", lora, base=base_of("plain"), layout=layout)
+    for words in (("maxtext-config", lora), ("shrink", lora, tmp_path / "small", "--layers", "1")):
+        told = ckpt(*words).stderr
+        assert "this is a LoRA adapter, without the parameters of its model" in told
+        assert f"ckpt adapter merge BASE {lora}/0/items MODEL merges it" in told
+
+
+def test_what_stacks_layers_names_the_command_for_pefts_adapters(tmp_path):
+    for command in ("stack", "unstack"):
+        told = run(command, PEFT / "plain", tmp_path / "no", code=3)
+        assert "this is a LoRA adapter of tiny/llama, in PEFT's names" in told
+        assert f"`ckpt adapter to-maxtext {PEFT / 'plain'} DST --base BASE` stacks its layers" in told
+    other = changed_config(tmp_path, peft_type="IA3")
+    told = run("stack", other, tmp_path / "no", code=3)
+    assert "to-maxtext" not in told and "merge_and_unload" in told

@@ -82,25 +82,40 @@ def _is_known(config: Mapping[str, object]) -> bool:
     return True
 
 
+def refuse_factors_alone(tree: Tree) -> None:
+    """Raises FormatError where all parameters are low-rank factors: an adapter of MaxText by itself."""
+    factors, others = _factors(tree)
+    if factors and not others:
+        place = _quoted(tree)
+        raise FormatError(
+            "this is a LoRA adapter, without the parameters of its model",
+            place=tree.metadata.place,
+            got=f"{array_count(factors)}, such as {factors[0]}",
+            wanted="a whole model, adapters merged into its parameters",
+            hint=f"ckpt adapter merge BASE {place} MODEL merges it, ckpt adapter to-peft {place} DST "
+            "--base BASE makes PEFT's of it; MaxText takes it beside its model (lora.lora_restore_path)",
+        )
+
+
 def _refuse_factors(tree: Tree) -> None:
     """Refuses the low-rank factors of adapters, alone or beside the parameters of a model."""
+    refuse_factors_alone(tree)
+    factors, _ = _factors(tree)
+    if factors:
+        raise FormatError(
+            "LoRA adapters lie beside the parameters of the model, and are not merged into them here",
+            place=tree.metadata.place,
+            got=f"{array_count(factors)}, such as {factors[0]}",
+            wanted="a whole model, adapters merged into its parameters",
+            hint=_merging(tree),
+        )
+
+
+def _factors(tree: Tree) -> tuple[list[str], list[str]]:
+    """Names of parameters that are low-rank factors, and of the others."""
     names = [dotted(path) for path in view_of(tree).parameters]
     factors = [name for name in names if _FACTOR in name.lower()]
-    if not factors:
-        return
-    alone = len(factors) == len(names)
-    raise FormatError(
-        "this is a LoRA adapter, without the parameters of its model"
-        if alone
-        else "LoRA adapters lie beside the parameters of the model, and are not merged into them here",
-        place=tree.metadata.place,
-        got=f"{array_count(factors)}, such as {factors[0]}",
-        wanted="a whole model, adapters merged into its parameters",
-        hint=f"ckpt adapter to-peft {_quoted(tree)} DST --base BASE makes PEFT's of it; "
-        "MaxText takes it beside its model (lora.lora_restore_path)"
-        if alone
-        else _merging(tree),
-    )
+    return factors, [name for name in names if _FACTOR not in name.lower()]
 
 
 def _merging(tree: Tree) -> str:

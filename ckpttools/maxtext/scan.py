@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
+from ckpttools.formats.adapters import adapter_in, is_adapter, merge_command, merging
 from ckpttools.maxtext.cycles import CycleNames, stacks_to_make
 from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
 from ckpttools.maxtext.layers import layer_stacks
@@ -17,7 +20,10 @@ from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.variables import first_axis_of, refuse_moments, version_of_state
 from ckpttools.maxtext.versions import version_called
 from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.stores.registry import parse
 from ckpttools.transforms.base import Transformed
+
+_WANTED = "keys below decoder such as layers or layers_0, as MaxText names them"
 
 
 @checked_options
@@ -157,16 +163,33 @@ def _with_layers(tree: Tree) -> MaxTextView:
             hint="save it from MaxText without pipeline parallelism",
         )
     if not view.is_maxtext:
+        _refuse_peft(tree)
         raise FormatError(
             "there are no layers",
             place=tree.metadata.place or None,
-            wanted="keys below decoder such as layers or layers_0, as MaxText names them",
+            wanted=_WANTED,
             hint="ckpt convert hf-to-maxtext SRC DST makes stacked layers of a Hugging Face checkpoint, "
             f"and with {option('scan', False)} single ones"
             if tree.metadata.format == "safetensors"
             else "ckpt inspect tree SRC shows what is there",
         )
     return view
+
+
+def _refuse_peft(tree: Tree) -> None:
+    """Refuses an adapter in PEFT's names, which has a command of its own."""
+    if not (tree.metadata.place and is_adapter(tree)):
+        return
+    place = parse(tree.metadata.place)
+    command = f"ckpt adapter to-maxtext {quote(str(place))} DST --base BASE"
+    raise FormatError(
+        f"this is {adapter_in(place if place.is_dir() else place.parent)}, in PEFT's names",
+        place=place,
+        wanted=_WANTED,
+        hint=f"`{command}` stacks its layers, and with {option('scan', False)} leaves them single"
+        if merge_command(place)
+        else merging(place),
+    )
 
 
 def _said(tree: Tree, *, scan_layers: bool) -> Tree:

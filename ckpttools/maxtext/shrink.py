@@ -21,6 +21,7 @@ from ckpttools.families.family import PLAIN, Family
 from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.mapping.keys import parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
+from ckpttools.maxtext.direction import refuse_factors_alone
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LOCAL, REMAINDER, STEPS, VALUE
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required
 from ckpttools.maxtext.model_files import ModelFiles
@@ -66,6 +67,7 @@ class Shrink:
                 name, keys joined by dots.
         """
         refuse_adapter(tree)
+        refuse_factors_alone(tree)
         require_numbers(tree, "only plain weights can be cut")
         _refuse_quantised(tree)
         view, place = view_of(tree), tree.metadata.place

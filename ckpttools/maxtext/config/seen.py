@@ -18,6 +18,7 @@ from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.fitting import require_hugging_face, require_maxtext
 from ckpttools.maxtext.config.fp8 import StoredFp8
 from ckpttools.maxtext.config.report import ModelSetting
+from ckpttools.maxtext.direction import refuse_factors_alone
 from ckpttools.maxtext.from_native import block_of, native_of, unread_grids
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
@@ -86,6 +87,7 @@ def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
     """
     view = view_of(tree)
     if view.is_maxtext:
+        refuse_factors_alone(tree)
         return _of_maxtext(tree, view, ModelFiles.of(tree, like), family)
     refuse_adapter(tree)
     config = required(tree.metadata.config, tree.metadata.place)
