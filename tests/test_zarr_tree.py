@@ -169,6 +169,21 @@ def test_links_that_lead_to_where_they_are(tmp_path):
         open_tree(tmp_path / "c")
 
 
+@pytest.mark.parametrize("document", ("", '{"zarr_format": 3, "node_type": "group"}'))
+def test_links_that_double_the_names_of_directories(tmp_path, document):
+    """Three steps make eight names of an array, thirty 2^30; groups of zarr v3 have a document."""
+    for number in range(30):
+        (folder := tmp_path / str(number)).mkdir()
+        if document:
+            (folder / "zarr.json").write_text(document)
+        for name in "ab":
+            (folder / name).symlink_to(f"../{number + 1}")
+    write(tmp_path / "30", np.ones(3, "f4"), "zarr3")
+    assert len(open_tree(tmp_path / "27").arrays) == 8
+    with pytest.raises(FormatError, match="links give a directory more than 1,000 names"):
+        open_tree(tmp_path / "0")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

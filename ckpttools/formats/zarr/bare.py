@@ -39,6 +39,7 @@ from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
@@ -190,7 +191,7 @@ def _has_state(path: Place) -> bool:
 def _names(entries: Entries) -> Iterator[str]:
     """Names of all arrays, their keys joined by "/"; "" for one that is the directory itself."""
     if isinstance(entries, Files):
-        yield from _names_below(entries.directory, "")
+        yield from _names_below(entries.directory, "", FollowedLinks())
         return
     for key in entries.all:
         name, _, document = key.rpartition("/")
@@ -198,8 +199,10 @@ def _names(entries: Entries) -> Iterator[str]:
             yield name
 
 
-def _names_below(folder: Place, name: str, depth: int = 0, links: tuple[Place, ...] = ()) -> Iterator[str]:
-    """Names of the arrays in a directory; `links` is where those on the way to it lead."""
+def _names_below(
+    folder: Place, name: str, links: FollowedLinks, depth: int = 0, way: Way = ()
+) -> Iterator[str]:
+    """Names of the arrays in a directory, to which links on the way may have led."""
     if depth > DEEPEST:
         raise FormatError("directories are nested too deep", place=folder, wanted=f"at most {DEEPEST} levels")
     entries = folder.entries()
@@ -214,17 +217,9 @@ def _names_below(folder: Place, name: str, depth: int = 0, links: tuple[Place, .
         _refuse_chunks(folder, [each.name for each in entries if not each.is_dir])
     for each in entries:
         if each.is_dir and not (is_array and _OF_CHUNKS.fullmatch(each.name)):
-            below = folder / each.name
-            led = links if each.is_own_dir else (*links, _led_to(below, links))
-            yield from _names_below(below, f"{name}/{each.name}" if name else each.name, depth + 1, led)
-
-
-def _led_to(link: Place, links: tuple[Place, ...]) -> Place:
-    """Where a link leads; raises FormatError if it is in there, as what lies in it has then no end."""
-    target = link.resolve()
-    if target in (*links, link.parent.resolve(), *link.parent.resolve().parents):
-        raise FormatError("a link leads to a directory that it is in", place=link, hint="remove the link")
-    return target
+            further = links.into(folder, each, way)
+            inner = f"{name}/{each.name}" if name else each.name
+            yield from _names_below(folder / each.name, inner, links, depth + 1, further)
 
 
 def _refuse_chunks(folder: Place, files: Sequence[str]) -> None:

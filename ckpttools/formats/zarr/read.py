@@ -19,6 +19,7 @@ from ckpttools.formats.orbax.arrays import Arrays
 from ckpttools.formats.orbax.entries import Files
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.zarr.given_chunks import CHUNKS
+from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
 from ckpttools.stores.at_once import at_once
@@ -45,7 +46,7 @@ class Zarr3:
         attributes = root.get("attributes", {})
         described = attributes.get(flat.ENTRY)
         arrays = Arrays(path, Files(path), True, may_be_left_out=may_leave_out(root))
-        names = list(_arrays_below(path, root))
+        names = list(_arrays_below(path, root, FollowedLinks()))
         require_room(len(names), 0, path)
         metadata = Metadata(format=self.name, custom=attributes, place=str(path))
         # To what finds arrays a name is one key; the root has none.
@@ -93,11 +94,13 @@ def _joined(name: Path) -> str:
     return flat.flat_name(name, "/")
 
 
-def _arrays_below(directory: Place, node: Mapping[str, Any], name: Path = ()) -> Iterator[Path]:
+def _arrays_below(
+    directory: Place, node: Mapping[str, Any], links: FollowedLinks, name: Path = (), way: Way = ()
+) -> Iterator[Path]:
     """The path of every array of a hierarchy, by name in each group.
 
     Raises:
-        FormatError: groups are nested too deep.
+        FormatError: groups are nested too deep, or links lead to where they lie, or to one group too often.
         StorageError: a directory cannot be listed.
     """
     if node["node_type"] == "array":
@@ -107,9 +110,11 @@ def _arrays_below(directory: Place, node: Mapping[str, Any], name: Path = ()) ->
         raise FormatError(
             "groups are nested too deep", place=directory, wanted=f"at most {DEEPEST} levels of zarr groups"
         )
-    for below in directory.directories():
+    for each in (entry for entry in directory.entries() if entry.is_dir):
+        below = directory / each.name
         if (below / DOCUMENT).is_file():
-            yield from _arrays_below(below, _node(below), (*name, below.name))
+            further = links.into(directory, each, way)
+            yield from _arrays_below(below, _node(below), links, (*name, below.name), further)
         elif not below.name.startswith(".") and any(
             each.endswith(f"/{DOCUMENT}") for each, _ in below.below()
         ):
