@@ -13,6 +13,7 @@ from ckpttools.api.step_choice import finished_steps, steps_of
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
+from ckpttools.core.text import first_and_last
 from ckpttools.core.wording import option
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.average import Average
@@ -71,6 +72,7 @@ def average(
     if len(others) + len(chosen) < 2 and parameters is None:
         raise UsageError(
             "one checkpoint alone has no mean",
+            got=_alone(source, *chosen),
             hint=f"name several, or steps of a run, as {option('last', 'N')} does",
         )
     for each in others:
@@ -85,24 +87,32 @@ def average(
     return write_changed([], source, destination, common, make=make)
 
 
+def _alone(source: Source, number: int | None) -> str | None:
+    """Which step of a run is named alone; None where none is."""
+    if number is None or isinstance(source, Tree):
+        return None
+    return f"step {number} of {first_and_last(finished_steps(source))}"
+
+
 def _numbers(
     source: Source, others: Sequence[Source], steps: str | Sequence[int] | None, last: int | None
 ) -> Sequence[int | None]:
     """The steps of the source that are opened; [None] for the latest alone."""
     if steps is None and last is None:
         return [None]
-    if others or isinstance(source, Tree) or (steps is not None and last is not None):
+    if others or isinstance(source, Tree):
         raise UsageError(
             "steps must be those of one run",
-            got="other checkpoints beside it" if others else "an open tree, or two choices of steps",
+            got="other checkpoints beside it" if others else "an open tree",
             hint="name one run and its steps, or a step directory of each checkpoint",
+        )
+    if steps is not None and last is not None:
+        raise UsageError(
+            "there are two choices of steps", got=f"{steps}, and {option('last', last)}", hint="leave one out"
         )
     if last is not None:
         found = finished_steps(source)[-last:] if last > 0 else ()
         if len(found) < last or last < 1:
             raise UsageError(f"{source} has fewer finished steps", got=len(found), wanted=last)
         return found
-    chosen = steps_of(source, steps or ())
-    if not chosen:
-        raise UsageError("no steps are named", got=repr(steps))
-    return chosen
+    return steps_of(source, steps or ())

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
+from itertools import islice
 from shlex import quote
 
 from ckpttools.core.errors import UsageError
+from ckpttools.core.text import first_and_last
 from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
 from ckpttools.stores.registry import Where, parse
+
+_WANTED = "1000, 1000..5000/500, 1000..5000, 1000.. or ..5000"
+# A number of more digits is of no step.
+_STEPS = re.compile(
+    r"(?P<one>\d{1,18})"
+    r"|(?P<first>\d{1,18})?\.\.(?P<last>\d{1,18})?(?(first)(?(last)(/(?P<stride>0*[1-9]\d{0,17}))?))",
+    re.ASCII,
+)
+# Steps that are named in an error.
+_MOST = 8
 
 
 def steps_of(run: Where, said: str | Sequence[int]) -> tuple[int, ...]:
@@ -17,17 +30,34 @@ def steps_of(run: Where, said: str | Sequence[int]) -> tuple[int, ...]:
     Args:
         run: a run directory.
         said: numbers; or text, numbers and ranges with commas between: "1000", "1000..5000/500" for all of
-            these, whether they are there or not, "1000..5000", "1000.." and "..5000" for all finished steps
-            within.
+            these, which must be there, "1000..5000", "1000.." and "..5000" for all finished steps within.
 
     Raises:
-        UsageError: it is no such text; a range without steps in it; steps are no rising numbers.
+        UsageError: it is no such text; a range without steps in it; steps are no rising numbers, or not
+            there; it is no run.
+        StorageError, FormatError: as of `finished_steps`.
     """
-    if isinstance(said, str):
-        said = [step for part in said.split(",") for step in _steps(run, part.strip())]
-    found = list(said)
-    if sorted(set(found)) != found:
-        raise UsageError("steps are named once each, in rising order", got=said)
+    parts = [_part(run, part.strip()) for part in said.split(",")] if isinstance(said, str) else [said]
+    if not any(parts):
+        raise UsageError("no steps are named", got=repr(said), wanted=_WANTED)
+    there = _run_at(run).steps
+    # A range may name more than anybody has.
+    missing = [*islice((number for part in parts for number in part if number not in there), _MOST)]
+    if missing:
+        raise UsageError(
+            f"there {'is no step' if len(missing) == 1 else 'are no steps'} {first_and_last(missing)}",
+            place=parse(run),
+            got=said,
+            wanted=f"some of {first_and_last(sorted(there))}",
+            hint=f"`ckpt ls {quote(str(run))}` lists all",
+        )
+    found = [number for part in parts for number in part]
+    if (rising := sorted({*found})) != found:
+        raise UsageError(
+            "steps are named once each, in rising order",
+            got=said,
+            hint=f"{','.join(map(str, rising))} are these",
+        )
     return tuple(found)
 
 
@@ -39,7 +69,12 @@ def finished_steps(run: Where) -> tuple[int, ...]:
         FormatError: it is an empty directory.
         UsageError: it is no run.
     """
-    place = parse(run)
+    return tuple(number for number, step in _run_at(run).steps.items() if step.why_unfinished is None)
+
+
+def _run_at(where: Where) -> OrbaxRun:
+    """The run at a place; errors as of `finished_steps`."""
+    place = parse(where)
     if not place.exists():
         raise absent(place)
     refuse_empty(place)
@@ -50,27 +85,22 @@ def finished_steps(run: Where) -> tuple[int, ...]:
             wanted="a run directory, with a directory for each step",
             hint=f"`ckpt {quote(str(place))}` says what it is",
         )
-    return tuple(number for number, step in found.steps.items() if step.why_unfinished is None)
+    return found
 
 
-def _steps(run: Where, said: str) -> Iterator[int]:
-    ends, slash, stride = said.partition("/")
-    first, dots, last = ends.partition("..")
-    numbers = [first, last, stride] if dots else [ends, stride]
-    is_whole = first and (not slash or (dots and last and stride and int(stride or 0)))
-    if not all(each.isdecimal() or not each for each in numbers) or not (is_whole or (dots and not slash)):
-        raise UsageError(
-            f"{said!r} names no steps", wanted="1000, 1000..5000/500, 1000..5000, 1000.. or ..5000"
-        )
-    if not dots:
-        yield int(first)
-        return
-    if slash:
-        yield from range(int(first), int(last) + 1, int(stride))
-        return
+def _part(run: Where, said: str) -> Sequence[int]:
+    """The steps of one number or range."""
+    found = _STEPS.fullmatch(said)
+    if found is None:
+        raise UsageError(f"{said!r} names no steps", wanted=_WANTED)
+    one, first, last, stride = found.group("one", "first", "last", "stride")
+    if one:
+        return (int(one),)
+    if stride:
+        return range(int(first), int(last) + 1, int(stride))
     within = [n for n in finished_steps(run) if int(first or 0) <= n <= int(last or n)]
     if not within:
         raise UsageError(
             f"{run} has no finished steps in {said}", hint=f"`ckpt ls {quote(str(run))}` lists its steps"
         )
-    yield from within
+    return within

@@ -65,6 +65,13 @@ def first_of(names: Sequence[str], most: int = 1) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
+def first_and_last(numbers: Sequence[int], most: int = 8) -> str:
+    """Numbers, of many the first and the last: "1, 2, 3, 4, …, 97, 98, 99, 100"."""
+    half = most // 2
+    few = [*numbers[:half], "…", *numbers[-half:]] if len(numbers) > most else numbers
+    return ", ".join(map(str, few))
+
+
 def type_text(dtype: object, shape: Iterable[object]) -> str:
     """An array without its values: `bfloat16[4096,14336]`, as JAX writes it."""
     return f"{dtype}[{','.join(map(str, shape))}]"

@@ -21,7 +21,7 @@ from ckpttools.core.errors import (
     listing,
 )
 from ckpttools.core.step_warnings import warn_of_step
-from ckpttools.core.text import natural_key, some
+from ckpttools.core.text import first_and_last, natural_key, some
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.hosts import hosts_at
@@ -267,7 +267,7 @@ def _finished_step(run: OrbaxRun, number: int) -> Step:
         raise UsageError(
             f"there is no step {number}",
             place=run.path,
-            wanted="one of " + ", ".join(map(str, sorted(run.steps))),
+            wanted=f"one of {first_and_last(sorted(run.steps))}",
         )
     if step.why_unfinished:
         raise _unfinished_error(step, run.path, step.why_unfinished)
