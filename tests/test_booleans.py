@@ -71,6 +71,17 @@ def test_every_command_that_reads_them_names_the_array(odd, tmp_path):
     assert not any(out.exists() for out in outs)
 
 
+def test_who_reads_them_in_python_is_told_the_file(odd, tmp_path):
+    orbax = orbax_of(odd, tmp_path / "orbax")
+    for place, file in ((odd, "odd/model.safetensors"), (orbax, "/d/")):
+        mask = open_tree(place).arrays["mask",]
+        for read in (mask.read, lambda m=mask: m[1, 2:6], lambda m=mask: np.asarray(m)):
+            with pytest.raises(FormatError, match="a byte that is not a boolean") as error:
+                read()
+            assert file in error.value.place
+        assert mask[0].all()
+
+
 def test_booleans_that_are_such(tmp_path):
     tree = Tree({("mask",): stored(noise((8, 8), BOOL), BOOL)}, Metadata(step=0))
     for writer in (OrbaxWriter(), ZarrWriter(), SafetensorsWriter()):

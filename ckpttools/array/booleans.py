@@ -17,7 +17,7 @@ def require_booleans(values: np.ndarray, dtype: DType, name: str) -> None:
     Args:
         values: elements as carriers of `dtype`, which may be any.
         dtype: of the array.
-        name: of the array, for the message.
+        name: of the array, or the file that it is in, for the message.
 
     Raises:
         FormatError: the array is of booleans, and a byte is neither 0 nor 1.

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
+from ckpttools.array.booleans import require_booleans
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape
@@ -125,7 +126,12 @@ class LazyArray(ABC):
         return self.size * self.dtype.itemsize
 
     def read(self, region: Region | None = None) -> np.ndarray:
-        """The region (by default all of it) as a new C-ordered numpy array of `dtype.numpy`."""
+        """The region (by default all of it) as a new C-ordered numpy array of `dtype.numpy`.
+
+        Raises:
+            FormatError: as `read_into`; or an array of booleans has others than 0 and 1.
+            StorageError: as `read_into`.
+        """
         import numpy as np
 
         from ckpttools.array.scratch import Scratch
@@ -133,6 +139,8 @@ class LazyArray(ABC):
         region = Region.whole(self.shape) if region is None else region
         out = np.empty(region.shape, self.dtype.carrier)
         self.read_into(region, out, Scratch(self.scratch_bytes))
+        if self.dtype.kind == "bool":
+            require_booleans(out, self.dtype, self.first_byte(region)[0])
         return out.view(self.dtype.numpy)
 
     def __getitem__(self, index: Index) -> np.ndarray:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from ckpttools.codecs.streams import ByteRange, BytesStream, Stream
+from ckpttools.codecs.streams import READ_BYTES, ByteRange, BytesStream, Stream
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError
 
@@ -140,6 +140,50 @@ class WritableCodec(Codec):
     @abstractmethod
     def encode(self, data: memoryview) -> bytes:
         """The bytes to store: the same for the same data, whatever thread encodes them."""
+
+
+class Decompressor(Protocol):
+    """What `zlib` and `bz2` decompress with."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class OneMember(Stream):
+    """What a stream decompresses to that has one member and nothing behind it, as tensorstore wants zarr v2.
+
+    Files of gzip and bz2 may have several; `fault` is what the decompressor raises of damaged data.
+    """
+
+    def __init__(
+        self, codec: Codec, encoded: Stream, decompressor: Decompressor, fault: type[Exception]
+    ) -> None:
+        self._codec, self._encoded, self._decompressor, self._fault = codec, encoded, decompressor, fault
+        self._left = b""
+
+    def readinto(self, out: memoryview) -> int:
+        try:
+            while not self._decompressor.eof:
+                made = self._decompressor.decompress(self._left, min(len(out), _DECODED_AT_ONCE))
+                # What zlib has not looked at; bz2 keeps that.
+                self._left = getattr(self._decompressor, "unconsumed_tail", b"")
+                if made:
+                    out[: len(made)] = made
+                    return len(made)
+                if not (self._left or self._decompressor.eof):
+                    self._left = bytes(self._encoded.read(READ_BYTES))
+                    if not self._left:
+                        raise self._codec.damaged("it ends too early")
+        except self._fault as error:
+            raise self._codec.damaged(error) from error
+        if self._decompressor.unused_data or self._encoded.read(1):
+            raise self._codec.damaged("more data behind it")
+        return 0
 
 
 class Decoder(Stream):
