@@ -75,6 +75,20 @@ class TestStepsOfARun:
         self.saved(tmp_path / "run" / "2000", level="step")
         assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["1000", "2000"]
 
+    @pytest.mark.parametrize("name", ["step_1000", "checkpoints/1000", "ema_1000"])
+    def test_whatever_a_step_is_called(self, tmp_path, name):
+        self.saved(tmp_path / "run" / name, level="step")
+        with pytest.raises(DestinationExistsError, match="1000, which would be lost") as error:
+            self.saved(tmp_path / "run", as_step=2000, overwrite=True)
+        assert str((tmp_path / "run" / name).with_name("2000")) in str(error.value)
+        if "/" not in name:
+            self.saved(tmp_path / "run", as_step=1000, overwrite=True)
+
+    def test_a_step_that_is_an_item_itself(self, tmp_path):
+        self.saved(tmp_path / "run" / "1000", level="item")
+        with pytest.raises(DestinationExistsError, match="step 1000, which would be lost"):
+            self.saved(tmp_path / "run", as_step=2000, overwrite=True)
+
     def test_the_same_step_is(self, tmp_path):
         self.saved(tmp_path / "run", as_step=7)
         self.saved(tmp_path / "run", as_step=7, overwrite=True)

@@ -19,12 +19,12 @@ from ckpttools.core.text import first_of, in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.formats.base import Writer, WritesSteps
 from ckpttools.formats.interrupted import begun_in, next_step
+from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
 from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PLAN_MARK
-from ckpttools.stores.registry import parse
 from ckpttools.stores.sharing import is_of_repository
 
 _SHOWN = 5
@@ -49,7 +49,7 @@ def check_replaceable(destination: Place, tree: Tree, writer: Writer) -> None:
             f"holds a checkpoint of format {old.metadata.format}",
             f"a checkpoint of format {writer.name}",
         )
-    _check_step(destination, old, writer)
+    _check_steps(destination, writer)
     found = strangers_in(destination, old, writer) - {PLAN_MARK, *_made_by(writer)}
     strangers = sorted(name for name in found if not is_of_repository(destination, name))
     if strangers:
@@ -75,18 +75,18 @@ def _made_by(writer: Writer) -> tuple[str, ...]:
     return (*writer.made, *writer.companions.files)
 
 
-def _check_step(destination: Place, old: Tree, writer: Writer) -> None:
+def _check_steps(destination: Place, writer: Writer) -> None:
     """Refuses to replace a run by a run of another step, of which the user has said the number."""
     new = writer.step_said if isinstance(writer, WritesSteps) else None
-    item = parse(old.metadata.place)
-    name = item.parent.name
-    if new is None or item.parent.parent != destination:
+    run = None if new is None else orbax_at(destination)
+    if not isinstance(run, OrbaxRun):
         return
-    if not name.isdecimal() or int(name) != new:
-        beside = destination / str(new)
+    other = next((step.path.name for number, step in run.steps.items() if number != new), None)
+    if other is not None:
+        beside = run.path / str(new)
         raise _refused(
             destination,
-            f"is a run with step {name}, which would be lost: what is written is step {new}",
+            f"is a run with step {other}, which would be lost: what is written is step {new}",
             f"a run whose only step is {new}",
             f"to add the step to the run, write it to {beside} with {option('level', 'step')}",
         )
