@@ -12,6 +12,7 @@ from support.golden_data import convert
 from support.hf_models import write_llama
 from support.places import FIXTURES, GOLDEN, TRAINED
 
+import ckpttools
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
@@ -216,7 +217,25 @@ def test_names_of_a_trainer_and_of_an_adapter(tmp_path):
     assert told.startswith("no array has the same name on both sides: `ckpt select ")
     assert f"ckpt select {trainers / 'open-instruct'} DST --prefix policy" in told
     (told,) = hints("diff", peft / "bases/llama-float32", peft / "plain")
-    assert f"an adapter is compared once it is merged: ckpt adapter merge BASE {peft / 'plain'} MODEL" in told
+    merging = f"an adapter is compared once it is merged: ckpt adapter merge BASE {peft / 'plain'} MODEL"
+    assert merging in told
+    told = ended("verify", peft / "plain", "--against", peft / "bases/llama-float32", code=1).output
+    assert merging in " ".join(told.split())
+
+
+def test_an_adapter_is_no_side_of_a_conversion(tmp_path):
+    """It is said to be one, whichever side it is on, and not to lack a configuration."""
+    model, plain = FIXTURES / "peft/bases/llama-float32", FIXTURES / "peft/plain"
+    ckpttools.hf_to_maxtext(model, tmp_path / "maxtext")
+    ckpttools.adapter_to_maxtext(plain, tmp_path / "lora", base=model)
+    for made, source in (("maxtext", plain), ("lora", plain), ("lora", model)):
+        told = ended("verify", tmp_path / made, "--against", source, code=3).output
+        assert "this is a LoRA adapter" in told and "config.json" not in told
+    told = ended("verify", model, "--against", tmp_path / "lora", code=3).output
+    assert "this is a LoRA adapter, without the parameters of its model" in told
+    assert "this is a LoRA adapter" in ended("hash", plain, "--as", "maxtext", code=3).output
+    told = ended("verify", tmp_path / "maxtext", "--against", tmp_path / "lora", code=1).output
+    assert f"ckpt adapter merge BASE {tmp_path}/lora/0/items MODEL" in " ".join(told.split())
 
 
 def test_an_output_head_alone(tmp_path):

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from ckpttools.array.tree import Tree
-from ckpttools.formats.adapters import ADAPTER
+from ckpttools.formats.adapters import ADAPTER, is_adapter, merge_command
 from ckpttools.maxtext.layout import PARAMS, VALUE
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
@@ -40,6 +40,19 @@ def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
     if not (is_maxtext_adapter(tree) and _is_read(tree)):
         return ()
     return (elsewhere(place) or " ".join(_settings(tree)),)
+
+
+def compared_once_merged(*trees: Tree) -> str | None:
+    """What makes a model of the first adapter among checkpoints, to compare it; None without one."""
+    from ckpttools.adapters.report import is_maxtext_adapter
+
+    for tree in trees:
+        place = parse(tree.metadata.place) if tree.metadata.place else None
+        if place is None or not (is_adapter(tree) or is_maxtext_adapter(tree)):
+            continue
+        if command := merge_command(place):
+            return f"an adapter is compared once it is merged: {command}"
+    return None
 
 
 def elsewhere(place: Place) -> str | None:

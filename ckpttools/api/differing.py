@@ -29,10 +29,9 @@ from ckpttools.core.errors import DamagedScalesError, FormatError, UsageError, l
 from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.digest.pairing import Pairing, Remark, Side
-from ckpttools.formats.adapters import is_adapter, merge_command
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.stores.models import model_at
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import Where
 from ckpttools.transforms.as_numbers import Numbers, is_dequantized, side_by_side
 
 _SHOWN = 8
@@ -165,12 +164,10 @@ def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:
     """What brings both sides to the same names, where they have none in common."""
     if not both.a or not both.b or both.a.keys() & both.b.keys():
         return
+    from ckpttools.api.adapter_steps import compared_once_merged
     from ckpttools.api.trainer_steps import names_of_hub
 
-    adapters = (parse(each.metadata.place) for each in trees if each.metadata.place and is_adapter(each))
-    merging = (command for each in adapters if (command := merge_command(each)))
-    way = next((f"an adapter is compared once it is merged: {each}" for each in merging), None)
-    if way := way or names_of_hub(*trees):
+    if way := compared_once_merged(*trees) or names_of_hub(*trees):
         yield f"no array has the same name on both sides: {way}"
 
 

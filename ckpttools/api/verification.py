@@ -183,9 +183,11 @@ def _bit_by_bit(
 
 
 def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
+    from ckpttools.api.adapter_steps import compared_once_merged
     from ckpttools.api.trainer_steps import names_of_hub
 
-    way = names_of_hub(source, tree) or f"{compared} knows more names, and `ckpt remap` renames by rules"
+    others = f"{compared} knows more names, and `ckpt remap` renames by rules"
+    way = compared_once_merged(source, tree) or names_of_hub(source, tree) or others
     return (f"no array has the same name on both sides: {way}",)
 
 

@@ -21,6 +21,7 @@ from ckpttools.digest.canonical import Selection, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
 from ckpttools.families.family import Family
 from ckpttools.mapping.table import Table
+from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.layout import HEAD
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_config import absent_towers
@@ -59,6 +60,7 @@ def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> Named
     if view_of(tree).is_maxtext:
         require_none(said, "the names are MaxText's")
         return NamedArrays(per_layer(tree), remarks_about_axis(tree))
+    refuse_adapters(tree)
     said = said or ConversionOptions()
     return _converted(tree, ToMaxText(model=said.model, drop=said.drop), f"{option('tied', 'drop')} says so")
 
@@ -84,6 +86,8 @@ def as_converted(
     if view_of(made).is_maxtext == view_of(source).is_maxtext:
         require_none(said, "both sides spell names alike")
         return None
+    for each in (source, made):
+        refuse_adapters(each)
     said = said or ConversionOptions()
     if view_of(source).is_maxtext:
         if said.drop:

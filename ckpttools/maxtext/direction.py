@@ -27,7 +27,6 @@ _APART = "lora_adapter"
 
 def refuse_maxtext(tree: Tree) -> None:
     """Raises FormatError for a tree whose names are not those of a whole Hugging Face model."""
-    refuse_adapter(tree)
     _refuse_factors(tree)
     _refuse_part(tree)
     view = view_of(tree)
@@ -41,7 +40,6 @@ def refuse_maxtext(tree: Tree) -> None:
 
 def refuse_hugging_face(tree: Tree) -> None:
     """Raises FormatError for a tree that is, or is part of, a Hugging Face model rather than MaxText's."""
-    refuse_adapter(tree)
     _refuse_factors(tree)
     _refuse_part(tree)
     if _has(tree, dotted(EMBEDDING)) or view_of(tree).is_maxtext:
@@ -82,8 +80,9 @@ def _is_known(config: Mapping[str, object]) -> bool:
     return True
 
 
-def refuse_factors_alone(tree: Tree) -> None:
-    """Raises FormatError where all parameters are low-rank factors: an adapter of MaxText by itself."""
+def refuse_adapters(tree: Tree) -> None:
+    """Raises FormatError where a tree is an adapter by itself, in PEFT's names or in MaxText's."""
+    refuse_adapter(tree)
     factors, others = _factors(tree)
     if factors and not others:
         place = _quoted(tree)
@@ -98,8 +97,8 @@ def refuse_factors_alone(tree: Tree) -> None:
 
 
 def _refuse_factors(tree: Tree) -> None:
-    """Refuses the low-rank factors of adapters, alone or beside the parameters of a model."""
-    refuse_factors_alone(tree)
+    """Refuses adapters, alone or beside the parameters of a model."""
+    refuse_adapters(tree)
     factors, _ = _factors(tree)
     if factors:
         raise FormatError(

@@ -18,10 +18,9 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, in_natural_order, matches_any
 from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family
-from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.mapping.keys import parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
-from ckpttools.maxtext.direction import refuse_factors_alone
+from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LOCAL, REMAINDER, STEPS, VALUE
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required
 from ckpttools.maxtext.model_files import ModelFiles
@@ -66,8 +65,7 @@ class Shrink:
             FormatError: it is an adapter without its model, weights are quantised, or two arrays have one
                 name, keys joined by dots.
         """
-        refuse_adapter(tree)
-        refuse_factors_alone(tree)
+        refuse_adapters(tree)
         require_numbers(tree, "only plain weights can be cut")
         _refuse_quantised(tree)
         view, place = view_of(tree), tree.metadata.place

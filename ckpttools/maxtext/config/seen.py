@@ -11,14 +11,13 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.silent import silent_values
-from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.fitting import require_hugging_face, require_maxtext
 from ckpttools.maxtext.config.fp8 import StoredFp8
 from ckpttools.maxtext.config.report import ModelSetting
-from ckpttools.maxtext.direction import refuse_factors_alone
+from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.from_native import block_of, native_of, unread_grids
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
@@ -85,11 +84,10 @@ def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
         ConfigError: nothing says which model it is.
         CoverageError: its arrays contradict its configuration.
     """
+    refuse_adapters(tree)
     view = view_of(tree)
     if view.is_maxtext:
-        refuse_factors_alone(tree)
         return _of_maxtext(tree, view, ModelFiles.of(tree, like), family)
-    refuse_adapter(tree)
     config = required(tree.metadata.config, tree.metadata.place)
     arrays = by_name(tree.arrays)
     found = family_for(config, ModelOptions(family=family), tree.metadata.place)
