@@ -287,6 +287,11 @@ def test_who_imports_whom():
     ] == []
 
 
+def test_the_map_lists_rooms_in_their_order():
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*MAY, "cli", "testing"]
+
+
 def test_rooms_are_in_order():
     """So that none imports another that imports it."""
     rooms = list(MAY)
