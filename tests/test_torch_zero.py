@@ -375,3 +375,61 @@ def test_a_file_of_stage_3_under_anothers_name_by_the_device_in_it(tmp_path):
 def test_devices_in_any_order_that_launchers_have(tmp_path, devices):
     step = write_zero(tmp_path / "z", 3, MODEL, 6, devices=devices)
     assert not open_tree(step, ReadOptions(with_optimizer=True)).metadata.notes.remarks
+
+
+def universal(tmp_path, stage="stage1"):
+    made = tmp_path / "u"
+    shutil.copytree(TRAINED / stage / "global_step3_universal", made)
+    return made
+
+
+@pytest.mark.parametrize("stage", ("stage1", "stage3"))
+def test_moments_that_a_universal_checkpoint_lacks(tmp_path, stage):
+    """Parameters of which an optimizer keeps something else have none of the files of others."""
+    source = universal(tmp_path, stage)
+    folders = [each for each in (source / "zero").iterdir() if (each / "exp_avg.pt").exists()]
+    for each in folders[:3]:
+        (each / "exp_avg.pt").rename(each / "momentum_buffer.pt")
+        (each / "exp_avg_sq.pt").unlink()
+    assert open_tree(source, ReadOptions(with_optimizer=True)).arrays
+    (folders[4] / "exp_avg_sq.pt").unlink()
+    said = run("hash", source, "--with-optimizer", code=3)
+    assert f"moments are missing:\n    {folders[4].name}/exp_avg_sq.pt" in said
+    run("hash", source)
+    assert "moments are missing" in ckpt("doctor", source).output
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("head.weight", "fp32.pt", (6, 6)), "head.weight/fp32.pt has shape [6, 6], in the model [11, 6]"),
+        (
+            ("head.weight", "exp_avg.pt", (6, 6)),
+            "head.weight/exp_avg.pt has shape [6, 6], and its weights [11, 6]",
+        ),
+        (("other.weight", "fp32.pt", (6, 6)), "other.weight is there, and the model has no such parameter"),
+    ],
+)
+def test_a_universal_checkpoint_with_files_of_another(tmp_path, change, says):
+    name, file, shape = change
+    source = universal(tmp_path)
+    (source / "zero" / name).mkdir(exist_ok=True)
+    save(source / "zero" / name / file, {"param": whole(np.ones(shape, "f4"))})
+    assert says in " ".join(run("hash", source, "--with-optimizer", code=3).split())
+    # What is cut over processes has its whole shape nowhere else.
+    if file == "fp32.pt":
+        shutil.copy(source / "mp_rank_00_model_states.pt", source / "mp_rank_01_model_states.pt")
+        run("hash", source)
+    if name == "head.weight" and file == "fp32.pt":
+        (source / "mp_rank_01_model_states.pt").unlink()
+        save(source / "zero" / name / file, {"param": whole(np.ones(shape, "f4")), "vocab_tensor": True})
+        run("hash", source)
+
+
+def test_a_universal_checkpoint_whose_weights_are_no_numbers_of_weights(tmp_path):
+    source = universal(tmp_path)
+    save(source / "zero/norm.bias/fp32.pt", {"param": whole(np.ones(6, "i8"))})
+    assert "norm.bias/fp32.pt has int64" in " ".join(run("hash", source, code=3).split())
+    save(source / "zero/norm.bias/fp32.pt", {"param": whole(np.ones(6, "f4"))})
+    (source / "mp_rank_01_model_states.pt").mkdir()
+    assert str(open_tree(source).arrays["layers.0.bias",].dtype) == "bfloat16"

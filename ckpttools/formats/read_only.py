@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
@@ -26,6 +27,6 @@ class ReadOnlyFormat:
     def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
         """As `ckpttools.formats.base.TellsFaults.faults`."""
         try:
-            self.open(path, options)
+            self.open(path, replace(options, with_optimizer=True))
         except CheckpointError as error:
             yield error

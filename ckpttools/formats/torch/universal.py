@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
 from ckpttools.array.lazy import LazyArray
@@ -100,6 +100,17 @@ class _Parameter:
             raise ValueError(f"{self.name}/{file} has {array.size:,} elements, and its shape is {shape}")
         return in_shape([array], shape)
 
+    @property
+    def moments(self) -> set[str]:
+        """The files of what an optimizer keeps of it."""
+        return self.files.keys() - {_WEIGHTS, _STEP}
+
+    @property
+    def is_of_vocabulary(self) -> bool:
+        """Whether rows were cut off that only fill up a vocabulary."""
+        value = self.files[_WEIGHTS].value
+        return isinstance(value, dict) and value.get("vocab_tensor") is True
+
     def step(self) -> int | None:
         saved = self.files[_STEP]
         return as_step(saved.value, saved)
@@ -110,6 +121,10 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     model, is_whole = _model(step, options)
     shapes = {name: shape for group in model.shapes for name, shape in group.items()}
     saved = {name: each.array(_WEIGHTS, shapes.get(name)) for name, each in found.items()}
+    if is_whole:
+        cut = {name for name, each in found.items() if each.is_of_vocabulary}
+        exact = {name: shape for name, shape in shapes.items() if name not in cut}
+        _refuse_others(saved, exact, model.names)
     weights = {name: array for name, array in saved.items() if name in shapes} | model.buffers_and_frozen()
     weights |= model.shared(weights)
     # What is not trained is there once more in float32, whatever its own dtype.
@@ -120,19 +135,57 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
         raise FormatError(f"parameters are missing:{listing(lacking)}", place=step / _FOLDER, hint=_HINT)
     arrays: dict[TreePath, Leaf] = {(name,): array for name, array in weights.items()}
     if options.with_optimizer:
-        arrays |= _moments(found, shapes)
+        _refuse_lacking(step / _FOLDER, [each for name, each in found.items() if name in shapes])
+        arrays |= _moments(found, shapes, saved)
     config = sidecar_config(step) or sidecar_config(path)
     notes = Notes() if options.with_optimizer else LEFT_OUT
     return Tree(arrays, Metadata(FORMAT.name, config=config, place=str(path), notes=notes))
 
 
-def _moments(found: Mapping[str, _Parameter], shapes: Mapping[str, Shape]) -> dict[TreePath, Leaf]:
-    arrays: dict[TreePath, Leaf] = {
-        (STATE, name, file.removesuffix(_SUFFIX)): each.array(file, shapes.get(name))
-        for name, each in found.items()
-        for file in each.files
-        if file not in (_WEIGHTS, _STEP)
-    }
+def _refuse_others(
+    saved: Mapping[str, LazyArray], shapes: Mapping[str, Shape], names: Collection[str]
+) -> None:
+    """Raises ValueError where weights are not those of the model.
+
+    Args:
+        saved: weights by name.
+        shapes: what those must have that are whole.
+        names: of all that the model has.
+    """
+    for name, array in saved.items():
+        if name not in names:
+            raise ValueError(f"{name} is there, and the model has no such parameter")
+        if not array.dtype.is_float:
+            raise ValueError(f"{name}/{_WEIGHTS} has {array.dtype}, which no weights are")
+        if array.shape != shapes.get(name, array.shape):
+            raise ValueError(
+                f"{name}/{_WEIGHTS} has shape {list(array.shape)}, in the model {list(shapes[name])}"
+            )
+
+
+def _refuse_lacking(folder: Place, trained: Sequence[_Parameter]) -> None:
+    """Refuses parameters that have only some of the moments that others have; optimizers may keep others."""
+    kinds = {frozenset(each.moments) for each in trained}
+    lacking = [
+        f"{each.name}/{file}"
+        for each in trained
+        for file in sorted({file for kind in kinds if each.moments < kind for file in kind - each.moments})
+    ]
+    if lacking:
+        raise FormatError(f"moments are missing:{listing(lacking)}", place=folder, hint=_HINT)
+
+
+def _moments(
+    found: Mapping[str, _Parameter], shapes: Mapping[str, Shape], saved: Mapping[str, LazyArray]
+) -> dict[TreePath, Leaf]:
+    arrays: dict[TreePath, Leaf] = {}
+    for name, each in found.items():
+        for file in sorted(each.moments):
+            array = each.array(file, shapes.get(name))
+            if array.shape != saved[name].shape:
+                got, wanted = list(array.shape), list(saved[name].shape)
+                raise ValueError(f"{name}/{file} has shape {got}, and its weights {wanted}")
+            arrays[STATE, name, file.removesuffix(_SUFFIX)] = array
     steps = {name: each.step() for name, each in found.items() if _STEP in each.files}
     done = step_array(steps) if steps else None
     return arrays if done is None else {**arrays, (STATE, "step"): done}
@@ -161,7 +214,7 @@ def _parameters(folder: Place, options: ReadOptions) -> dict[str, _Parameter]:
 
 def _model(step: Place, options: ReadOptions) -> tuple[ModelStates, bool]:
     """What the model's files say, and whether the first of them has all of the model."""
-    matches = [match for each in step.entries() if (match := _MODEL.fullmatch(each.name))]
+    matches = [match for each in step.entries() if not each.is_dir and (match := _MODEL.fullmatch(each.name))]
     is_cut = any(match["rank"] is not None for match in matches)
     first = [each for each in matches if int(each["model"]) == 0 and (each["rank"] is not None) == is_cut]
     names = [match[0] for match in sorted(first, key=lambda match: int(match["rank"] or 0))]

@@ -44,6 +44,13 @@ class ModelStates:
         self._refuse_experts()
         return {**self._buffers(), **self._frozen()}
 
+    @property
+    def names(self) -> set[Any]:
+        """Of all that the model has, whatever becomes of it."""
+        kept = (self._said.get(each) for each in ("module", "frozen_param_shapes", "shared_params"))
+        named = (*self.shapes, *(each for each in kept if isinstance(each, dict)))
+        return {name for each in named for name in each}
+
     def frozen_parts(self) -> dict[str, list[Stored]]:
         """What each file has of frozen weights, where these are cut; by its name."""
         return {
