@@ -20,6 +20,7 @@ import ckpttools
 from ckpttools.api.next_steps import next_steps
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.formats.interrupted import going_on
+from ckpttools.maxtext.model_config import absent_layers
 from ckpttools.stores import parse
 from ckpttools.stores.publishing import Unfinished
 
@@ -382,3 +383,21 @@ def test_how_what_was_interrupted_goes_on(tmp_path):
     assert going_on(left) == going_on(here) == "run `ckpt copy a b` again"
     assert going_on(replace(left, directory="/elsewhere")) == "run `ckpt copy a b` again in /elsewhere"
     assert going_on(replace(left, command="")) == "run its command again"
+
+
+@pytest.mark.parametrize(("said", "count"), [({"keep": "*"}, 2), ({"drop": "*layers.1.*"}, 0)])
+def test_a_part_of_a_model_is_loaded_by_nothing(tmp_path, said, count):
+    """All names of its family are there, but not all of its layers."""
+    write_llama(tmp_path / "hf", num_hidden_layers=2)
+    ckpttools.select(tmp_path / "hf", tmp_path / "out", **said)
+    found = next_steps(tmp_path / "out")
+    assert len(found.uses if found else ()) == count
+
+
+def test_layers_of_text_alone_are_counted():
+    names = ["model.language_model.layers.0.norm.weight", "model.visual.blocks.5.norm.weight"]
+    of_text = {"text_config": {"num_hidden_layers": 2}, "num_hidden_layers": 1}
+    assert absent_layers(of_text, names) == {1}
+    assert absent_layers({"thinker_config": of_text}, names) == {1}
+    assert absent_layers({"num_hidden_layers": 1}, names) == set()
+    assert absent_layers(of_text, ["h.0.norm.weight"]) == absent_layers({}, names) == set()

@@ -11,7 +11,7 @@ from ckpttools.api.adapter_steps import elsewhere, loading_steps
 from ckpttools.api.maxtext_config import maxtext_config
 from ckpttools.api.sources import opened
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.families.family import Family
@@ -19,6 +19,7 @@ from ckpttools.families.registry import families, family_of
 from ckpttools.maxtext.config.report import MaxTextConfig
 from ckpttools.maxtext.config.seen import LOAD_PARAMETERS, PARAM_SCAN_AXIS
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
+from ckpttools.maxtext.model_config import absent_layers
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.native import CODES, scale_pairs
 from ckpttools.maxtext.recognition import guess_families
@@ -180,6 +181,8 @@ def _of_transformers(tree: Tree, place: Place) -> NextSteps | None:
     kinds = (config or {}).get("architectures") or ()
     if tree.metadata.format != "safetensors" or config is None or not kinds:
         return None
+    if absent_layers(config, list(map(dotted, tree.arrays))):
+        return None  # transformers begins them at random
     kind = "AutoModelForCausalLM" if str(kinds[0]).endswith(_CAUSAL) else str(kinds[0])
     where = _name_for_transformers(place)
     if where is None:

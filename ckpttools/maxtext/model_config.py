@@ -237,9 +237,20 @@ def absent_prediction(config: Mapping[str, Any], names: Collection[str]) -> str 
     layers = config.get("num_hidden_layers")
     if field is None or not isinstance(layers, int):
         return None
-    numbers = (int(found[1]) for found in map(_LAYER.search, names) if found)
-    there = any(number >= layers for number in numbers) or _is_of(" ".join(names), ("mtp.",))
+    there = any(number >= layers for number in _layers(names)) or _is_of(" ".join(names), ("mtp.",))
     return None if there else field
+
+
+def absent_layers(config: Mapping[str, Any], names: Collection[str]) -> set[int]:
+    """Layers that a configuration counts and of which no array is there; none where names have no layers."""
+    around = (config, *(config[name] for name in _AROUND if isinstance(config.get(name), Mapping)))
+    texts = [each[_TEXT] for each in around if isinstance(each.get(_TEXT), Mapping)]
+    count, there = (*texts, config)[0].get("num_hidden_layers"), set(_layers(names))
+    return set(range(count)) - there if isinstance(count, int) and there else set()
+
+
+def _layers(names: Iterable[str]) -> Iterator[int]:
+    return (int(found[1]) for found in map(_LAYER.search, names) if found)
 
 
 def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any] | None:
