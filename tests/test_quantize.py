@@ -269,6 +269,14 @@ def test_what_vllm_puts_together_is_told_where_a_part_is_left_out(exclude, rest)
         assert not Quantize(exclude=[exclude, *rest])(tree).notes.remarks
 
 
+def test_what_is_excluded_has_names_of_the_hub(tmp_path):
+    write_llama(tmp_path / "hf")
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
+    with pytest.raises(UsageError, match="nothing has a name that matches") as caught:
+        ckpttools.quantize(tmp_path / "run", tmp_path / "fp8", exclude="*query*")
+    assert "names that arrays get on the hub" in str(caught.value)
+
+
 def test_vllm_is_advised_where_it_loads_what_was_made(tmp_path):
     write_llama(tmp_path / "hf")
     for exclude, is_loaded in (("*.q_proj.*", False), ("*.self_attn.*", True)):

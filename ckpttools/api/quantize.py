@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from shlex import quote
 from typing import Any, Literal, Unpack
@@ -103,7 +104,8 @@ def _planned(
             tree, hint=f"`ckpt convert maxtext-to-hf {place} DST` writes them as FP8, as they are"
         )
         options = ToHuggingFace(**back, read=read, quantized="dequantize")
-        return plan_to_huggingface(tree, options, resources, writer, change=change)
+        with _excluding_by_hub(change):
+            return plan_to_huggingface(tree, options, resources, writer, change=change)
     if given := [option(name, value) for name, value in back.items() if value]:
         raise UsageError(
             f"{given[0]} applies only to MaxText checkpoints",
@@ -111,6 +113,18 @@ def _planned(
             hint="leave it out: the configuration beside the weights is taken",
         )
     return plan_tree(_model_alone(tree).pipe(change), writer, resources)
+
+
+@contextmanager
+def _excluding_by_hub(change: Quantize) -> Iterator[None]:
+    """Says of a pattern that matches nothing which names it is for: not those of the checkpoint."""
+    try:
+        yield
+    except UsageError as error:
+        if error.got not in change.exclude:
+            raise
+        hint = "patterns are for the names that arrays get on the hub, such as '*.q_proj.weight'"
+        raise error.at(hint=hint) from error
 
 
 def _model_alone(tree: Tree) -> Tree:
