@@ -300,3 +300,60 @@ class TestSeveralItems:
 )
 def test_ages(seconds, said):
     assert age(seconds) == said
+
+
+# ---- runs of trainers of PyTorch
+
+
+@pytest.fixture
+def verl(tmp_path: Path) -> Path:
+    """One step of an actor."""
+    return Path(shutil.copytree(FIXTURES / "torch/trainers/verl", tmp_path / "verl"))
+
+
+def test_steps_of_verl(verl):
+    (verl / "latest_checkpointed_iteration.txt").write_text("10")
+    step = verl / "global_step_10"
+    listing = ckpttools.ls(verl)
+    assert listing == ckpttools.ls(step) == ckpttools.ls(step / "actor")
+    (only,) = listing.steps
+    assert (only.step, only.name, only.unfinished) == (10, step.name, None)
+    assert [(each.name, each.kind) for each in only.items] == [("actor", "parameters")]
+    assert only.nbytes == sum(map(len, files_in(step).values()))
+    assert (listing.latest, listing.resumes) == (10, 10)
+    shown = " ".join(succeed("ls", verl).output.split())
+    assert "resumes step 10, by latest_checkpointed_iteration.txt" in shown
+    (verl / "latest_checkpointed_iteration.txt").unlink()
+    assert ckpttools.ls(verl).latest is None and "resumes" not in succeed("ls", verl).output
+
+
+def test_steps_of_trainers_that_cannot_be_read(verl):
+    """In the order of their numbers; what has no checkpoint is told, too."""
+    shutil.copytree(verl / "global_step_10", verl / "global_step_9")
+    (verl / "global_step_9/actor/model_world_size_2_rank_1.pt").unlink()
+    (verl / "global_step_11").mkdir()
+    (verl / "latest_checkpointed_iteration.txt").write_text("9")
+    listing = ckpttools.ls(verl)
+    assert [each.step for each in listing.steps] == [9, 10, 11]
+    assert [each.step for each in listing.finished] == [10]
+    shown = " ".join(succeed("ls", verl).output.split())
+    assert "global_step_9: actor: 2 processes saved, and of their files that of rank 1 is missing" in shown
+    assert "global_step_11: there is no checkpoint in it that is read" in shown
+    assert "latest step 9, by latest_checkpointed_iteration.txt, which cannot be read" in shown
+    (verl / "latest_checkpointed_iteration.txt").write_text("12")
+    assert ckpttools.ls(verl).hindered == "which is not here"
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "resumes"),
+    [("torch/trainers/torchtitan", {10: "training"}, None), ("torch/deepspeed/stage3", {3: "training"}, 3)],
+)
+def test_steps_of_other_trainers(name, steps, resumes):
+    listing = ckpttools.ls(FIXTURES / name)
+    assert {each.step: each.kind for each in listing.steps} == steps and listing.resumes == resumes
+
+
+@pytest.mark.parametrize("name", ("torch/trainers", "torch/trainers/fsdp", "torch/full.pt"))
+def test_what_is_no_run_of_a_trainer(name):
+    with pytest.raises(FormatError, match="not a run with steps"):
+        ckpttools.ls(FIXTURES / name)

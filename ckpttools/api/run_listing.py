@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ckpttools.core.checked import checked
+from ckpttools.core.errors import FormatError
 from ckpttools.runs.listing import RunListing, listed, looked_at, run_at
+from ckpttools.runs.trained import trained_run
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where, parse
 
@@ -13,7 +15,8 @@ def ls(run: Where, *, requests: int | None = None) -> RunListing:
     """The steps of a run: kinds, sizes, whether they are finished, metrics, and what resuming would take.
 
     Args:
-        run: directory with steps, in any store; of a step or an item the run that it is of is meant.
+        run: directory with steps, of Orbax or of a trainer of PyTorch such as verl, in any store; of a step
+            or an item the run that it is of is meant.
         requests: requests under way at once to stores behind a network; None for as many as suit them.
 
     Raises:
@@ -21,4 +24,10 @@ def ls(run: Where, *, requests: int | None = None) -> RunListing:
         CheckpointError: nothing is there, or it cannot be read.
     """
     with requesting(requests):
-        return looked_at(run_at(parse(run)), listed)
+        try:
+            found = run_at(parse(run))
+        except FormatError:
+            if (trained := trained_run(parse(run))) is None:
+                raise
+            return trained
+        return looked_at(found, listed)

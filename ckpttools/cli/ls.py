@@ -18,12 +18,14 @@ def ls(path: Place, as_json: bool, requests: int | None) -> None:
 
     "own" is what deleting the step would free: files that have a name elsewhere, as in a checkpoint made
     by reference, are not counted. The step that a run which is started again goes on with is marked. Only
-    indexes and metadata are read.
+    indexes and metadata are read. Runs of trainers of PyTorch (verl, torchtitan, DeepSpeed, transformers) are
+    listed by the names of their directories.
 
     \b
     Example:
       ckpt ls ~/maxtext/run/checkpoints
       ckpt ls gs://my-bucket/out/run --json
+      ckpt ls ~/verl/checkpoints/project/experiment
     """
     from ckpttools.api.run_listing import ls as look
     from ckpttools.cli.ls_text import lines_of

@@ -52,9 +52,12 @@ def _left_out(table: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
     if listing.latest is None:
-        yield "resumes", "no step: Orbax lists none here"
+        yield from [("resumes", "no step: Orbax lists none here")] if listing.tracker is None else []
     elif listing.resumes is None:
-        yield "latest", f"step {listing.latest}, {listing.hindered}"
+        by = f"by {listing.tracker}, " if listing.tracker else ""
+        yield "latest", f"step {listing.latest}, {by}{listing.hindered}"
+    elif listing.tracker:
+        yield "resumes", f"step {listing.resumes}, by {listing.tracker}"
     else:
         where = f"from {listing.resume_item}" if listing.resume_item else _NO_ITEM
         yield "resumes", f"step {listing.resumes}, {where}"

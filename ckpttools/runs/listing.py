@@ -8,6 +8,7 @@ from shlex import quote
 from typing import TypeVar
 
 from ckpttools.array.gaps import incomplete
+from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
@@ -105,12 +106,14 @@ class RunListing:
     Attributes:
         path: the directory above the steps.
         steps: in order.
-        latest: the step that Orbax lists here as the latest; None where it lists none.
+        latest: the step that Orbax lists here as the latest, or `tracker` names; None where there is none.
         resumes: the same, where a run that is started again goes on with it; None where none does.
         resume_item: the tree in `latest` that MaxText loads; None where there is none of that name.
         hindered: why no run goes on with `latest`; "" where it does, or where there is none.
         passed_over: name of what looks like a later step -> why Orbax does not list it.
         beside: names of what else is there.
+        tracker: name of the file in which a trainer of PyTorch says what `latest` is, "" where there is none;
+            None in runs of Orbax.
     """
 
     path: str
@@ -121,6 +124,7 @@ class RunListing:
     hindered: str = ""
     passed_over: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    tracker: str | None = None
 
     @property
     def finished(self) -> tuple[StepListing, ...]:
@@ -279,6 +283,11 @@ def listed_item(item: OrbaxItem, name: str) -> ItemListing:
         raise
     except CheckpointError:
         return ItemListing(name, "unreadable")
+    return tree_listing(tree, name)
+
+
+def tree_listing(tree: Tree, name: str) -> ItemListing:
+    """What an open tree is, as the item of this name."""
     view = view_of(tree)
     has_parameters, has_optimizer = bool(view.of_role("parameter")), bool(view.of_role("optimizer"))
     plain = "training" if has_optimizer else "parameters"

@@ -1,0 +1,98 @@
+"""Runs of trainers of PyTorch: directories called after steps, with checkpoints of any format in them.
+
+verl saves `global_step_10/actor`, torchtitan `step-10`, the Trainer of transformers `checkpoint-10` and
+DeepSpeed `global_step10`; verl and DeepSpeed note the step to go on with in a file beside these.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.core.text import in_natural_order
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.registry import is_checkpoint, open_tree
+from ckpttools.runs.listing import ItemListing, RunListing, StepListing, tree_listing
+from ckpttools.runs.usage import usage_of
+from ckpttools.stores.at_once import at_once
+from ckpttools.stores.place import Place
+
+_STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
+_TRACKERS = ("latest_checkpointed_iteration.txt", "latest")
+_LONGEST_TRACKER = 4096
+
+
+def trained_run(place: Place) -> RunListing | None:
+    """The run of such a trainer at a place, or that a step or a checkpoint in one at the place is of.
+
+    Raises:
+        StorageError: the store cannot answer.
+    """
+    here = place.absolute()
+    run = next((each.parent for each in (here.parent, here) if _STEP.fullmatch(each.name)), here)
+    if not run.is_dir():
+        return None
+    names = in_natural_order(each.name for each in run.directories() if _STEP.fullmatch(each.name))
+    steps = at_once(run.store, _listed, [run / name for name in names])
+    if not any(each.items for each in steps):
+        return None
+    tracker, latest = _tracked(run)
+    known = {each.step: each for each in steps}
+    hindered = ""
+    if latest is not None and latest not in known:
+        hindered = "which is not here"
+    elif latest is not None and known[latest].unfinished is not None:
+        hindered = "which cannot be read"
+    return RunListing(
+        str(run),
+        tuple(steps),
+        latest,
+        None if hindered else latest,
+        None,
+        hindered,
+        beside=tuple(each.name for each in run.entries() if each.name not in names),
+        tracker=tracker,
+    )
+
+
+def _tracked(run: Place) -> tuple[str, int | None]:
+    """Which file says which step is gone on with, and that step; "" and None where none does."""
+    for name in _TRACKERS:
+        if (run / name).is_file():
+            said = (run / name).read_bytes()[:_LONGEST_TRACKER].decode("utf-8", "replace").strip()
+            match = re.fullmatch(rf"(?:{_STEP.pattern})|(?P<alone>\d{{1,18}})", said, re.DOTALL)
+            return name, int(match["number"] or match["alone"]) if match else None
+    return "", None
+
+
+def _listed(step: Place) -> StepListing:
+    match, usage = _STEP.fullmatch(step.name), usage_of(step)
+    found = {"": step} if _is_one(step) else {each.name: each for each in step.directories() if _is_one(each)}
+    items, wrong = list[ItemListing](), list[str]()
+    for name, place in found.items():
+        try:
+            items.append(tree_listing(open_tree(place, ReadOptions(with_optimizer=True)), name))
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            items.append(ItemListing(name, "unreadable"))
+            wrong.append(f"{name}: {error.line}" if name else error.line)
+    unfinished = "; ".join(wrong) if found else "there is no checkpoint in it that is read"
+    return StepListing(
+        int(match["number"]) if match else 0,
+        step.name,
+        tuple(items),
+        usage.nbytes,
+        usage.own,
+        None if usage.modified is None else usage.modified / 1e9,
+        unfinished or None,
+    )
+
+
+def _is_one(place: Place) -> bool:
+    try:
+        return is_checkpoint(place)
+    except StorageError:
+        raise
+    except CheckpointError:
+        return True  # one that cannot be read
