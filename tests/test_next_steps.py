@@ -401,3 +401,10 @@ def test_layers_of_text_alone_are_counted():
     assert absent_layers({"thinker_config": of_text}, names) == {1}
     assert absent_layers({"num_hidden_layers": 1}, names) == set()
     assert absent_layers(of_text, ["h.0.norm.weight"]) == absent_layers({}, names) == set()
+
+
+def test_peft_is_advised_for_names_that_it_loads(tmp_path):
+    for prefix, count in ((None, 2), ("base_model.model", 1)):
+        ckpttools.select(PEFT / "plain", tmp_path / "out", keep="*", prefix=prefix, overwrite=True)
+        uses = next_steps(tmp_path / "out").uses
+        assert [use.startswith("PeftModel") for use in uses] == [True, False][-count:]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ckpttools.array.tree import Tree
-from ckpttools.formats.adapters import ADAPTER, is_adapter, merge_command
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.formats.adapters import ADAPTER, PREFIX, is_adapter, merge_command
 from ckpttools.maxtext.layout import PARAMS, VALUE
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
@@ -32,7 +32,10 @@ def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
         merging = f"in the weights: `ckpt adapter merge BASE {quote(str(place))} DST`"
         if place.store.scheme not in ("file", "hf"):
             return (f"PEFT reads disks and the hub: `ckpt copy {quote(str(place))} DIR`", merging)
-        return (f"PeftModel.from_pretrained(model, {json.dumps(str(place))})", merging)
+        loading = f"PeftModel.from_pretrained(model, {json.dumps(str(place))})"
+        # Of other names it makes nothing, with a warning; `merge` reads them.
+        is_loaded = all(dotted(path).startswith(PREFIX) for path in tree.arrays)
+        return (loading, merging) if is_loaded else (merging,)
     if not any("lora" in str(key) for path in tree.arrays for key in path[-2:]):
         return ()  # ten modules are of adapters alone
     from ckpttools.adapters.report import is_maxtext_adapter
