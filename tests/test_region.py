@@ -12,6 +12,7 @@ from ckpttools.core.region import (
     count_runs,
     grid_cell,
     grid_indices,
+    grid_met,
     grid_shape,
     split_to,
 )
@@ -160,3 +161,13 @@ def test_rank_zero_holds_one_element():
 
 def test_text_is_a_python_index():
     assert str(Region((1, 0), (3, 4))) == "[1:3, 0:4]"
+
+
+@given(shaped_regions(), st.data())
+def test_the_cells_that_a_box_meets_are_those_that_share_something_with_it(case, data):
+    shape, region = case
+    chunk = data.draw(chunk_shapes(shape))
+    meeting = [
+        index for index in grid_indices(shape, chunk) if grid_cell(shape, chunk, index).intersect(region)
+    ]
+    assert list(grid_met(chunk, region)) == meeting

@@ -20,6 +20,7 @@ from ckpttools.core.region import (
     count_runs,
     grid_cell,
     grid_indices,
+    grid_met,
     split_to,
 )
 
@@ -233,8 +234,7 @@ class Chunked(LazyArray):
 
     def _cells(self, region: Region) -> Iterator[tuple[Region, Region, LazyArray]]:
         """For each chunk that the region meets: the part in the array, the same in the chunk, the chunk."""
-        ranges = zip(region.start, region.stop, self.chunk, strict=True)
-        for index in itertools.product(*(range(a // c, -(-b // c)) for a, b, c in ranges)):
+        for index in grid_met(self.chunk, region):
             part = region.intersect(grid_cell(self.shape, self.chunk, index))
             if part is not None:
                 origin = [-i * c for i, c in zip(index, self.chunk, strict=True)]

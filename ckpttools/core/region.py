@@ -129,6 +129,16 @@ def grid_cells(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Region]:
     return (grid_cell(shape, chunk, index) for index in grid_indices(shape, chunk))
 
 
+def grid_ranges(chunk: Sequence[int], region: Region) -> list[range]:
+    """Along each axis the cells of size `chunk` that a box meets."""
+    return [range(a // c, -(-b // c)) for a, b, c in zip(region.start, region.stop, chunk, strict=True)]
+
+
+def grid_met(chunk: Sequence[int], region: Region) -> Iterator[Shape]:
+    """The index of every cell of size `chunk` that a box meets, in C order."""
+    return itertools.product(*grid_ranges(chunk, region))
+
+
 def grid_index(grid: Sequence[int], position: int) -> Shape:
     """The cell index at a position in C order, of a grid of so many cells along each axis."""
     index: Shape = ()
@@ -145,10 +155,7 @@ def contiguous_runs(shape: Sequence[int], region: Region) -> Iterator[tuple[int,
     """
     if region.size == 0:
         return
-    rank = len(shape)
-    split = rank
-    while split > 0 and region.start[split - 1] == 0 and region.stop[split - 1] == shape[split - 1]:
-        split -= 1
+    split = _axes_cut(shape, region)
     inner = math.prod(shape[split:])
     if split == 0:
         yield 0, inner
@@ -168,10 +175,15 @@ def count_runs(shape: Sequence[int], region: Region) -> int:
     lengths = region.shape
     if 0 in lengths:
         return 0
-    split = len(shape)
-    while split > 0 and region.start[split - 1] == 0 and region.stop[split - 1] == shape[split - 1]:
-        split -= 1
-    return math.prod(lengths[: max(0, split - 1)])
+    return math.prod(lengths[: max(0, _axes_cut(shape, region) - 1)])
+
+
+def _axes_cut(shape: Sequence[int], region: Region) -> int:
+    """How many axes there are up to the last one that the region does not span whole."""
+    count = len(shape)
+    while count > 0 and region.start[count - 1] == 0 and region.stop[count - 1] == shape[count - 1]:
+        count -= 1
+    return count
 
 
 def split_to(region: Region, most: int) -> Iterator[Region]:

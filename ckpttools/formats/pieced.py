@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +11,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Stored, concat, relayout, window
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.core.region import Region, Shape, ceil_div
+from ckpttools.core.region import Region, Shape, grid_met, grid_shape
 
 # Where all ends of parts are multiples of a large number there are as many cells as parts.
 _MOST_CELLS = 1_000_000
@@ -47,7 +46,7 @@ def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
     if lacking > 0:
         raise ValueError(f"its {len(boxes)} parts leave {lacking:,} elements out")
     cell = tuple(_cell(length, axis, boxes) for axis, length in enumerate(shape))
-    cells = prod(ceil_div(n, c) for n, c in zip(shape, cell, strict=True))
+    cells = prod(grid_shape(shape, cell))
     cut = [axis for axis, length in enumerate(shape) if any(box.shape[axis] < length for box in boxes)]
     if cells > len(boxes) and len(cut) == 1:
         return _in_a_row(boxes, cut[0])
@@ -96,15 +95,14 @@ class _CellGrid:
         """Raises ValueError where two boxes have a cell in common, or one lies in none."""
         cells: dict[Shape, LazyArray] = {}
         for box, array in boxes.items():
-            spans = zip(box.start, box.stop, cell, strict=True)
-            for index in itertools.product(*(range(a // c, ceil_div(b, c)) for a, b, c in spans)):
+            for index in grid_met(cell, box):
                 start = tuple(at * c for at, c in zip(index, cell, strict=True))
                 stop = tuple(min(a + c, n) for a, c, n in zip(start, cell, shape, strict=True))
                 inside = tuple(a - b for a, b in zip(start, box.start, strict=True))
                 if index in cells:
                     raise ValueError(f"two of its parts have element {list(start)}")
                 cells[index] = window(array, inside, tuple(b - a for a, b in zip(start, stop, strict=True)))
-        if len(cells) < prod(ceil_div(n, c) for n, c in zip(shape, cell, strict=True)):
+        if len(cells) < prod(grid_shape(shape, cell)):
             raise ValueError("its parts leave elements out")
         return cls(cells)
 

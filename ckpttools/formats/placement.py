@@ -19,6 +19,7 @@ from ckpttools.core.region import (
     contiguous_runs,
     count_runs,
     grid_cell,
+    grid_ranges,
     grid_shape,
 )
 
@@ -70,8 +71,13 @@ class ChunkFiles:
 
     def name(self, index: Shape) -> str:
         """The name of a chunk's file."""
-        parts = [self.prefix] if self.prefix else []
-        return self.directory + (self.separator.join([*parts, *map(str, index)]) or "0")
+        return self.directory + chunk_key(self.prefix, self.separator, index)
+
+
+def chunk_key(prefix: str, separator: str, index: Shape) -> str:
+    """What zarr calls the chunk at a grid index; `0` the only chunk of a 0-d array without a prefix."""
+    parts = [prefix] if prefix else []
+    return separator.join([*parts, *map(str, index)]) or "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +240,7 @@ class Placement:
 
     def cells(self, region: Region) -> Iterator[Shape]:
         """Grid indices of the chunks that the region meets, in sequence."""
-        ranges = [
-            range(a // c, ceil_div(b, c))
-            for a, b, c in zip(region.start, region.stop, self.chunk, strict=True)
-        ]
+        ranges = grid_ranges(self.chunk, region)
         for ordered in itertools.product(*(ranges[axis] for axis in self.order)):
             index = [0] * len(ordered)
             for axis, i in zip(self.order, ordered, strict=True):

@@ -17,7 +17,7 @@ from ckpttools.core.region import Region, Shape, ceil_div, grid_cell, grid_index
 from ckpttools.formats.base import Layout
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
 from ckpttools.plan.reading import prices
-from ckpttools.plan.task import Task
+from ckpttools.plan.task import Task, task_of
 
 # Tasks of little more than a part of an upload: while one is sent, the next one is read.
 _SMALLEST_TASK = 16 << 20
@@ -106,10 +106,8 @@ def cut_in_order(path: Path, array: LazyArray, placement: Placement, most: int) 
     """
     if array.size == 0:
         return
-    itemsize = array.dtype.itemsize
     for region in _regions(path, array.shape, placement, most):
-        bytes_in = ceil_div(region.size * array.stored_bits, 8)
-        yield Task(path, region, bytes_in, region.size * itemsize, array.first_byte(region))
+        yield task_of(path, array, region)
 
 
 def _regions(path: Path, shape: Shape, placement: Placement, most: int) -> Iterator[Region]:

@@ -51,10 +51,14 @@ def cut(path: Path, array: LazyArray, placement: Placement, most: int) -> Iterat
     """
     if array.size == 0:
         return
-    itemsize = array.dtype.itemsize
-    for region in grid_cells(array.shape, _tile(path, array, placement, most // itemsize)):
-        bytes_in = ceil_div(region.size * array.stored_bits, 8)
-        yield Task(path, region, bytes_in, region.size * itemsize, array.first_byte(region))
+    for region in grid_cells(array.shape, _tile(path, array, placement, most // array.dtype.itemsize)):
+        yield task_of(path, array, region)
+
+
+def task_of(path: Path, array: LazyArray, region: Region) -> Task:
+    """The task that makes a part of an array."""
+    bytes_in = ceil_div(region.size * array.stored_bits, 8)
+    return Task(path, region, bytes_in, region.size * array.dtype.itemsize, array.first_byte(region))
 
 
 def _tile(path: Path, array: LazyArray, placement: Placement, most: int) -> Shape:

@@ -9,7 +9,7 @@ from math import prod
 
 from ckpttools.array.lazy import LazyArray, ReadCost
 from ckpttools.array.nodes import Stack
-from ckpttools.core.region import Region, Shape, ceil_div, grid_cells
+from ckpttools.core.region import Region, Shape, grid_cells, grid_met
 from ckpttools.plan.pieces import Item, tile_for
 from ckpttools.plan.reading import prices
 from ckpttools.sharding.held import HeldParts, as_one_part
@@ -83,8 +83,7 @@ def pieces(shards: Shards, tile: Shape, *, inside: bool) -> Iterator[Region]:
 
 def tiles_in(box: Region, tile: Shape) -> Iterator[Region]:
     """A box cut along the grid of tiles that begins where the array does: chunks stay whole."""
-    axes = zip(box.start, box.stop, tile, strict=True)
-    for index in itertools.product(*(range(a // n, ceil_div(b, n)) for a, b, n in axes)):
+    for index in grid_met(tile, box):
         start = tuple(i * n for i, n in zip(index, tile, strict=True))
         stop = tuple(a + n for a, n in zip(start, tile, strict=True))
         piece = Region(start, stop).intersect(box)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 from math import prod
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.region import Region, Shape, ceil_div
+from ckpttools.core.region import Region, Shape, grid_met
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Shards:
 
     def parts_of(self, region: Region) -> Iterator[tuple[Shape, Region]]:
         """The parts that a box meets, and what it shares with each; the array has elements."""
-        axes = zip(region.start, region.stop, self.part, strict=True)
-        for index in itertools.product(*(range(a // n, ceil_div(b, n)) for a, b, n in axes)):
+        for index in grid_met(self.part, region):
             if (common := region.intersect(self.region(index))) is not None:
                 yield index, common
 

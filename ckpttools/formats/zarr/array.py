@@ -17,6 +17,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape, grid_index, grid_indices, grid_shape
+from ckpttools.formats.placement import chunk_key
 from ckpttools.formats.zarr.chain import Chain
 
 _FEW_CHUNKS = 16
@@ -35,9 +36,8 @@ class ChunkKeys:
     separator: str
 
     def key(self, index: Shape) -> str:
-        """The key of the chunk at a grid index; `0` for the only chunk of a 0-d array without a prefix."""
-        parts = [self.prefix] if self.prefix else []
-        return self.separator.join([*parts, *map(str, index)]) or "0"
+        """The key of the chunk at a grid index."""
+        return chunk_key(self.prefix, self.separator, index)
 
     def index(self, key: str, rank: int) -> Shape | None:
         """The grid index that a key names; None if it names none."""
