@@ -30,7 +30,7 @@ from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import step
 from ckpttools.formats.adapters import BASE_NAME
-from ckpttools.mapping.mapped import Mapped
+from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
@@ -220,8 +220,7 @@ def _notes(
     *,
     is_rslora: bool,
 ) -> Notes:
-    inexact = [Note(each.key, each.reason) for each in mapped.values if not each.exact]
-    values = [Note(each.key, each.reason) for each in mapped.values if each.exact]
+    inexact, values = [], []
     if ratios:
         text = "B multiplied, as MaxText has one scale for all, and rounded to its dtype"
         inexact.append(Note.of_arrays(len(ratios), text))
@@ -233,4 +232,4 @@ def _notes(
     remark = f"MaxText takes rank {said['lora_rank']} and alpha {said['lora_alpha']:g} from the checkpoint"
     if is_rslora:
         remark += ", an alpha that gives the scale of rsLoRA: MaxText divides by the rank, not by its root"
-    return Notes(tuple(inexact), tuple(values), remarks=(remark,))
+    return notes_of(mapped.values) + Notes(tuple(inexact), tuple(values), remarks=(remark,))

@@ -38,8 +38,7 @@ class FamilySpelling:
         """The parameters alone, as MaxText's Linen trees nest them; errors as `to_maxtext`."""
         named = tree.with_metadata(config=self.config, place="the loaded weights")
         made = to_maxtext(named, self.options)
-        kept = {path: leaf for path, leaf in made.state.items() if path[0] == "params"}
-        return Transformed(Tree(kept), made.notes)
+        return Transformed(Tree(made.parameters), made.notes)
 
 
 @checked

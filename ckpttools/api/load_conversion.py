@@ -155,8 +155,7 @@ def _as_maxtext(tree: Tree, template: TreeTemplate | None, said: Converting) -> 
         leaves_out=True,
     )
     made = to_maxtext(tree, wanted)
-    kept = {path: leaf for path, leaf in made.state.items() if path[0] == "params"}
-    return Tree(kept, made.state.metadata), made.notes
+    return Tree(made.parameters, made.state.metadata), made.notes
 
 
 def _as_hugging_face(tree: Tree, said: Converting, memory: int) -> tuple[Tree, Notes]:

@@ -6,7 +6,8 @@ A path is a tuple of keys: `str` for a dictionary key or an attribute, `int` for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -277,6 +278,18 @@ def dotted(path: Path) -> str:
         return path[0] if len(path) == 1 and isinstance(path[0], str) else ".".join(path)  # type: ignore[arg-type]
     except TypeError:
         return ".".join(map(str, path))
+
+
+def collision(path: Path) -> FormatError:
+    """The error of two arrays that would get one path."""
+    return FormatError("two arrays would get one path", place=keystr(path))
+
+
+def refuse_collisions(paths: Iterable[Path]) -> None:
+    """Raises FormatError where a path comes twice."""
+    twice = next((path for path, count in Counter(paths).items() if count > 1), None)
+    if twice is not None:
+        raise collision(twice)
 
 
 def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:

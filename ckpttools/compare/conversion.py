@@ -216,7 +216,7 @@ def require_no_padding(padding_rows: str | None) -> None:
 def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> NamedArrays[LazyArray]:
     made = to_maxtext(tree, replace(options, scan=False))
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
-    parameters = Tree({path: leaf for path, leaf in made.state.items() if path[0] == "params"})
+    parameters = Tree(made.parameters)
     head, remarks = _head(tree, options), []
     dropped = [name for name in made.notes.dropped if name != head]
     if dropped:

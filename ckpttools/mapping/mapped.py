@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
+from ckpttools.core.notes import Note, Notes
 
 
 @dataclass(frozen=True, slots=True)
 class ValueNote:
-    """What a row does to values, for the plan and the receipt.
+    """What a row does to values.
 
     Attributes:
         key: the target key, axes in braces.
@@ -25,6 +26,13 @@ class ValueNote:
     exact: bool
     reason: str
     dtype: DType
+
+
+def notes_of(values: Iterable[ValueNote]) -> Notes:
+    """The same for the plan and the receipt: what will not come back bit by bit, and what will."""
+    found = [(each.exact, Note(each.key, each.reason)) for each in values]
+    inexact = tuple(note for exact, note in found if not exact)
+    return Notes(inexact, tuple(note for exact, note in found if exact))
 
 
 @dataclass(frozen=True)

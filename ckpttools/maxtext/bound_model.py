@@ -41,7 +41,7 @@ class BoundModel:
     spelling: Spelling
 
 
-def as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
+def _as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
     """The options with what was chosen on the way to MaxText, unless the user says otherwise now.
 
     Raises:
@@ -68,6 +68,21 @@ class UnboundModel:
     place: str
     options: ToHuggingFace
     files: ModelFiles
+
+    @classmethod
+    def of(
+        cls, tree: Tree, arrays: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
+    ) -> UnboundModel:
+        """Arrays of a tree with what the user has said and what is noted of how they were made.
+
+        Raises:
+            FormatError: nothing says on which axis layers are stacked.
+            UsageError: a configuration is to be made where there is one, or the family is of a user's file.
+            ConfigError: it cannot be made.
+        """
+        options = _on_its_axis(options, arrays, tree)
+        files = _with_made_config(files, options, arrays)
+        return cls(arrays, tree.metadata.place, _as_it_was_made(options, files), files)
 
     def bound(self) -> BoundModel:
         """The family and its rows for this model, by configuration or option, else by the arrays alone."""
@@ -195,7 +210,7 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
     return family.spelling_for(model_type if isinstance(model_type, str) else None)
 
 
-def on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: Tree) -> ToHuggingFace:
+def _on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: Tree) -> ToHuggingFace:
     """The options with the axis on which layers are stacked.
 
     Raises:
@@ -209,7 +224,7 @@ def on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: T
     return replace(options, scan_axis=known_scan_axis(view_of(alone)))
 
 
-def with_made_config(
+def _with_made_config(
     files: ModelFiles, options: ToHuggingFace, arrays: Mapping[str, LazyArray]
 ) -> ModelFiles:
     """The files with a configuration made of MaxText's settings, where the user gives some.

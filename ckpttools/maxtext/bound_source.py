@@ -17,10 +17,7 @@ from ckpttools.maxtext.bound_model import (
     VOCAB,
     BoundModel,
     UnboundModel,
-    as_it_was_made,
-    on_its_axis,
     unwanted_towers,
-    with_made_config,
 )
 from ckpttools.maxtext.from_native import Native, native_of
 from ckpttools.maxtext.model_files import ModelFiles
@@ -84,11 +81,8 @@ def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Bou
     arrays = dict(native.arrays)
     plain = {key: array for key, array in arrays.items() if key not in native.scales}
     refuse_quantized(plain, tree.metadata.config, tree.metadata.place)
-    options = on_its_axis(options, arrays, tree)
-    files = with_made_config(files, options, arrays)
-    options = as_it_was_made(options, files)
-    unbound = UnboundModel(arrays, tree.metadata.place, options, files)
-    bound = unbound.bound()
+    unbound = UnboundModel.of(tree, arrays, options, files)
+    bound, options = unbound.bound(), unbound.options
     head = _unwanted_head(bound, arrays, options.model.tied)
     towers = frozenset(unwanted_towers(bound.family, arrays, options))
     source = BoundSource(tree, native, unbound, bound, head, towers)

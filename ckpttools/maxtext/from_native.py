@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -11,9 +11,8 @@ from ckpttools.array.nodes import repeated
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.core.notes import Note, Notes
+from ckpttools.core.notes import Notes
 from ckpttools.mapping.blocks import Block
-from ckpttools.mapping.mapped import ValueNote
 from ckpttools.mapping.scale_grids import ScaleGrids, scale_grids
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.native import fits_maxtext, scale_pairs, square
@@ -151,13 +150,6 @@ def _unequal(grids: ScaleGrids, block: Block | None) -> Iterator[str]:
             again = repeated(again, axis, each, cells.shape[axis])
         if again.read().tobytes() != cells.read().tobytes():
             yield f"{name}: its scales differ within blocks of {' x '.join(map(str, block or ()))}"
-
-
-def notes_of(values: Iterable[ValueNote]) -> Notes:
-    """What happens to scales."""
-    found = [(each.exact, Note(each.key, each.reason)) for each in values]
-    inexact = tuple(note for exact, note in found if not exact)
-    return Notes(inexact, tuple(note for exact, note in found if exact))
 
 
 def with_scheme(

@@ -13,9 +13,6 @@ from ckpttools.mapping.table import Table
 from ckpttools.maxtext.bound_model import (
     VOCAB,
     UnboundModel,
-    as_it_was_made,
-    on_its_axis,
-    with_made_config,
 )
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import named_parameters
@@ -52,11 +49,8 @@ def rows_of(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
-    options = on_its_axis(options, arrays, tree)
-    files = with_made_config(files, options, arrays)
-    options = as_it_was_made(options, files)
-    unbound = UnboundModel(arrays, tree.metadata.place, options, files)
-    bound = unbound.bound()
+    unbound = UnboundModel.of(tree, arrays, options, files)
+    bound, options = unbound.bound(), unbound.options
     unbound.require_agreement(bound, arrays)
     axis = stored_scan_axis(bound.family, arrays, options.scan_axis)
-    return ModelRows(arrays, bound.family, bound.table, bound.spelling, axis, files.config)
+    return ModelRows(arrays, bound.family, bound.table, bound.spelling, axis, unbound.files.config)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from shlex import quote
 
-from ckpttools.array.tree import Path, Tree, keystr
+from ckpttools.array.tree import Path, Tree, keystr, refuse_collisions
 from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
@@ -130,9 +129,7 @@ def _among_parameters(tree: Tree) -> Tree:
     if not moved:
         return tree
     paths = {path: moved.get(path, path) for path in tree}
-    twice = [path for path, count in Counter(paths.values()).items() if count > 1]
-    if twice:
-        raise FormatError("two arrays would get one path", place=keystr(twice[0]))
+    refuse_collisions(paths.values())
     first = first_axis_names(moved[path] for path in view.on_first_axis if path in moved)
     made = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
     return with_layer_notes(made, replace(view.notes, first_axis=view.notes.first_axis | first))
@@ -155,8 +152,7 @@ def _trained(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
     if not known:
         return tree, []
     moved = {home: view.flavour.wrapped(inner) for inner, home in known.items()}
-    if twice := [path for path in moved.values() if path in tree]:
-        raise FormatError("two arrays would get one path", place=keystr(twice[0]))
+    refuse_collisions([*tree, *moved.values()])
     on_axis = {home: view.parameters[inner] for inner, home in known.items()}
     leaves = {moved.get(path, path): on_axis.get(path, leaf) for path, leaf in tree.items()}
     return Tree(leaves, tree.metadata), list(moved.values())
@@ -177,8 +173,7 @@ def _untrained(tree: Tree, version: Version) -> Tree:
     if not moved:
         return tree
     refuse_moments(tree, version)
-    if twice := [path for path in moved.values() if path in tree]:
-        raise FormatError("two arrays would get one path", place=keystr(twice[0]))
+    refuse_collisions([*tree, *moved.values()])
     made = Tree({moved.get(path, path): leaf for path, leaf in tree.items()}, tree.metadata)
     # All that lies there has its layers on axis 0.
     return with_layer_notes(made, view.notes.with_first_axis(view.notes.first_axis - first_axis_names(moved)))

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import stack, take
-from ckpttools.array.tree import Leaf, Path, Tree, keystr
+from ckpttools.array.tree import Leaf, Path, Tree, collision, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
@@ -41,7 +41,7 @@ def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
         on = STATE_AXIS if _is_scale_of_layer(path, leaf, stack.shape) else axis_of(path)
         parts = _apart(path, place, stack, leaf, on) if place else {path: leaf}
         if twice := parts.keys() & made.keys():
-            raise _collision(min(twice))
+            raise collision(min(twice))
         made |= parts
         origins |= dict.fromkeys(parts, path)
     return _carried(tree, made, origins)
@@ -76,7 +76,7 @@ def stack_layers(
         first = (bool(first_axis) and keystr(target) in first_axis) or _is_scale_of_layer(path, leaf, ())
         into = gathered.setdefault(target, _StackLeaves(layers, STATE_AXIS if first else axis_of(path)))
         if spot in into.leaves:
-            raise _collision(target)
+            raise collision(target)
         into.leaves[spot], into.paths[spot] = leaf, path
     made: dict[Path, Leaf] = {}
     origins: dict[Path, Path] = {}
@@ -189,10 +189,6 @@ def _nested(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:
     for length in reversed(shape):
         parts = [stack(parts[k : k + length], axis) for k in range(0, len(parts), length)]
     return parts[0]
-
-
-def _collision(path: Path) -> FormatError:
-    return FormatError("two arrays would get one path", place=keystr(path))
 
 
 def _carried(tree: Tree, made: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:

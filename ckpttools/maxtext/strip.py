@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import first_match
-from ckpttools.array.tree import Leaf, Path, Tree, dotted, keystr
+from ckpttools.array.tree import Leaf, Path, Tree, dotted, keystr, refuse_collisions
 from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
@@ -166,9 +165,7 @@ def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
                 hint=f"keep the flavour with {option('flavour', 'same')}, or leave this out with "
                 f"{option('drop', 'PATTERN')}",
             )
-    twice = [path for path, count in Counter(placed.values()).items() if count > 1]
-    if twice:
-        raise FormatError("two arrays would get one path", place=keystr(twice[0]))
+    refuse_collisions(placed.values())
     return placed
 
 

@@ -17,14 +17,14 @@ from ckpttools.core.wording import option
 from ckpttools.families.family import Spelling
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.fill import Fill
-from ckpttools.mapping.mapped import Mapped
+from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.bound_model import VOCAB, BoundModel
 from ckpttools.maxtext.bound_source import BoundSource, maxtext_source
 from ckpttools.maxtext.config_to_write import config_to_write, remarks_about, with_model
-from ckpttools.maxtext.from_native import SCALE_INV, hugging_face_grids, notes_of, with_scheme
+from ckpttools.maxtext.from_native import SCALE_INV, hugging_face_grids, with_scheme
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import TrueConfig, absent_towers
 from ckpttools.maxtext.model_files import ModelFiles

@@ -7,8 +7,8 @@ from dataclasses import field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import first_match, matching, prefixes, whole_branches
+from ckpttools.array.tree import Leaf, Tree, by_name, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.array.tree import Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.notes import Notes
@@ -65,6 +65,11 @@ class MaxTextState:
     spelling: str
     notes: Notes
     dtypes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> dict[TreePath, Leaf]:
+        """The parameters alone, below `params` as in the whole tree."""
+        return {path: leaf for path, leaf in self.state.items() if path[0] == "params"}
 
 
 def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:

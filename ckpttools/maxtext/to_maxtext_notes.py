@@ -9,7 +9,7 @@ from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
-from ckpttools.mapping.mapped import Mapped
+from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.maxtext.hf_source import HuggingFaceSource, arrays_of, vocab_setting
 from ckpttools.maxtext.model import CONFIG
@@ -22,14 +22,12 @@ from ckpttools.transforms.cast import cast_notes
 def value_notes(
     family: Family, mapped: Mapped, options: ToMaxText, carried: Mapping[str, LazyArray]
 ) -> Notes:
-    inexact = [Note(each.key, each.reason) for each in mapped.values if not each.exact]
-    values = [Note(each.key, each.reason) for each in mapped.values if each.exact]
-    if options.dtype is not None:
-        inexact += cast_notes(mapped.arrays, options.dtype)
-    values += _vocab_notes(family, mapped.sizes.get("vocab"), options.pad_vocab)
+    inexact = () if options.dtype is None else cast_notes(mapped.arrays, options.dtype)
+    values = [*_vocab_notes(family, mapped.sizes.get("vocab"), options.pad_vocab)]
     if carried:
         values.append(Note.of_arrays(len(carried), "carried along, for the way back"))
-    return Notes(tuple(inexact), tuple(values), tuple(key for key in mapped.dropped if key not in carried))
+    dropped = tuple(key for key in mapped.dropped if key not in carried)
+    return notes_of(mapped.values) + Notes(tuple(inexact), tuple(values), dropped)
 
 
 def remarks_on(
