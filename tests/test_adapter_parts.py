@@ -187,3 +187,22 @@ def test_peft_itself(tmp_path, case, gone):
         each for each in told if "missing" in str(each.message) or "did not match" in str(each.message)
     ] == []
     assert {*modules_of(made.state_dict())} == {*modules_of(names(tmp_path / "part"))}
+
+
+@pytest.mark.parametrize(("layout", "scan"), [("restore", True), ("training", True), ("restore", False)])
+def test_a_part_of_maxtexts_adapter(tmp_path, layout, scan):
+    """MaxText makes factors for whatever its pattern of modules matches."""
+    made = tmp_path / "made"
+    options = {"base": base_of("plain"), "layout": layout, "scan": scan}
+    ckpttools.adapter_to_maxtext(PEFT / "plain", made, **options)
+    told = succeed("select", made, tmp_path / "part", "--drop", "*query*", "--drop", "*mlp*").output
+    wanted = "decoder/.*(self_attention/key|self_attention/out|self_attention/value)"
+    assert f"lora_module_path is {wanted} now" in " ".join(told.split())
+    said = ckpttools.open(tmp_path / "part").metadata.custom["lora"]
+    before = ckpttools.open(made).metadata.custom["lora"]
+    assert said == {**before, "lora_module_path": wanted}
+    assert f"lora.lora_module_path='{wanted}'" in told
+    ckpttools.select(made, tmp_path / "same", keep="*lora*")
+    assert ckpttools.open(tmp_path / "same").metadata.custom["lora"] == before
+    ckpttools.select(made, tmp_path / "halves", drop="*lora_a*")
+    assert ckpttools.open(tmp_path / "halves").metadata.custom["lora"] == before

@@ -38,7 +38,7 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.family_layouts import layouts_of
-from ckpttools.maxtext.layout import DECODER, VALUE
+from ckpttools.maxtext.layout import DECODER, LORA_KEY, VALUE
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
 from ckpttools.transforms.cast import cast
@@ -104,7 +104,7 @@ def said_of(tree: Tree) -> Mapping[str, object]:
     Raises:
         FormatError, ConfigError: that configuration is of another kind of adapter, or says several ranks.
     """
-    said = tree.metadata.custom.get("lora")
+    said = tree.metadata.custom.get(LORA_KEY)
     if isinstance(said, Mapping):
         return said
     place = parse(tree.metadata.place) if tree.metadata.place else None

@@ -1,4 +1,4 @@
-"""What `adapter_config.json` says of a part of an adapter.
+"""What is said beside a part of an adapter: PEFT's `adapter_config.json`, and MaxText's metadata.
 
 PEFT makes whatever it names, also without weights: factors as they begin, which change nothing at best. Whole
 arrays that are named and not there are an error.
@@ -11,11 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.adapters.config import PeftConfig, listed_names
+from ckpttools.adapters.from_maxtext import pairs_of
 from ckpttools.adapters.peft import modules_of, saved_names
+from ckpttools.adapters.to_maxtext import module_path
+from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
+from ckpttools.core.notes import Notes
 from ckpttools.core.text import some
 from ckpttools.formats.adapters import ADAPTER
+from ckpttools.maxtext.layout import LORA_KEY, MODULE_PATH
+from ckpttools.transforms.base import Transformed
 
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 # What `target_modules` may be in place of names.
@@ -72,6 +78,21 @@ def part_config(said: Mapping[str, Any], place: str, kept: Sequence[str], gone: 
         return PartConfig(said)
     fields = " and ".join(changed)
     return PartConfig({**said, **changed}, (f"{ADAPTER}: only what is left is in {fields}",))
+
+
+def with_modules_left(tree: Tree) -> Transformed:
+    """A part of an adapter of MaxText, whose metadata names the modules that are left."""
+    said = tree.metadata.custom.get(LORA_KEY)
+    if not isinstance(said, Mapping) or MODULE_PATH not in said:
+        return Transformed(tree)
+    try:
+        left = module_path(pairs_of(tree))
+    except FormatError:
+        return Transformed(tree)  # a factor without the other, of which `merge` and others tell
+    if left == said[MODULE_PATH]:
+        return Transformed(tree)
+    custom = {**tree.metadata.custom, LORA_KEY: {**said, MODULE_PATH: left}}
+    return Transformed(tree.with_metadata(custom=custom), Notes(remarks=(f"{MODULE_PATH} is {left} now",)))
 
 
 def _none(why: str) -> PartConfig:

@@ -37,7 +37,7 @@ from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.flavours import LINEN, NNX, linen_state
-from ckpttools.maxtext.layout import SCAN_LAYERS
+from ckpttools.maxtext.layout import LORA_KEY, MODULE_PATH, SCAN_LAYERS
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast
@@ -94,7 +94,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     mapped = _mapped(rows, sizes, base, arrays)
     said = _said(mapped.arrays, rank, finite("scale", options.scale, scale * options.scale * rank))
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
-    tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, "lora": said, **named})
+    tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: said, **named})
     is_rslora = bool(adapter.config.get("use_rslora"))
     notes = _notes(mapped, fit.factors, ratios, said, is_rslora=is_rslora)
     another = Notes(remarks=tuple(said_of_another(base, adapter, "converted as one of")))
@@ -193,7 +193,7 @@ def _said(factors: Iterable[str], rank: int, alpha: float) -> dict[str, object]:
         "enable_lora": True,
         "lora_rank": rank,
         "lora_alpha": alpha,
-        "lora_module_path": module_path(factors),
+        MODULE_PATH: module_path(factors),
         "lora_weight_qtype": None,
         "lora_tile_size": None,
         "lora_restore_path": "",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.formats.adapters import ADAPTER, PREFIX, is_adapter, merge_command
-from ckpttools.maxtext.layout import PARAMS, VALUE
+from ckpttools.maxtext.layout import MODULE_PATH, PARAMS, VALUE
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -82,9 +82,9 @@ def _settings(tree: Tree) -> Iterator[str]:
     from ckpttools.adapters.from_maxtext import said_of
 
     yield "lora.enable_lora=true"
-    modules = said_of(tree).get("lora_module_path")
+    modules = said_of(tree).get(MODULE_PATH)
     if isinstance(modules, str):
-        yield f"lora.lora_module_path={quote(modules)}"
+        yield f"lora.{MODULE_PATH}={quote(modules)}"
     if _is_restored(tree):
         yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.place).absolute()))}"
 

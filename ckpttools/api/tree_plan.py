@@ -14,6 +14,7 @@ from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.sidecar import CARRIED, Companions, WithSidecars
+from ckpttools.maxtext.layout import LORA_KEY
 from ckpttools.maxtext.llama_names import hub_name
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import absent_prediction, absent_towers, true_config
@@ -37,7 +38,9 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     Raises:
         CheckpointError: the format cannot hold the tree, or the work does not fit into the memory.
     """
-    resources, notes = resources or Resources(), tree.metadata.notes
+    resources = resources or Resources()
+    tree = _of_part(tree)
+    notes = tree.metadata.notes
     companions = companions_of(tree)
     tree = with_origin(tree, tree)
     if not (companions or tree.metadata.is_other_model):
@@ -51,6 +54,16 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     place = writer.companions_at(tree, is_model)
     beside = WithSidecars(writer, Companions(copied, companions.arrays), place, made)
     return resources.plan(beside.with_companions(tree), beside, notes + said)
+
+
+def _of_part(tree: Tree) -> Tree:
+    """The tree, with metadata that are true of it where arrays of an adapter were left out."""
+    is_part = any(LORA_KEY in name for name in tree.metadata.notes.dropped)
+    if not is_part or LORA_KEY not in tree.metadata.custom:
+        return tree
+    from ckpttools.adapters.part import with_modules_left
+
+    return tree.pipe(with_modules_left)
 
 
 def _changed(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes | None], Notes]:

@@ -43,6 +43,8 @@ SCAN_AXIS, SCAN_AXES = 1, (0, 1)
 STATE_AXIS = 0
 # What the custom metadata says of stacking.
 SCAN_LAYERS = "scan_layers"
+# Where it speaks of an adapter, and there, of which modules: a pattern.
+LORA_KEY, MODULE_PATH = "lora", "lora_module_path"
 
 EMBEDDING: Path = ("token_embedder", "embedding")
 HEAD: Path = (DECODER, "logits_dense", "kernel")

@@ -7,7 +7,7 @@ from shlex import quote
 
 from ckpttools.array.tree import Empty, Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
-from ckpttools.maxtext.layout import DECODER, EMBEDDING, HEAD, OPTIMIZER, PARAMS
+from ckpttools.maxtext.layout import DECODER, EMBEDDING, HEAD, LORA_KEY, OPTIMIZER, PARAMS
 from ckpttools.maxtext.loading.layouts import unread_layouts
 from ckpttools.maxtext.loading.report import Problem, RunSetting, Wanted
 from ckpttools.maxtext.loading.settings import DEFAULT, Settings
@@ -232,7 +232,7 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
             "restored from checkpoint'",
             "name the item that its fine-tuning writes: STEP/model_params",
         )
-    said = tree.metadata.custom.get("lora")
+    said = tree.metadata.custom.get(LORA_KEY)
     for name in ("lora_rank", "lora_alpha"):
         mine = settings.number(f"lora.{name}")
         theirs = said.get(name) if isinstance(said, Mapping) else None
