@@ -433,3 +433,25 @@ def test_a_universal_checkpoint_whose_weights_are_no_numbers_of_weights(tmp_path
     save(source / "zero/norm.bias/fp32.pt", {"param": whole(np.ones(6, "f4"))})
     (source / "mp_rank_01_model_states.pt").mkdir()
     assert str(open_tree(source).arrays["layers.0.bias",].dtype) == "bfloat16"
+
+
+@pytest.mark.parametrize("stage", (2, 3))
+def test_moments_of_some_parameters_alone(tmp_path, stage):
+    """As where Muon takes the matrices, and Adam the rest: what is left out is told."""
+    step = write_zero(tmp_path / "z", stage, [{"a": np.ones(4, "f4")}, {"b": np.ones(4, "f4")}], 2, cut_at=2)
+    (remark,) = open_tree(step).metadata.notes.remarks
+    assert "moments are left out" in remark
+    for rank in range(2):
+        part = whole(np.ones(2, "f4"))
+        kept = {0: {"exp_avg": part, "momentum": part}, 1: {"exp_avg": part, "exp_avg_sq": part, "odd": "x"}}
+        name, vectors = (
+            ("base_optimizer_state", "single_partition_of_fp32_groups")
+            if stage == 2
+            else ("optimizer_state_dict", "fp32_flat_groups")
+        )
+        state = {"zero_stage": stage, "partition_count": 2, vectors: [part, part], name: {"state": kept}}
+        save(step / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt", {"optimizer_state_dict": state})
+    tree = open_tree(step, ReadOptions(with_optimizer=True))
+    assert ("optimizer_state", "b", "exp_avg") in tree and ("optimizer_state", "a", "momentum") not in tree
+    (remark,) = tree.metadata.notes.remarks
+    assert remark.endswith("of some parameters alone: momentum, exp_avg_sq")

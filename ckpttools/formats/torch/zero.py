@@ -138,7 +138,9 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     mixed = disorder(optim)
     notes = Notes(remarks=(mixed,)) if mixed else Notes()
     if options.with_optimizer:
-        arrays |= _moments(stage, ranks, model)
+        moments, partial = _moments(stage, ranks, model)
+        arrays |= moments
+        notes += partial
         arrays |= {} if done is None else {(STATE, "step"): done}
     else:
         notes += LEFT_OUT
@@ -247,14 +249,16 @@ def _weights(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[str
     return {**found, **model.others(found)} if stage < _MOST_STAGE else found
 
 
-def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[TreePath, Leaf]:
-    """What the optimizer keeps of each parameter."""
-    names = moments_of([rank.groups for rank in ranks], [rank.vectors for rank in ranks])
-    return {
+def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> tuple[dict[TreePath, Leaf], Notes]:
+    """What the optimizer keeps of each parameter, and what is said of what it keeps of some alone."""
+    names, some = moments_of([rank.groups for rank in ranks], [rank.vectors for rank in ranks])
+    left = f"left out is what the optimizer keeps of some parameters alone: {', '.join(some)}"
+    found: dict[TreePath, Leaf] = {
         (STATE, parameter, name): array
         for name in names
         for parameter, array in _cut(stage, ranks, model, [rank.moments(name) for rank in ranks]).items()
     }
+    return found, Notes(remarks=(left,)) if some else Notes()
 
 
 def _cut(

@@ -36,21 +36,27 @@ def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
     return [one if isinstance(one, dict) else {} for one in each]
 
 
-def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> list[str]:
-    """Names of what all processes keep as many numbers of as they have weights, in order.
+def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> tuple[list[str], list[str]]:
+    """Names of what is kept of all parameters, as many numbers as there are weights, and of what of some.
 
     Args:
         ranks: of each process what it keeps of each group.
         weights: of each process the vector of each group.
     """
-    first = next((group for groups in ranks for group in groups if group), {})
-    names = [name for name in first if type(name) is str and name != _STEP]
     pairs = [each for one in zip(ranks, weights, strict=True) for each in zip(*one, strict=True)]
-    return [name for name in names if all(_may_be(group.get(name), vector) for group, vector in pairs)]
+    kept = dict.fromkeys(name for group, vector in pairs if vector.size for name in group if name != _STEP)
+    names = [name for name in kept if type(name) is str]
+    whole = [name for name in names if all(_may_be(group.get(name), vector) for group, vector in pairs)]
+    some = [name for name in names if any(_is_kept(group.get(name)) for group, _ in pairs)]
+    return whole, [name for name in some if name not in whole]
 
 
 def _may_be(value: Any, vector: Stored) -> bool:
-    return not vector.size or (isinstance(value, Record) and is_tensor(value))
+    return not vector.size or _is_kept(value)
+
+
+def _is_kept(value: Any) -> bool:
+    return isinstance(value, Record) and is_tensor(value)
 
 
 def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile) -> Stored:
