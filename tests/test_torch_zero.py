@@ -422,8 +422,9 @@ def test_a_universal_checkpoint_with_files_of_another(tmp_path, change, says):
         run("hash", source)
     if name == "head.weight" and file == "fp32.pt":
         (source / "mp_rank_01_model_states.pt").unlink()
-        save(source / "zero" / name / file, {"param": whole(np.ones(shape, "f4")), "vocab_tensor": True})
-        run("hash", source)
+        for key in ("vocab_tensor", "vocab_divisibility_padding_tensor"):
+            save(source / "zero" / name / file, {"param": whole(np.ones(shape, "f4")), key: True})
+            run("hash", source)
 
 
 def test_a_universal_checkpoint_whose_weights_are_no_numbers_of_weights(tmp_path):

@@ -33,6 +33,8 @@ from ckpttools.stores.place import Place
 
 _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "zero", "fp32.pt", "step.pt", ".pt"
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt", re.DOTALL)
+# Keys beside a parameter, of today and of releases before 0.14.
+_OF_VOCABULARY = frozenset(("vocab_tensor", "vocab_divisibility_padding_tensor"))
 _HINT = "make it again: python -m deepspeed.checkpoint.ds_to_universal"
 
 
@@ -109,7 +111,7 @@ class _Parameter:
     def is_of_vocabulary(self) -> bool:
         """Whether rows were cut off that only fill up a vocabulary."""
         value = self.files[_WEIGHTS].value
-        return isinstance(value, dict) and value.get("vocab_tensor") is True
+        return isinstance(value, dict) and not _OF_VOCABULARY.isdisjoint(value)
 
     def step(self) -> int | None:
         saved = self.files[_STEP]
