@@ -46,6 +46,7 @@ CHECKPOINTS = {
     "verify": "verify SRC --against SCANNED",
     "verify against": "verify SCANNED --against SRC",
     "hash": "hash SRC",
+    "hash as": "hash SRC --as maxtext",
     "inspect tree": "inspect tree SRC",
     "inspect tree against": "inspect tree SCANNED --against SRC",
     "inspect stats": "inspect stats SRC",
@@ -197,6 +198,13 @@ class TestPaths:
         assert place.codes(ALL, other / "file") == all_of(ALL, 3)
         assert place.codes(["--config", "--like"], empty) == all_of(["--config", "--like"], 3)
 
+    @pytest.mark.parametrize("name", ["bare_leaf", "tree_zoo", "v1_checkpointables"])
+    def test_no_model(self, place, name):
+        """One array without a name, trees of any shape: what cannot be done with them is said."""
+        for number, command in enumerate(each for each in CHECKPOINTS if each != "prune"):
+            result = place.run(command, ORBAX / name, out=place.directory / f"{name} {number}")
+            assert result.exit_code in range(6), (command, result.stderr)
+
     def test_damaged(self, place):
         codes = {}
         for command in CHECKPOINTS:
@@ -273,7 +281,7 @@ class TestOptions:
         # What is said of a conversion is looked at only where there is one.
         commands = [each for each in having(option) if each in CHECKPOINTS and "verify" not in each]
         # `remap` takes a family for --maxtext alone.
-        commands = [each for each in commands if each not in ("hash", "remap")]
+        commands = [each for each in commands if each not in ("hash", "hash as", "remap")]
         for name in ("x.toml", "x.py:f") if option == "--map" else ("x.toml",):
             missing = place.directory / "nothing" / name
             assert place.codes(commands, None, option, missing) == all_of(commands, 5)

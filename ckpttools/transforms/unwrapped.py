@@ -56,7 +56,8 @@ def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
         tree: a model.
         drop: patterns of dotted names of arrays that are left out anyway; these stay here.
     """
-    names = {path: dotted(path) for path in tree.arrays if str(path[-1]).rpartition(".")[2] == _STATE}
+    names = {path: dotted(path) for path in tree.arrays}
+    names = {path: name for path, name in names.items() if name.rpartition(".")[2] == _STATE}
     left = {path for path, name in names.items() if not matches_any(name, drop)}
     if not left:
         return Transformed(tree, Notes())
