@@ -48,7 +48,7 @@ def dtype_of(dtype: DType | str | None) -> DType | None:
     Raises:
         UnknownNameError: no dtype has this name.
     """
-    return parse_dtype(dtype) if isinstance(dtype, str) else dtype
+    return None if dtype is None else parse_dtype(dtype)
 
 
 def float_dtype_of(dtype: DType | str | None) -> DType | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ckpttools.api.arguments import Patterns, Storing, patterns_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
-from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
+from ckpttools.api.sources import Opening, Source, opened, part_of, read_options, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
@@ -57,7 +57,7 @@ def write_changed(
         least_share: as of `ckpttools.formats.base.Target`.
     """
     opening, writing = part_of(said, Opening), part_of(said, Writing)
-    how = {name: said[name] for name in said if name not in {**opening, **writing}}
+    how = rest_of(said, Opening, Writing)
 
     def plan(resources: Resources) -> Conversion:
         tree = make(opening) if make else opened(source, read_options(opening))

@@ -12,7 +12,7 @@ from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing
 from ckpttools.api.mesh_gain import MeshGain, mesh_gain
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
-from ckpttools.api.sources import Opening, Source, opened, part_of, read_options
+from ckpttools.api.sources import Opening, Source, opened, part_of, read_options, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.shardings import Sharding
@@ -105,7 +105,7 @@ def reshard(
         CheckpointError: as `ckpttools.convert`.
     """
     opening, writing = part_of(common, Opening), part_of(common, Writing)
-    how = {name: common[name] for name in common if name not in {**opening, **writing}}  # type: ignore[literal-required]
+    how = rest_of(common, Opening, Writing)
     _check(how)
     devices, made = parse_mesh(mesh), rules_of(rules)
     most = None if subchunks is None else size_of("subchunks", subchunks)

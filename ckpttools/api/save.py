@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
-from ckpttools.api.sources import part_of
+from ckpttools.api.sources import part_of, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
@@ -122,7 +122,7 @@ def save(
             f"{option('model')} applies only to conversions", hint='say to="hf" or to="maxtext" as well'
         )
     writing = part_of(options, Writing)
-    how = {name: options[name] for name in options if name not in writing}
+    how = rest_of(options, Writing)
 
     def plan(resources: Resources) -> Conversion:
         return plan_save(

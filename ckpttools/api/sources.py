@@ -93,6 +93,12 @@ def part_of(said: Mapping[str, Any], group: type) -> dict[str, Any]:
     return {name: said[name] for name in group.__annotations__ if name in said}
 
 
+def rest_of(said: Mapping[str, Any], *groups: type) -> dict[str, Any]:
+    """Those that belong to none of these groups."""
+    of_groups = {name for group in groups for name in group.__annotations__}
+    return {name: said[name] for name in said if name not in of_groups}
+
+
 def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> Tree:
     """The source as a tree; reads headers and indexes, no array.
 

@@ -32,6 +32,7 @@ from ckpttools.array.mean import mean as mean
 from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout
 from ckpttools.array.relayout import swapped as swapped
+from ckpttools.array.relayout import transposed as transposed
 from ckpttools.array.repeated import Repeated as Repeated
 from ckpttools.array.repeated import repeated as repeated
 from ckpttools.array.seeded import Seeded as Seeded
@@ -41,6 +42,7 @@ from ckpttools.array.stored import Constant as Constant
 from ckpttools.array.stored import Decoded as Decoded
 from ckpttools.array.stored import Encoded as Encoded
 from ckpttools.array.stored import Stored as Stored
+from ckpttools.array.stored import number_array as number_array
 from ckpttools.array.views import subview
 from ckpttools.array.window import Padded as Padded
 from ckpttools.array.window import Window as Window

@@ -253,10 +253,15 @@ def _is_one_axis(atoms: Sequence[tuple[int, int]]) -> bool:
     return all(outer == length * inner for (_, outer), (length, inner) in itertools.pairwise(long))
 
 
+def transposed(array: LazyArray, order: Sequence[int]) -> LazyArray:
+    """`array` with its axes in another order."""
+    return relayout(array, [(length,) for length in array.shape], order, [1] * array.ndim)
+
+
 def swapped(array: LazyArray) -> LazyArray:
     """`array` with its last two axes exchanged."""
     *outer, rows, columns = range(array.ndim)
-    return relayout(array, [(length,) for length in array.shape], (*outer, columns, rows), [1] * array.ndim)
+    return transposed(array, (*outer, columns, rows))
 
 
 def _in_order(source: LazyArray, same: Permutation) -> LazyArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ from ckpttools.array import read_blocks
 from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost, Unstored
 from ckpttools.array.views import subview
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.core.region import (
     Region,
@@ -339,6 +340,22 @@ class Decoded(LazyArray):
         before = next(contiguous_runs(self.shape, region), (0, 0))[0]
         ahead = before * self.encoded.nbytes // max(1, self.size)
         return self.encoded.source.path, self.encoded.offset + ahead
+
+
+_OF_PYTHON: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64"}
+
+
+def number_array(value: object) -> Constant | None:
+    """A Python number as an array; None for a whole number that none holds, and for anything else."""
+    import numpy as np
+
+    if type(value) not in _OF_PYTHON:
+        return None
+    dtype = DTYPES[_OF_PYTHON[type(value)]]
+    try:
+        return Constant((), dtype, np.asarray(value, dtype.numpy).tobytes())
+    except OverflowError:
+        return None
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)

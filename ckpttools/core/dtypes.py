@@ -231,12 +231,14 @@ _SHORT = {
 }
 
 
-def parse_dtype(text: str) -> DType:
-    """The dtype a user or a config means: our names, `torch.` in front of them, `bf16`, `fp32`, …
+def parse_dtype(text: str | DType) -> DType:
+    """The dtype a user or a config means: our names, `torch.` in front of them, `bf16`, `fp32`, …; itself.
 
     Raises:
         UnknownNameError: no such name; says which is near, else which are known.
     """
+    if isinstance(text, DType):
+        return text
     name = text.removeprefix("torch.")
     name = _SHORT.get(name, name)
     if name in DTYPES:

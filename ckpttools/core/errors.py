@@ -199,6 +199,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean {near[0]}?" if near else None
 
 
+def counted_listing(what: str, items: Sequence[str]) -> str:
+    """The same below a line that says what they are, and how many; "" for none."""
+    return f"\n  {what} ({len(items)}):{listing(items)}" if items else ""
+
+
 def listing(items: Sequence[str], most: int = 20, *, folds: bool = True) -> str:
     """`items` one to a line and indented; those that differ in numbers only are one line if `folds`."""
     said = folded(items) if folds else items

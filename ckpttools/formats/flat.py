@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.errors import FormatError, counted_listing, listing
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import DEEPEST, parse_json
 
@@ -218,15 +218,10 @@ def _check_same(saved: _Saved, flat: Tree, place: str) -> None:
         return
     raise FormatError(
         "the description of the tree contradicts the arrays that are there"
-        + _listed("described, not there", said - there)
-        + _listed("there, not described", there - said)
-        + _listed("described twice", twice),
+        + counted_listing("described, not there", sorted(said - there))
+        + counted_listing("there, not described", sorted(there - said))
+        + counted_listing("described twice", sorted(twice)),
         place=place,
         wanted="every array described once",
         hint=f"another program changed the arrays and kept this entry: {_WITHOUT}",
     )
-
-
-def _listed(what: str, items: Iterable[str]) -> str:
-    lines = sorted(items)
-    return f"\n  {what} ({len(lines)}):{listing(lines)}" if lines else ""

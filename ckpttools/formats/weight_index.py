@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NoReturn
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.errors import FormatError, counted_listing, listing
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import is_inside
@@ -188,5 +188,4 @@ def _check_index(named: Mapping[str, str], there: Mapping[str, str], index: Plac
 
 
 def _differing(what: str, pairs: Iterable[tuple[str, str]]) -> str:
-    lines = [f"{tensor} ({file})" for tensor, file in sorted(pairs)]
-    return f"\n  {what} ({len(lines)}):{listing(lines)}" if lines else ""
+    return counted_listing(what, [f"{tensor} ({file})" for tensor, file in sorted(pairs)])

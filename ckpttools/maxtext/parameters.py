@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.relayout import relayout
+from ckpttools.array.relayout import transposed
 from ckpttools.array.tree import Path
 from ckpttools.maxtext.flavours import NNX, Flavour
 from ckpttools.maxtext.layers import below_decoder, key_of_layers, scan_axis, stacked_keys, stacked_lengths
@@ -76,4 +76,4 @@ def _moved(array: LazyArray, count: int, axis: int) -> LazyArray:
     """An array with its first axes at `axis`, or last where it has fewer others."""
     rest = list(range(count, len(array.shape)))
     order = (*rest[:axis], *range(count), *rest[axis:])
-    return relayout(array, [(length,) for length in array.shape], order, (1,) * len(order))
+    return transposed(array, order)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.relayout import relayout
+from ckpttools.array.relayout import transposed
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
@@ -52,7 +52,7 @@ def _to_the_front(array: LazyArray, axis: int, count: int) -> LazyArray:
     ranks = range(len(array.shape))
     own = ranks[axis : axis + count]
     order = (*own, *(each for each in ranks if each not in own))
-    return relayout(array, [(length,) for length in array.shape], order, (1,) * len(order))
+    return transposed(array, order)
 
 
 def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) -> frozenset[str]:

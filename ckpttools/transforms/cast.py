@@ -103,15 +103,15 @@ class CastMap:
 
     def _dequantized(self, tree: Tree) -> Transformed:
         """The tree of plain numbers; as it is where none are asked for, or by a scheme that is not read."""
-        dtype = None if self.dtype is None else _dtype(self.dtype)
+        dtype = None if self.dtype is None else parse_dtype(self.dtype)
         if dtype is None or not (is_plain(dtype) and is_of_read_scheme(tree)):
             return Transformed(tree)
         return Dequantize(dtype, self.dequantize_like)(tree)
 
     def _wanted(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
         """Arrays that change, and the dtype of each."""
-        dtypes = {pattern: _dtype(each) for pattern, each in self.dtypes.items()}
-        default = None if self.dtype is None else _dtype(self.dtype)
+        dtypes = {pattern: parse_dtype(each) for pattern, each in self.dtypes.items()}
+        default = None if self.dtype is None else parse_dtype(self.dtype)
         for path, array in tree.arrays.items():
             pattern = first_match(path, dtypes)
             usual = default if array.dtype.is_float and not is_table(path) else None
@@ -194,10 +194,6 @@ def _what_is_lost(casts: Collection[tuple[DType, DType]]) -> tuple[str, str]:
 
 def _can_cast(dtype: DType, to: DType) -> bool:
     return "complex" not in (dtype.kind, to.kind) and to.kind != "bool"
-
-
-def _dtype(dtype: DType | str) -> DType:
-    return parse_dtype(dtype) if isinstance(dtype, str) else dtype
 
 
 def _listed(paths: list[Path], casts: Mapping[Path, tuple[DType, DType]]) -> str:

@@ -46,12 +46,8 @@ class Dequantize:
             FormatError: weights of a scheme that is not read, without their scales, or whose scales do not
                 fit; scales that are no numbers; lists all.
         """
-        return with_notes(
-            dequantized(
-                tree, parse_dtype(self.dtype) if isinstance(self.dtype, str) else self.dtype, self.like
-            ),
-            tree,
-        )
+        dtype = None if self.dtype is None else parse_dtype(self.dtype)
+        return with_notes(dequantized(tree, dtype, self.like), tree)
 
 
 def with_notes(made: Logical, tree: Tree) -> Transformed:

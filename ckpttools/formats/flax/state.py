@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, Stored
+from ckpttools.array.nodes import Constant, Stored, number_array
 from ckpttools.array.tree import Empty, Leaf, Path, Text, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
@@ -22,7 +22,6 @@ from ckpttools.stores.base import File
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
 _PLACEHOLDER = "PLACEHOLDER://"
-_NUMBERS = {bool: "bool", int: "int64", float: "float64"}
 
 
 @dataclass
@@ -180,10 +179,7 @@ def _array_named(value: Mapping[str | int, Any]) -> str | None:
 
 
 def _number(value: bool | int | float) -> LazyArray:
-    import numpy as np
-
-    dtype = DTYPES[_NUMBERS[type(value)]]
-    try:
-        return Constant((), dtype, np.asarray(value, dtype.numpy).tobytes())
-    except OverflowError as error:
-        raise DamagedError(f"a whole number of more than 64 bits: {value}") from error
+    found = number_array(value)
+    if found is None:
+        raise DamagedError(f"a whole number of more than 64 bits: {value}")
+    return found

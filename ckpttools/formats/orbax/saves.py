@@ -97,11 +97,6 @@ class Save:
                     found[key] = (*found.get(key, (owner,)), number)
         return found
 
-    def entry(self, key: str) -> Entry | None:
-        """What a key stands for in the share that it is taken from."""
-        owner = self.owners.get(key)
-        return None if owner is None else self.shares[owner].entries[key]
-
     @cached_property
     def leaves(self) -> Sequence[SavedLeaf]:
         """Those of the tree."""

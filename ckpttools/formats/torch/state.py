@@ -7,10 +7,9 @@ from dataclasses import field
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant
+from ckpttools.array.nodes import number_array
 from ckpttools.array.tree import Empty, Leaf, Path, Text
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.formats.json_file import DEEPEST
 from ckpttools.formats.torch.dtensor import is_distributed
@@ -28,7 +27,6 @@ _OF_PARTS = (
     "where the files are model_world_size_N_rank_R.pt, name the directory with those of all processes; "
     "else save each as tensor.full_tensor()"
 )
-_NUMBERS = {bool: "bool", int: "int64", float: "float64"}
 
 Tensor = Callable[[Record], LazyArray]
 
@@ -131,7 +129,7 @@ def _put(state: State, path: Path, value: Any, tensor: Tensor) -> None:
             state.leaves[path] = tensor(value)
         except NotReadableError as error:
             state.unreadable[path] = _PART if is_distributed(value) else str(error)
-    elif type(value) in _NUMBERS and (number := _number(value)) is not None:
+    elif (number := number_array(value)) is not None:
         state.leaves[path] = number
         state.scalars.add(path)
     elif isinstance(value, str):
@@ -142,14 +140,3 @@ def _put(state: State, path: Path, value: Any, tensor: Tensor) -> None:
         state.leaves[path] = Empty(type(value).__name__.capitalize())
     else:
         state.others[path] = in_few_words(value)
-
-
-def _number(value: bool | int | float) -> LazyArray | None:
-    """A Python number as an array; None for a whole number that none holds."""
-    import numpy as np
-
-    dtype = DTYPES[_NUMBERS[type(value)]]
-    try:
-        return Constant((), dtype, np.asarray(value, dtype.numpy).tobytes())
-    except OverflowError:
-        return None

@@ -18,7 +18,7 @@ from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.budget import require_room
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError, listing
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, counted_listing
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.flax.format import begins_as_state, opened_state
@@ -316,14 +316,10 @@ def _put_in(state: FlaxState, found: Mapping[str, LazyArray], path: Place) -> di
     if missing or unnamed:
         raise FormatError(
             f"arrays and the file {_STATE} are not of one checkpoint:"
-            + _listed("named there, and not here", missing)
-            + _listed("here, and not named there", unnamed),
+            + counted_listing("named there, and not here", missing)
+            + counted_listing("here, and not named there", unnamed),
             place=path,
             wanted=f"the arrays that {_STATE} names",
             hint="copy the checkpoint again",
         )
     return {**state.leaves, **{at: found[name] for at, name in state.elsewhere.items()}}
-
-
-def _listed(what: str, names: Sequence[str]) -> str:
-    return f"\n  {what} ({len(names)}):{listing(names)}" if names else ""

@@ -10,15 +10,13 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from ckpttools.core.errors import FormatError
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
+from ckpttools.stores.memory import Bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from typing_extensions import Buffer
 
 # Item and step have a file each that says that they are complete.
 _LAST = 2
@@ -47,7 +45,8 @@ class PendingFiles(Store):
     def stat(self, key: str) -> Status | None:
         with self._lock:
             if key in self._files:
-                return Status(FileKind.FILE, len(self._files[key]), "pending")
+                content = Bytes(key, self._files[key])
+                return Status(FileKind.FILE, content.size, content.version)
             if any(each.startswith(f"{key}/") for each in self._files):
                 return Status(FileKind.DIRECTORY)
         return self._store.stat(key)
@@ -65,7 +64,7 @@ class PendingFiles(Store):
     def open(self, key: str, found: Status | None = None) -> File:
         with self._lock:
             content = self._files.get(key)
-        return self._store.open(key) if content is None else _PendingFile(self.uri(key), content)
+        return self._store.open(key) if content is None else Bytes(self.uri(key), content)
 
     def write(self, key: str, content: bytes) -> None:
         """As `Writes.write`: it is put when all is published."""
@@ -109,19 +108,3 @@ class PendingFiles(Store):
     def _links(self) -> Links:
         assert isinstance(self._store, Links)
         return self._store
-
-
-class _PendingFile(File):
-    """What is in memory, read by position."""
-
-    __slots__ = ("_content", "path", "size", "version")
-
-    def __init__(self, path: str, content: bytes) -> None:
-        self.path, self._content = path, content
-        self.size, self.version = len(content), "pending"
-
-    def read_into(self, offset: int, out: Buffer) -> None:
-        target = memoryview(out).cast("B")
-        if offset + len(target) > self.size:
-            raise FormatError(f"{self.path} ends too early", got=f"{self.size} bytes")
-        target[:] = self._content[offset : offset + len(target)]
