@@ -139,7 +139,7 @@ class LazyArray(ABC):
         region = Region.whole(self.shape) if region is None else region
         out = np.empty(region.shape, self.dtype.carrier)
         self.read_into(region, out, Scratch(self.scratch_bytes))
-        if self.dtype.kind == "bool":
+        if self.dtype.kind == "bool" and out.size:
             require_booleans(out, self.dtype, self.first_byte(region)[0])
         return out.view(self.dtype.numpy)
 
