@@ -298,6 +298,14 @@ def test_a_scale_of_zeros_may_be_zero(scheme):
     assert f"({found.scaled_by}: 0)" in told
 
 
+def test_a_scale_that_is_zero_is_told_beside_one_that_is_no_number():
+    weight = made.fp8_blocks(np.random.default_rng(0), (8, 8), (4, 4))
+    weight.arrays[f"{weight.name}_scale_inv"][:] = [[0, np.nan], [1, 1]]
+    (found,) = weights_in(weight.tree).readable.values()
+    said = value_faults(weight.tree, [found])
+    assert said.damaged and said.not_positive == (f"{found.scaled_by}: 0",)
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
 def test_what_infinity_divides_is_no_zero(value):
     weight = made.nvfp4(np.random.default_rng(0), 4, 2, divides=True)

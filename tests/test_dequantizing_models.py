@@ -198,6 +198,17 @@ def test_a_mean_names_the_model_of_damaged_scales(fp8, tmp_path, gcs, is_far):
     assert not (tmp_path / "mean").exists()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_mean_tells_of_scales_that_are_zero_whichever_model_has_them(fp8, tmp_path, place):
+    name = "model.layers.1.mlp.up_proj.weight_scale_inv"
+    odd = rewritten(fp8, tmp_path / "odd", lambda arrays: arrays[name].__setitem__((0, 1), 0))
+    models = [fp8.quantised]
+    models.insert(place, odd)
+    plan = ckpttools.average.plan(models[0], tmp_path / "mean", others=models[1:]).plan
+    (told,) = (each for each in plan.notes.remarks if "zero or negative" in each)
+    assert f"({name}: 0)" in told and (str(odd) in told) == (place == 0)
+
+
 def rewritten(pair: Pair, directory: Path, change) -> Path:
     """The quantised model with its arrays changed, in one file."""
     arrays = {dotted(path): array.read() for path, array in open_tree(pair.quantised).arrays.items()}

@@ -104,7 +104,7 @@ class Average:
                 place=tree.metadata.place or None,
                 hint=f"cast the checkpoint first; {option('force', True)} there takes them as they are",
             )
-        return _Counted(tree, frozenset(map(dotted, made.weights)))
+        return _Counted(tree, frozenset(map(dotted, made.weights)), made.of_scales)
 
     def _mean(self, parts: Sequence[LazyArray], dtypes: Sequence[DType], weights: Weighted) -> LazyArray:
         pairs = zip(parts, weights.weights, strict=True)
@@ -144,10 +144,12 @@ class _Counted:
     Attributes:
         tree: of them.
         dequantized: dotted names of what was quantised.
+        of_scales: remarks about the values of its scales.
     """
 
     tree: Tree
     dequantized: Collection[str]
+    of_scales: Sequence[str]
 
     def dtype_of(self, path: Path) -> DType:
         """The dtype that a mean of such arrays has."""
@@ -175,9 +177,10 @@ def _of_quantized(counted: Sequence[_Counted]) -> Notes:
     """What to say of checkpoints whose own notes are not those of the mean."""
     return Notes(
         remarks=tuple(
-            f"{_place(each.tree)}: {array_count(each.dequantized)} dequantised"
+            f"{_place(each.tree)}: {said}"
             for each in counted
             if each.dequantized
+            for said in (f"{array_count(each.dequantized)} dequantised", *each.of_scales)
         )
     )
 

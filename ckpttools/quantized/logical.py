@@ -37,6 +37,7 @@ class Logical:
         weights: what was dequantised, by the paths that it has in `tree`.
         said: what the configuration said of quantisation, in words; empty where nothing was dequantised.
         dtype, like: of the numbers, and how products are rounded.
+        of_scales: those of the remarks that are about the values of scales.
     """
 
     tree: Tree
@@ -45,6 +46,7 @@ class Logical:
     said: str = ""
     dtype: DType = DEFAULT_DTYPE
     like: Like = "float32"
+    of_scales: tuple[str, ...] = ()
 
     def notes_without(self, names: Collection[str]) -> Notes:
         """The notes where arrays of the tree are left out later: of the others."""

@@ -196,8 +196,9 @@ def _scale_faults(
             wrong = decode.beyond(factors)
             if wrong.size:
                 beyond.setdefault(weight.name, f"{weight.scaled_by}: {wrong[0]:g}, {of_no_numbers(decode)}")
-            if signs and (low := float(factors.min(initial=1))) <= 0:
-                odd[weight.name] = min(odd.get(weight.name, (1.0, weight)), (low, weight), key=itemgetter(0))
+            if signs and (low := factors[factors <= 0]).size:
+                least = float(low.min()), weight
+                odd[weight.name] = min(odd.get(weight.name, least), least, key=itemgetter(0))
     return beyond, odd
 
 

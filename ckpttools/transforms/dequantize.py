@@ -75,7 +75,8 @@ def dequantized(
     made = logical(tree, dtype, like=like)
     if not is_read:
         return made
-    return replace(made, notes=made.notes + check_values(tree, made.weights.values(), dtype, like))
+    said = check_values(tree, made.weights.values(), dtype, like)
+    return replace(made, notes=made.notes + said, of_scales=said.remarks)
 
 
 def refuse_few_bits(dtype: DType | None, place: str, hint: str | None = None) -> None:
