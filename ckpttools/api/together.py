@@ -17,7 +17,7 @@ from ckpttools.api.prepared import Prepared
 from ckpttools.api.standing import PartStatus, PlanStatus, plan_status
 from ckpttools.core.budget import further_resident
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import OtherProcessError
+from ckpttools.core.errors import OtherProcessError, first_line
 from ckpttools.core.wording import again
 from ckpttools.plan.dealing import Part
 from ckpttools.plan.plan_decoding import decoded
@@ -76,7 +76,7 @@ def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks
             _other(job, told)
     except BaseException as error:
         if not isinstance(error, OtherProcessError):
-            job.note(_FAILED, str(error).partition("\n")[0] or type(error).__name__)
+            job.note(_FAILED, first_line(error))
         raise
     return None
 
@@ -131,7 +131,7 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Recei
             planned=file.header.plan,
         )
     except BaseException as error:
-        said = str(error).partition("\n")[0] or type(error).__name__
+        said = first_line(error)
         if not is_planned:
             job.put_bytes("plan", b"")
         job.note(_END, f"process 0 of {job.count} has ended the job: {said}")

@@ -20,8 +20,8 @@ from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
 from ckpttools.families.family import Family
-from ckpttools.mapping.table import Table
 from ckpttools.maxtext.direction import refuse_adapters
+from ckpttools.maxtext.hf_source import arrays_of
 from ckpttools.maxtext.layout import HEAD
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_config import absent_towers
@@ -180,11 +180,7 @@ def _unproved_towers(made: Tree, source: Tree, named: NamedArrays[LazyArray]) ->
 
 def _towers_of(family: Family, arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
     """The towers of which a Hugging Face model has arrays."""
-    return tuple(
-        tower
-        for tower in family.towers
-        if Table((), {}, left_out=family.tower_patterns((tower,))).left_out_of(arrays)
-    )
+    return tuple(tower for tower in family.towers if arrays_of(family, tower, arrays))
 
 
 def require_none(said: ConversionOptions | None, why: str) -> None:

@@ -199,6 +199,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean {near[0]}?" if near else None
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its kind where it says nothing."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def counted_listing(what: str, items: Sequence[str]) -> str:
     """The same below a line that says what they are, and how many; "" for none."""
     return f"\n  {what} ({len(items)}):{listing(items)}" if items else ""

@@ -339,6 +339,11 @@ class Family:
         modules = set(map(_module, names))
         return tuple(tower for tower in self.towers if modules & self._modules([tower]))
 
+    def towers_not_in(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The others."""
+        there = self.towers_in(names)
+        return tuple(tower for tower in self.towers if tower not in there)
+
     def of_towers(self, names: Iterable[str], towers: Collection[str] | None = None) -> frozenset[str]:
         """Of names of MaxText's, those of these towers; None for all."""
         modules = self._modules(self.towers if towers is None else towers)

@@ -192,8 +192,7 @@ class _BoundRows:
     def identity(self) -> Hashable:
         """What is the same of models in one spelling for which all comes out the same."""
         table = self.bind(None)
-        flags = [name for name, flag in table.flags.items() if flag.value]
-        rows = tuple(row.applies(flags) for row in table.rows)
+        rows = tuple(map(table.has, table.rows))
         said = frozenset(lengths_of(table.sizes).items())
         return rows, said, frozenset(self.lengths.items())
 

@@ -76,11 +76,9 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
 
 def present_rows(table: Table, lengths: Mapping[str, int]) -> list[Row]:
     """The rows that a model has, without those of an axis that is empty or of unknown length."""
-    flags = [name for name, flag in table.flags.items() if flag.value]
-    rows = [row for row in table.rows if row.applies(flags)]
     return [
         row
-        for row in rows
+        for row in filter(table.has, table.rows)
         if all(lengths.get(axis) for axis in row.left.axes + row.right.axes)
         and (row.left.key.needs | row.right.key.needs) <= lengths.keys()
     ]

@@ -198,8 +198,7 @@ class _FamilyComparison:
         overrides = _without_names(self.family.all_rows(axis)) if self.config is None else {}
         place = self.place or self.tree.metadata.place
         if self.view.is_maxtext:
-            there = self.family.towers_in(self.arrays)
-            without = [tower for tower in self.family.towers if tower not in there]
+            without = self.family.towers_not_in(self.arrays)
             stored = family_as_stored(self.family, self.arrays)
             table = stored.table(self.config, place, scan_axis=axis, overrides=overrides, without=without)
             table.to_right(self.arrays)

@@ -21,8 +21,7 @@ def right_shapes(table: Table) -> dict[str, Shape]:
     Raises:
         ShapeError: a size is not known, or of layers or experts there are too many to be meant.
     """
-    flags = [name for name, flag in table.flags.items() if flag.value]
-    rows = [row for row in table.rows if row.applies(flags)]
+    rows = [*filter(table.has, table.rows)]
     known = {**table.sizes, **labelled_sizes(side for row in rows for side in (row.left, row.right))}
     rows = [row for row in rows if not isinstance(row.op, Fill)]
     there = [row.right for row in rows if all(known[a].length for a in row.right.axes if a in known)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
+from functools import cached_property
 from shlex import quote
 
 from ckpttools.array.lazy import LazyArray
@@ -51,6 +52,14 @@ class Table:
     place: str = ""
     is_configured: bool = True
     remedies: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def _true(self) -> frozenset[str]:
+        return frozenset(name for name, flag in self.flags.items() if flag.value)
+
+    def has(self, row: Row) -> bool:
+        """Whether the model has a row, as far as the flags say."""
+        return row.applies(self._true)
 
     def to_left(
         self, arrays: Mapping[str, LazyArray], drop: Collection[str] = (), *, exact: bool = False

@@ -114,14 +114,11 @@ class UnboundModel:
 
     def _absent_towers(self, family: Family) -> tuple[str, ...]:
         """The towers that are not written; where nothing says which there are, their arrays do."""
-        if self.options.spelling == TEXT:
-            return family.towers
-        there = family.towers_in(self.arrays)
-        return tuple(tower for tower in family.towers if tower not in there)
+        return family.towers if self.options.spelling == TEXT else family.towers_not_in(self.arrays)
 
     def _is_whole(self, family: Family) -> bool:
         """Whether all towers of a family are there."""
-        return set(family.towers_in(self.arrays)) == set(family.towers)
+        return not family.towers_not_in(self.arrays)
 
     def require_agreement(self, bound: BoundModel, arrays: Mapping[str, LazyArray]) -> None:
         """Refuses a configuration by which values come out otherwise than by the carried one.

@@ -243,10 +243,15 @@ def absent_prediction(config: Mapping[str, Any], names: Collection[str]) -> str 
 
 def absent_layers(config: Mapping[str, Any], names: Collection[str]) -> set[int]:
     """Layers that a configuration counts and of which no array is there; none where names have no layers."""
-    around = (config, *(config[name] for name in _AROUND if isinstance(config.get(name), Mapping)))
+    around = _around(config)
     texts = [each[_TEXT] for each in around if isinstance(each.get(_TEXT), Mapping)]
     count, there = (*texts, config)[0].get("num_hidden_layers"), set(_layers(names))
     return set(range(count)) - there if isinstance(count, int) and there else set()
+
+
+def _around(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A configuration, and those within it that the text model's may lie in."""
+    return [config, *(config[name] for name in _AROUND if isinstance(config.get(name), Mapping))]
 
 
 def _layers(names: Iterable[str]) -> Iterator[int]:
@@ -260,7 +265,7 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
         config: the multimodal one.
         spelling: how the text model alone is written.
     """
-    around = [config, *(config[name] for name in _AROUND if isinstance(config.get(name), Mapping))]
+    around = _around(config)
     text = around[-1].get(_TEXT)
     if not isinstance(text, Mapping):
         return None

@@ -54,7 +54,7 @@ class SmallerRows:
         """
         # A large model has 100,000 names, which differ in numbers only from few others.
         known = self._known.setdefault(_NUMBER.sub("#", name), [])
-        for row in chain(known, _present(self.before)):
+        for row in chain(known, filter(self.before.has, self.before.rows)):
             index = self._side(row).key.match(name, self._lengths[0])
             if index is not None:
                 if not any(row is each for each in known):
@@ -91,7 +91,7 @@ class SmallerRows:
         """The row itself, and those of other groups of layers that are about the same array."""
         yield row
         parts = row.right.key.parts
-        for each in _present(self.after):
+        for each in filter(self.after.has, self.after.rows):
             others = each.right.key.parts
             if each is not row and _layer_field(each) and (others[:1], others[2:]) == (parts[:1], parts[2:]):
                 yield each
@@ -117,12 +117,6 @@ class SmallerRows:
                 )
             shape[at] = after[group[0]] * prod(before[axis] for axis in group[1:])
         return window(array, (0,) * len(shape), tuple(shape))
-
-
-def _present(table: Table) -> Iterator[Row]:
-    """The rows that a model has."""
-    flags = [name for name, flag in table.flags.items() if flag.value]
-    return (row for row in table.rows if row.applies(flags))
 
 
 def _layer_field(row: Row) -> Field | None:

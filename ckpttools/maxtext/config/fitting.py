@@ -54,8 +54,7 @@ def require_maxtext(
     scales = set(scale_pairs(view.named).values())
     arrays = {name: array for name, array in view.named.items() if name not in scales}
     family = family_as_stored(family, arrays)
-    there = family.towers_in(arrays)
-    absent = tuple(tower for tower in family.towers if tower not in there)
+    absent = family.towers_not_in(arrays)
     try:
         axis = stored_scan_axis(family, arrays, view.scan_axis)
         table = family.table(config, CONFIG, scan_axis=axis, overrides=flags, without=absent)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import StorageError
+from ckpttools.core.errors import StorageError, first_line
 from ckpttools.stores.local.another import conversion_words
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.files import errors_of
@@ -40,7 +40,7 @@ class SharedLocalStaging(LocalStaging):
                 own.end(DONE)
             except BaseException as error:
                 with suppress(OSError, StorageError):
-                    own.end(str(error).partition("\n")[0] or type(error).__name__)
+                    own.end(first_line(error))
                 raise
             finally:
                 own.close()

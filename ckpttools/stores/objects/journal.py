@@ -56,6 +56,11 @@ class ObjectJournal:
     is_there: bool = False
 
     @property
+    def plan(self) -> str | None:
+        """Fingerprint of the plan whose work this is; None where none is known."""
+        return None if self.purpose is None else self.purpose.plan
+
+    @property
     def records(self) -> list[Record]:
         """Of the finished tasks."""
         return [record for records in self.by_run.values() for record in records]

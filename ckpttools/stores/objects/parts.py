@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import first_line
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import Status
 from ckpttools.stores.objects.client import Bucket
@@ -59,7 +60,7 @@ def claimed(bucket: Bucket, partial: str, place: str, plan: str, share: Share) -
             yield PartClaim(token, lock)
             lock.outcome = DONE
         except BaseException as error:
-            lock.outcome = str(error).partition("\n")[0] or type(error).__name__
+            lock.outcome = first_line(error)
             raise
 
 

@@ -45,7 +45,7 @@ class SharedObjectStaging(ObjectStaging):
 
         def attempt() -> ObjectJournal | None:
             journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
-            if journal.purpose is not None and journal.purpose.plan == purpose.plan:
+            if journal.plan == purpose.plan:
                 if journal.published is not None or journal.is_replacing:
                     raise published(self.place)
                 return journal
@@ -69,7 +69,7 @@ class SharedObjectStaging(ObjectStaging):
         prepared(partial(self._refuse_owner, ahead), lambda: self._is_preparing(plan), 0.0)
         now = time.time() + ahead
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
-        if journal.purpose is None or journal.purpose.plan != plan or journal.published is not None:
+        if journal.plan != plan or journal.published is not None:
             raise LockedError(
                 "another process has just begun, or finished, to write this checkpoint", place=self.place
             )
@@ -97,8 +97,7 @@ class SharedObjectStaging(ObjectStaging):
             time.sleep(_LOOK_SECONDS)
 
     def _members(self, journal: ObjectJournal, now: float | None = None) -> list[Member]:
-        plan = journal.purpose.plan if journal.purpose else ""
-        return members(self.bucket, self.partial, plan, journal.by_run, now)
+        return members(self.bucket, self.partial, journal.plan or "", journal.by_run, now)
 
     def standing(self, plan: str) -> Standing:
         """How far a plan has come; see `SharedStaging`."""

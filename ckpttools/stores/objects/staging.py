@@ -87,7 +87,7 @@ class ObjectStaging:
                 hint="give it a name of its own",
             )
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
-        is_begun = journal.purpose is not None and journal.purpose.plan == plan
+        is_begun = journal.plan == plan
         if not is_begun and journal.is_replacing and journal.published is None:
             raise self._about_to_replace(journal)
         if not is_begun or (journal.is_beside and not journal.is_replacing):
@@ -156,7 +156,7 @@ class ObjectStaging:
 
     def _begun(self, journal: ObjectJournal, purpose: Purpose, lock: Lock) -> ObjectJournal:
         """The journal of this plan, with what was done of it or empty."""
-        is_ours = journal.purpose is not None and journal.purpose.plan == purpose.plan
+        is_ours = journal.plan == purpose.plan
         if journal.published is not None:
             if is_ours and self.inventory() == journal.published:
                 return journal
@@ -274,7 +274,7 @@ class ObjectStaging:
         The lock is looked at each time: who has slept would delete what another has finished since. One by
         one: no request can be made to depend on the lock, so as few as can be are between that look and it.
         """
-        plan, content = journal.purpose.plan if journal.purpose else None, self.content(journal)
+        plan, content = journal.plan, self.content(journal)
         for name, _ in self.objects(content):
             key = f"{content}/{name}"
             if (

@@ -13,7 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, listing
+from ckpttools.core.errors import (
+    CheckpointError,
+    FormatError,
+    NoSpaceError,
+    StorageError,
+    first_line,
+    listing,
+)
 from ckpttools.core.wording import again, option
 from ckpttools.stores.contents import Content
 from ckpttools.stores.fetching import Observe
@@ -194,6 +201,6 @@ def _explained(wanted: WantedFile, explain: Explain) -> Iterator[None]:
             raise NoSpaceError(f"cannot keep {wanted.place} in the cache", got=error) from error
         raise StorageError(
             f"cannot fetch {wanted.place}",
-            got=str(error.__cause__ or error).partition("\n")[0] or type(error).__name__,
+            got=first_line(error.__cause__ or error),
             hint=f"{again()}: files that have come are not fetched again",
         ) from error
