@@ -136,6 +136,14 @@ def test_a_module_that_is_saved_as_a_whole(tmp_path):
     assert "it has only parts of score" in " ".join(told.split()) and not (out / CONFIG).exists()
 
 
+def test_what_was_trained_as_a_whole_gets_no_factors(tmp_path):
+    targets = ["q_proj", "embed_tokens", "lm_head"]
+    adapter = adapter_saying(tmp_path, "embeddings", target_modules=targets)
+    ckpttools.select(adapter, tmp_path / "part", drop="*lm_head*", format="safetensors")
+    said = said_of(tmp_path / "part")
+    assert (said["target_modules"], said["modules_to_save"]) == (targets[:2], [])
+
+
 @pytest.mark.parametrize(
     ("case", "gone", "why"),
     [

@@ -68,7 +68,8 @@ def part_config(said: Mapping[str, Any], place: str, kept: Sequence[str], gone: 
     if not left:
         return _none("it has no factors")
     narrowed = {
-        "target_modules": _targets(config, left, lost),
+        # A module that is trained as a whole gets no factors, but would once that is said no more.
+        "target_modules": _targets(config, left, {**lost, **whole_lost}),
         "target_parameters": _parameters(config, left, lost),
         "modules_to_save": _narrowed(config.replaced, whole, whole_lost),
         **{field: _patterns(config, field, left, lost) for field in _PATTERNS},
