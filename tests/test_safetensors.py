@@ -23,6 +23,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES, from_safetensors
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
 from ckpttools.core.region import Region
+from ckpttools.doctor.examine import examine
 from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.safetensors.format import FORMAT, parse_header
 from ckpttools.stores import parse
@@ -463,6 +464,18 @@ def test_numbered_files_without_an_index(first, tmp_path):
     assert list(opened(tmp_path)) == [("t0",), ("t1",)]
     (tmp_path / f"w-{1 + first}-of-2.safetensors").unlink()
     assert_says(refusal(tmp_path), "1 of the weight files", f"w-{first + 1 if first else 1}-of-2")
+
+
+def test_numbers_count_however_many_digits_they_have(tmp_path):
+    """The doctor and who reads are of one opinion."""
+    names = ["w-1-of-3.safetensors", "w-02-of-3.safetensors", "w-003-of-3.safetensors"]
+    for k, name in enumerate(names[:2]):
+        file_at(tmp_path, small(f"t{k}"), name)
+    assert_says(refusal(tmp_path), "1 of the weight files", "w-03-of-3")
+    assert any("w-03-of-3" in each.what for each in examine(tmp_path).findings)
+    file_at(tmp_path, small("t2"), names[2])
+    assert len(opened(tmp_path)) == 3
+    assert not any("missing" in each.what for each in examine(tmp_path).findings)
 
 
 def test_numbers_of_absurd_count_are_names_like_others(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from ckpttools.quantized.scales import Described
 from ckpttools.stores.place import Place
 
 CONFIG = "config.json"
-_SHARD = re.compile(r"-of-0*(\d+)\.safetensors$")
 _TEXT = ("thinker_config", "text_config")
 # What a name of a decoder's array begins with, up to its layers or its embedding.
 _DECODERS = ("model.language_model.", "language_model.model.", "thinker.model.", "model.", "")
@@ -41,8 +39,7 @@ class StoredModel:
     @property
     def is_whole(self) -> bool:
         """Whether all shards are there, by their names and the index; another check reports those missing."""
-        counts = [int(found[1]) for found in map(_SHARD.search, self.files) if found]
-        if counts and len(self.files) < max(counts):
+        if NAMES.missing(self.files):
             return False
         maps = ((self.sidecar(index) or {}).get("weight_map") for index in self.indexes)
         return all(set(each) <= self.arrays.keys() for each in maps if isinstance(each, Mapping))

@@ -94,7 +94,8 @@ class WeightNames:
                 place=folder,
                 hint="name the directory of the weights",
             )
-        self._check_numbers(files, folder)
+        if missing := self.missing(files):
+            refuse_missing(missing, folder, "all files that the others' names count")
         return WeightsLocation(folder, tuple(files))
 
     def read_in(self, folder: Place) -> set[str]:
@@ -108,40 +109,35 @@ class WeightNames:
     def _series(self, name: str) -> tuple[str, str]:
         """The stem of a file and how many it says that there are."""
         match = self.numbered.fullmatch(name)
-        return (stem_of_all(match["stem"]), match["count"]) if match else (name.removesuffix(self.suffix), "")
+        return (
+            (_stem_of_all(match["stem"]), match["count"]) if match else (name.removesuffix(self.suffix), "")
+        )
 
     def is_one_of_several(self, path: Place) -> bool:
         """Whether a path is one file of a numbered series."""
         match = self.numbered.fullmatch(path.name)
         return match is not None and path.is_file() and int(match["count"]) > 1
 
-    def _check_numbers(self, files: Iterable[str], folder: Place) -> None:
-        """Without an index only the names (`model-00002-of-00003`) can tell that a file is missing."""
-        groups: dict[tuple[str, str], set[str]] = defaultdict(set)
+    def missing(self, files: Iterable[str]) -> list[str]:
+        """The files of numbered series that are not there: without an index only the names tell.
+
+        Most count from one; a file with number zero shows that all count from zero.
+        """
+        groups: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         for match in filter(None, map(self.numbered.fullmatch, files)):
-            groups[stem_of_all(match["stem"]), match["count"]].add(match["number"])
-        missing = [
-            f"{stem}-{number}-of-{count}{self.suffix}"
+            groups[_stem_of_all(match["stem"]), match["count"]][int(match["number"])] = len(match["number"])
+        return [
+            f"{stem}-{number:0{max(numbers.values())}}-of-{count}{self.suffix}"
             for (stem, count), numbers in groups.items()
-            for number in _missing_numbers(numbers, count)
+            if int(count) <= _MOST_FILES
+            for number in range(int(0 not in numbers), int(0 not in numbers) + int(count))
+            if number not in numbers
         ]
-        if missing:
-            refuse_missing(missing, folder, "all files that the others' names count")
 
 
-def stem_of_all(stem: str) -> str:
+def _stem_of_all(stem: str) -> str:
     """A stem without the number of a process."""
     return _PROCESS.sub("shard-…-", stem)
-
-
-def _missing_numbers(numbers: set[str], count: str) -> list[str]:
-    """Numbers without a file. Most count from one; a file with number zero shows that all count from zero."""
-    width = len(next(iter(numbers)))
-    first = 0 if any(int(number) == 0 for number in numbers) else 1
-    if int(count) > _MOST_FILES:
-        return []
-    wanted = (str(number).zfill(width) for number in range(first, first + int(count)))
-    return [number for number in wanted if number not in numbers]
 
 
 def _only(indexes: Sequence[str], folder: Place) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
@@ -28,16 +27,14 @@ from ckpttools.doctor.new_files import write_new
 from ckpttools.doctor.probing import is_file
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.safetensors.faults import header_of
+from ckpttools.formats.safetensors.format import NAMES
 from ckpttools.formats.safetensors.header import SafetensorsHeader
 from ckpttools.formats.safetensors.sharded import is_sharded
-from ckpttools.formats.weight_files import stem_of_all
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.place import Place
 
 _WHOLE = f"model{SAFETENSORS}"
 _NAME = f"model{INDEX}"
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors", re.DOTALL)
-_MOST_SHARDS = 100_000
 _MOST_NAMED = 5
 
 
@@ -50,7 +47,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding]:
     for name in weights.indexes:
         yield from _index(weights, name)
-    lost = list(_lost_numbers(weights.files))
+    lost = NAMES.missing(weights.files)
     if lost and not weights.indexes:
         yield _missing(weights.folder, lost, "the names of the others imply them")
     if not weights.indexes and len(weights.files) > 1 and not lost:
@@ -70,20 +67,6 @@ def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
 
 def _some(names: Iterable[str]) -> str:
     return some(sorted(names), _MOST_NAMED)
-
-
-def _lost_numbers(files: Iterable[str]) -> Iterator[str]:
-    """Shards that are missing according to the names of others."""
-    groups: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-    for match in filter(None, map(_SHARD.fullmatch, files)):
-        groups[stem_of_all(match["stem"]), match["count"]][int(match["number"])] = len(match["number"])
-    for (stem, count), numbers in groups.items():
-        first, wanted = (0 if 0 in numbers else 1), int(count)
-        digits = max(numbers.values())
-        if wanted <= _MOST_SHARDS:
-            for number in range(first, first + wanted):
-                if number not in numbers:
-                    yield f"{stem}-{number:0{digits}}-of-{count}{SAFETENSORS}"
 
 
 def _beside_the_model(weights: SafetensorsFiles) -> Finding:
@@ -125,7 +108,7 @@ def _contradiction(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -
 
 def _stem(name: str) -> str:
     """The common start of the names of a model's shards: `model` of `model-00001-of-00002.safetensors`."""
-    match = _SHARD.fullmatch(name)
+    match = NAMES.numbered.fullmatch(name)
     return match["stem"] if match else name.removesuffix(SAFETENSORS)
 
 
@@ -201,7 +184,7 @@ def rebuild(folder: Place, read: ReadOptions) -> str:
     names = sorted(p.name for p in folder.iterdir() if p.name.endswith(SAFETENSORS) and p.name[0] != ".")
     headers = {name: header_of(folder / name) for name in names}
     fault = _contradiction(headers)
-    lost = list(_lost_numbers(names))
+    lost = NAMES.missing(names)
     if fault or lost:
         raise FormatError("no index can be made", place=folder, got=fault or f"missing: {_some(lost)}")
     found = [header for header in headers.values() if isinstance(header, SafetensorsHeader)]
