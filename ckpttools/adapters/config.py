@@ -117,7 +117,7 @@ class PeftConfig:
         """Names of a module's own parameters that have factors in place of its weight."""
         targets = [each.rpartition(".") for each in self.parameters]
         found = {name for above, _, name in targets if above and f".{module}".endswith(f".{above}")}
-        if "weight" in found or self.is_target(module):
+        if not targets or "weight" in found or self.is_target(module):
             return found
         # A name without a module is of all modules with such a parameter, but for those that are adapted.
         return found | {name for above, _, name in targets if not above}
