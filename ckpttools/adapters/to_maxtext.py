@@ -45,7 +45,7 @@ from ckpttools.transforms.cast import cast
 LoraLayout = Literal["restore", "training", "converter"]
 LORA_LAYOUTS: tuple[LoraLayout, ...] = ("restore", "training", "converter")
 _FLOAT32 = DTYPES["float32"]
-_WEIGHT = ".weight"
+WEIGHT = ".weight"
 _LAYER = re.compile(r"layers(_\d+)?")
 
 
@@ -156,7 +156,7 @@ def _arrays(
             for name in names:
                 factor = by_name.get(name)
                 array = None if factor is None else _scaled(getattr(factor, kind), ratios.get(name), kind)
-                found[name.removesuffix(_WEIGHT) + end] = _filled(array, shape, dtype)
+                found[name.removesuffix(WEIGHT) + end] = _filled(array, shape, dtype)
     return found
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckpttools.adapters.base_names import base_name, said_of_another
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
+from ckpttools.adapters.to_maxtext import WEIGHT
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
@@ -17,7 +18,6 @@ from ckpttools.core.text import in_natural_order
 from ckpttools.formats.adapters import BASE_NAME, PREFIX
 from ckpttools.mapping.keys import Key
 
-_WEIGHT = ".weight"
 # How transformers names modules where files on the hub do not.
 _TRANSFORMERS = "transformers"
 
@@ -57,7 +57,7 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
         leaves[f"{module}.lora_B.weight",] = factor.b
     ordered = in_natural_order([str(path[0]) for path in leaves])
     tree = Tree({(name,): leaves[name,] for name in ordered}, Metadata(place=adapter.place))
-    others = [_module(base, name) for name in base.weights if name.endswith(_WEIGHT)]
+    others = [_module(base, name) for name in base.weights if name.endswith(WEIGHT)]
     called = base_name(base, adapter, name)
     said = _config(adapter.factors, names, others, scale) | {BASE_NAME: called.text}
     another = Notes(remarks=tuple(said_of_another(base, adapter, "converted as one of")))
@@ -72,7 +72,7 @@ def _module(base: Base, name: str) -> str:
         theirs = next((each for each in base.family.spellings if each.name == _TRANSFORMERS), own)
         # A model without towers has modules that are called as its files are.
         name = name if own.model_types else str(theirs.key(Key((own.plain(name),))))
-    return name.removesuffix(_WEIGHT)
+    return name.removesuffix(WEIGHT)
 
 
 def _config(

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ckpttools.copying.files import files_below
 from ckpttools.core.dataclass import dataclass
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE, V1_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.base import Status
 from ckpttools.stores.place import Place
@@ -28,7 +28,7 @@ _TELLING = (
     MANIFEST,
     TREE_FILE,
     CHECKPOINT_FILE,
-    "orbax.checkpoint",
+    V1_FILE,
 )
 _LARGEST_TELLING = 8 << 20
 _MOST_TELLING = 32 << 20

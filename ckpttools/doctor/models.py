@@ -10,10 +10,10 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.inventory import Inventory, SafetensorsFiles, json_or_error
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.format import NAMES
+from ckpttools.formats.sidecar_files import CONFIG as CONFIG
 from ckpttools.quantized.scales import Described
 from ckpttools.stores.place import Place
 
-CONFIG = "config.json"
 _TEXT = ("thinker_config", "text_config")
 # What a name of a decoder's array begins with, up to its layers or its embedding.
 _DECODERS = ("model.language_model.", "language_model.model.", "thinker.model.", "model.", "")

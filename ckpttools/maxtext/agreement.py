@@ -17,10 +17,9 @@ from ckpttools.families.registry import family_named, family_of
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
+from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.model import CONFIG
 
-# Its rows may be cut off, which is judged by what is in them.
-_VOCAB = "vocab"
 # Flag -> what to say, and the option that says it.
 _WAYS_OUT = {
     "interleaved": ("the order of rotary pairs", "rope_layout", "halves", " or interleaved"),
@@ -111,10 +110,11 @@ def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], pl
         other = carried.flags.get(name)
         if other is not None and other.value != flag.value:
             raise _contradiction(place, _flag(name, flag), _flag(name, other), _way_out(name))
+    # Rows of a vocabulary may be cut off, which is judged by what is in them.
     differing = [
         axis
         for axis, size in mine.sizes.items()
-        if axis != _VOCAB and axis in carried.sizes and carried.sizes[axis].length != size.length
+        if axis != VOCAB and axis in carried.sizes and carried.sizes[axis].length != size.length
     ]
     if differing and not _same_arrays(mine, carried, arrays):
         got, wanted = (_sizes(table.sizes, differing) for table in (mine, carried))
@@ -123,12 +123,12 @@ def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], pl
 
 def _same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
     """Whether both make the same of the arrays, or the carried configuration does not fit them at all."""
-    sizes = {**carried.sizes, **{axis: size for axis, size in mine.sizes.items() if axis == _VOCAB}}
+    sizes = {**carried.sizes, **{axis: size for axis, size in mine.sizes.items() if axis == VOCAB}}
     try:
-        other = replace(carried, sizes=sizes).to_right(arrays, (_VOCAB,))
+        other = replace(carried, sizes=sizes).to_right(arrays, (VOCAB,))
     except CheckpointError:
         return True
-    return _described(mine.to_right(arrays, (_VOCAB,)).arrays) == _described(other.arrays)
+    return _described(mine.to_right(arrays, (VOCAB,)).arrays) == _described(other.arrays)
 
 
 def _described(arrays: Mapping[str, LazyArray]) -> list[object]:

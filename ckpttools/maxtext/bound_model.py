@@ -21,6 +21,7 @@ from ckpttools.maxtext.agreement import own_rows, same_family, same_values
 from ckpttools.maxtext.config.back import SETTINGS, config_of_settings
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
+from ckpttools.maxtext.layout import VOCAB as VOCAB
 from ckpttools.maxtext.model import CONFIG, family_for, rope_flags
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.model_files import ModelFiles
@@ -28,8 +29,6 @@ from ckpttools.maxtext.stacked_on import known_scan_axis, stored_scan_axis
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
-
-VOCAB = "vocab"
 
 
 @dataclass(frozen=True)

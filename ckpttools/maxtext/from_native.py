@@ -18,10 +18,9 @@ from ckpttools.mapping.table import Table
 from ckpttools.maxtext.native import fits_maxtext, scale_pairs, square
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.modules import left_modules
+from ckpttools.quantized.scales import BLOCK_SCALE
 from ckpttools.quantized.sound_scales import Sound, sound_of
 from ckpttools.transforms.dequantize import dequantized
-
-SCALE_INV = "_scale_inv"
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def with_scheme(
     said = says_quantized(config) or {}
     if said.get("quant_method") == "fp8" and said.get("weight_block_size") == size:
         return config, ()
-    scales = {name + SCALE_INV for name in weights}
+    scales = {name + BLOCK_SCALE for name in weights}
     others = {name: each for name, each in arrays.items() if name not in scales}
     made = {
         "quant_method": "fp8",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ckpttools.array.tree import Path
+from ckpttools.roles.names import RANDOM as RANDOM
 
 Kind = Literal["stacked-training", "stacked-inference", "unstacked-training", "unstacked-inference"]
 FlavourName = Literal["linen", "nnx", "nnx-rl"]
@@ -26,8 +27,9 @@ NNX_AUX = "nnx_aux"
 AUXILIARY: Path = (NNX_AUX, MODEL)
 # An nnx.Variable of a class of its own, such as MoEBiasVar, lies in a collection that is named as the class.
 COLLECTION = "Var"
-# A key of paths with states of random number generators.
-RANDOM = "rngs"
+
+# The axis of a model's tokens, in rows.
+VOCAB = "vocab"
 
 # Below the decoder: layers by number, or stacked; `ckpttools.maxtext.layers` has the ways.
 DECODER = "decoder"

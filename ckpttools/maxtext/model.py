@@ -11,13 +11,13 @@ from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.wording import option, step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_called, family_of
+from ckpttools.formats.sidecar_files import CONFIG as CONFIG
 from ckpttools.mapping.flags import Flag
 from ckpttools.maxtext.tying import WAYS
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
 ROPE_LAYOUTS = ("halves", "interleaved")
-CONFIG = "config.json"
 _OF_MODEL = f"HF_DIR/{CONFIG}"
 
 

@@ -24,7 +24,7 @@ from ckpttools.maxtext import tying
 from ckpttools.maxtext.bound_model import VOCAB, BoundModel
 from ckpttools.maxtext.bound_source import BoundSource, maxtext_source
 from ckpttools.maxtext.config_to_write import config_to_write, remarks_about, with_model
-from ckpttools.maxtext.from_native import SCALE_INV, hugging_face_grids, with_scheme
+from ckpttools.maxtext.from_native import hugging_face_grids, with_scheme
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import TrueConfig, absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
@@ -35,6 +35,7 @@ from ckpttools.maxtext.odd_dtypes import in_first_dtype, main_dtype
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
+from ckpttools.quantized.scales import BLOCK_SCALE
 from ckpttools.quantized.weights import quantized
 from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized
@@ -79,7 +80,7 @@ class _Converted:
     @property
     def quantized(self) -> dict[str, LazyArray]:
         """What stays quantised: codes and scales."""
-        return {**self.codes, **{key + SCALE_INV: scales for key, scales in self.grids.scales.items()}}
+        return {**self.codes, **{key + BLOCK_SCALE: scales for key, scales in self.grids.scales.items()}}
 
 
 def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> HuggingFaceModel:

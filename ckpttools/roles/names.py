@@ -73,7 +73,8 @@ WEIGHTS = frozenset(("params", "model", "target", "mdl_vars", "model_params", "b
 # Keys around a whole state; so are places in a tuple.
 _WRAPPERS = (WEIGHTS - {"params"}) | {"state", "train_state", "nnx_aux"}
 _AVERAGES = frozenset(("ema", "average", "averages", "averaged", "polyak", "swa", "shadow"))
-_RANDOM = "rngs"
+# A key of paths with states of random number generators.
+RANDOM = "rngs"
 # Keys of a state, outside of the model, that hold nothing learned.
 _STATES = frozenset(("state", "train_state"))
 _COUNTERS = frozenset(("step", "global_step", "epoch", "last_epoch", "ntokens_seen", "version"))
@@ -81,7 +82,7 @@ _COUNTERS = frozenset(("step", "global_step", "epoch", "last_epoch", "ntokens_se
 _SCHEDULES = frozenset(("lr_scheduler", "lr_schedulers"))
 _GENERATORS = frozenset(("rng", "prng", "dropout_rng", "training_key"))
 _LOSS_SCALES = frozenset(("loss_scale", "dynamic_scale"))
-_BOOKKEEPING = _COUNTERS | _SCHEDULES | _GENERATORS | _LOSS_SCALES | {_RANDOM}
+_BOOKKEEPING = _COUNTERS | _SCHEDULES | _GENERATORS | _LOSS_SCALES | {RANDOM}
 # Scalars that optax keeps beside moments, of any dtype, by the keys above them or by their own.
 _HYPERPARAMETERS = frozenset(("hyperparams", "hyperparams_states"))
 # Where a random state is that has no counter beside it, and one that has.
@@ -228,7 +229,7 @@ def iterates(paths: Collection[Path]) -> set[Path]:
 def is_random(path: Path) -> bool:
     """Whether a key says that it is a state of a random number generator."""
     first, *below = _named_as(path)
-    return _RANDOM in path or (first in _GENERATORS and not below)
+    return RANDOM in path or (first in _GENERATORS and not below)
 
 
 def is_bookkeeping(keys: Path) -> bool:

@@ -13,7 +13,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import some
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, V1_FILE
 from ckpttools.formats.orbax.own import strangers_in_item
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step
 from ckpttools.formats.registry import open_tree
@@ -28,7 +28,7 @@ from ckpttools.stores.base import DirEntry
 from ckpttools.stores.place import Place
 
 Fate = Literal["kept", "stripped", "deleted", "left alone"]
-_OF_A_STEP = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, "orbax.checkpoint"))
+_OF_A_STEP = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, V1_FILE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _known(entry: DirEntry, items: set[str]) -> Collection[str]:
 def _in_item(item: OrbaxItem) -> list[str]:
     with unwarned():
         tree = open_tree(item.directory)
-    bare = {"orbax.checkpoint", RECORD} if item.directory == item.step.path else set()
+    bare = {V1_FILE, RECORD} if item.directory == item.step.path else set()
     return [name for name in strangers_in_item(item.directory, tree) if name not in bare]
 
 

@@ -32,7 +32,7 @@ from ckpttools.quantized.modules import (
 )
 from ckpttools.quantized.readable import not_readable, weights_in
 from ckpttools.quantized.refusals import remedy
-from ckpttools.quantized.scales import is_plain
+from ckpttools.quantized.scales import BLOCK_SCALE, is_plain
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast, cast_notes
@@ -43,7 +43,6 @@ _FP8, _MXFP4 = "fp8-block128", "mxfp4"
 _BLOCK = 128
 # Of what published models do not quantise.
 _PUBLISHED_BITS = 16
-_SCALE_INV = "_scale_inv"
 # Patterns that are listed in a command.
 _FEW = 4
 _TEXT, _HIDDEN, _KIND, _GPT_OSS = "text_config", "hidden_size", "model_type", "gpt_oss"
@@ -92,7 +91,7 @@ def _fp8(name: str, array: LazyArray) -> dict[str, LazyArray]:
     """Codes and scales; of fused experts those of each matrix, as published models have them."""
     made: dict[str, LazyArray] = {}
     for each, matrix in single_matrices(name, array):
-        made[each], made[each + _SCALE_INV] = block_codes(matrix, Fp8Blocks(_BLOCK, _BLOCK), each)
+        made[each], made[each + BLOCK_SCALE] = block_codes(matrix, Fp8Blocks(_BLOCK, _BLOCK), each)
     return made
 
 

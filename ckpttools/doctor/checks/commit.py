@@ -8,7 +8,7 @@ from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, mending, p
 from ckpttools.doctor.inventory import Directory, Inventory
 from ckpttools.doctor.new_files import write_new
 from ckpttools.formats.base import ReadOptions
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, V1_FILE
 from ckpttools.formats.orbax.steps import (
     IN_PROGRESS,
     OrbaxRun,
@@ -19,8 +19,6 @@ from ckpttools.formats.orbax.steps import (
 )
 from ckpttools.stores.place import Place
 
-# Orbax v1 marks its saves with it.
-_V1_FILE = "orbax.checkpoint"
 _WHY = (
     "on gs:// Orbax considers it unfinished: it is not listed, not loaded, and may be deleted by a clean-up"
 )
@@ -66,7 +64,7 @@ def _goes_on_with(step: Place) -> Place | None:
 
 def _is_v1(step: Directory, said: StepMetadata) -> bool:
     """Whether Orbax v1 wrote the step, which marks steps only."""
-    return _V1_FILE in step.files or ".v1." in str(said.handlers)
+    return V1_FILE in step.files or ".v1." in str(said.handlers)
 
 
 def _mark(place: Place, read: ReadOptions) -> str:

@@ -8,9 +8,8 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, finding_of, on_disk
 from ckpttools.doctor.inventory import Inventory, json_or_error
 from ckpttools.formats.adapters import ADAPTER, adapter_in, merge_command, merging
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.place import Place
-
-_CONFIG = "config.json"
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -18,8 +17,8 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     for weights in inventory.weights:
         if not weights.is_whole or weights.folder not in listed:
             continue
-        place = weights.folder / _CONFIG
-        if _CONFIG not in listed[weights.folder]:
+        place = weights.folder / CONFIG
+        if CONFIG not in listed[weights.folder]:
             is_adapter = ADAPTER in listed[weights.folder]
             yield _adapter(weights.folder) if is_adapter else _without(weights.folder)
             continue
@@ -30,15 +29,15 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 def _without(folder: Place) -> Finding:
     why = "conversions to and from MaxText, and transformers, take the family and sizes of the model from it"
-    command = f"hf download REPO {_CONFIG} --local-dir {on_disk(folder)}"
+    command = f"hf download REPO {CONFIG} --local-dir {on_disk(folder)}"
     do = f"fetch it: {command}; other commands do not need it"
-    return Finding(WARNING, str(folder), f"no {_CONFIG} beside the weights", why, do, command=command)
+    return Finding(WARNING, str(folder), f"no {CONFIG} beside the weights", why, do, command=command)
 
 
 def _adapter(folder: Place) -> Finding:
-    what = f"{ADAPTER} and no {_CONFIG}: {adapter_in(folder)}, not a whole model"
+    what = f"{ADAPTER} and no {CONFIG}: {adapter_in(folder)}, not a whole model"
     why = "ckpt convert takes whole models to MaxText and from it; for adapters there is ckpt adapter"
     return Finding(INFO, str(folder), what, why, merging(folder), command=merge_command(folder))
 
 
-CHECK = Check("config", f"no {_CONFIG} beside safetensors, or an unreadable one", _look)
+CHECK = Check("config", f"no {CONFIG} beside safetensors, or an unreadable one", _look)

@@ -21,6 +21,8 @@ from ckpttools.stores.place import Place
 
 TREE_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
+# Orbax v1 marks its saves with it.
+V1_FILE = "orbax.checkpoint"
 COMMIT_FILE = "commit_success.txt"
 COMMIT_TEXT = b"Checkpoint commit was successful"
 STRINGS_FILE = "_strings.json"

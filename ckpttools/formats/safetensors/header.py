@@ -25,7 +25,7 @@ from ckpttools.formats.json_file import json_object, without_duplicates
 MAX_HEADER_BYTES = 100_000_000
 
 _LENGTH_BYTES = 8
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
 _FIELDS = ("dtype", "shape", "data_offsets")
 # Beyond these numpy cannot make the array: axes, and a signed 64-bit count of bytes.
 _MOST_AXES = 64
@@ -78,7 +78,7 @@ def parse_header(source: ByteSource, max_header_bytes: int = MAX_HEADER_BYTES) -
     source.read_into(_LENGTH_BYTES, raw)
     fields = json_object(raw, f"{source.path} (header)", FormatError, _REWRITE, _compact)
     del raw
-    metadata = _metadata(fields.pop(_METADATA, None), source.path)
+    metadata = _metadata(fields.pop(METADATA, None), source.path)
     entries = [_sound(name, value) or _entry(name, value, source.path) for name, value in fields.items()]
     del fields
     entries.sort(key=lambda entry: (entry.begin, entry.end))
@@ -170,7 +170,7 @@ def _metadata(value: object, path: str) -> dict[str, str]:
     if isinstance(value, dict) and all(type(text) is str for text in value.values()):
         return value
     _refuse(
-        f"{_METADATA} is not a map from string to string",
+        f"{METADATA} is not a map from string to string",
         f"{path} (header)",
         reprlib.repr(value),
         'an object such as {"format": "pt"}',

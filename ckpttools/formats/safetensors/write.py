@@ -17,14 +17,13 @@ from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, Extents, Layout
 from ckpttools.formats.checks import check_dtypes
 from ckpttools.formats.placement import DataFile, Placement
-from ckpttools.formats.safetensors.header import MAX_HEADER_BYTES
+from ckpttools.formats.safetensors.header import MAX_HEADER_BYTES, METADATA
 from ckpttools.stores.place import Place
 
 STEM = "model"
 DEFAULT_SHARD_BYTES = 5_000_000_000
 # transformers refuses files that do not name a framework it knows.
 _FRAMEWORK = {"format": "pt"}
-_METADATA = "__metadata__"
 _LENGTH_BYTES = 8
 _PAGE, _WORD = 4096, 8
 
@@ -140,7 +139,7 @@ def _file_names(stem: str, count: int) -> list[str]:
 def _planned_file(
     file: str, arrays: Mapping[Path, LazyArray], names: Mapping[Path, str], metadata: Mapping[str, str]
 ) -> _PlannedFile:
-    fields: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))}
+    fields: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
     starts: dict[Path, int] = {}
     end = 0
     for path in _in_byte_order(arrays):
@@ -204,12 +203,12 @@ def _is_text(value: object) -> bool:
 
 
 def _check_names(names: Mapping[Path, str], tree: Tree) -> None:
-    wrong = [repr(name) for name in names.values() if name == _METADATA or not _is_text(name)]
+    wrong = [repr(name) for name in names.values() if name == METADATA or not _is_text(name)]
     if wrong:
         raise FormatError(
             f"safetensors cannot hold arrays of these names:{listing(wrong)}",
             place=tree.metadata.place,
-            wanted=f"Unicode text other than {_METADATA}",
+            wanted=f"Unicode text other than {METADATA}",
             hint="rename them",
         )
 

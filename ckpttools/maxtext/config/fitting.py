@@ -12,14 +12,13 @@ from ckpttools.families.family import Family
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.flags import Flag
 from ckpttools.maxtext.family_layouts import family_as_stored
+from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.native import scale_pairs
 from ckpttools.maxtext.stacked_on import stored_scan_axis
 from ckpttools.maxtext.view import MaxTextView
 from ckpttools.quantized.readable import weights_in
 from ckpttools.transforms.dequantize import dequantized, is_said_to_be_quantized
-
-_VOCAB = "vocab"
 
 
 def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) -> None:
@@ -58,7 +57,7 @@ def require_maxtext(
     try:
         axis = stored_scan_axis(family, arrays, view.scan_axis)
         table = family.table(config, CONFIG, scan_axis=axis, overrides=flags, without=absent)
-        replace(table, place=place).require_fit(arrays, left=True, cut=(_VOCAB,))
+        replace(table, place=place).require_fit(arrays, left=True, cut=(VOCAB,))
     except NotCoveredError as error:
         raise _contradicted(error) from error
 

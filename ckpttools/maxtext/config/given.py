@@ -13,7 +13,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.maxtext.config.models import defaults, models, tower_defaults
 from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.config.telling import MODEL_NAME
-from ckpttools.maxtext.loading.command import ParsedCommand, parsed
+from ckpttools.maxtext.loading.command import SETTING, ParsedCommand, parsed
 from ckpttools.maxtext.loading.configuration import COMMAND_LINE, Layer, files_of, flat_settings, model_of
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.maxtext.loading.sizes import architecture
@@ -22,7 +22,6 @@ from ckpttools.stores.registry import parse
 # What ends a command in a shell, or sends its output elsewhere.
 _OF_SHELL = re.compile(r"[|&;]+|[0-9&]?>.*")
 _PYTHON = re.compile(r"\s(\S*/)?python[\d.]*\s")
-_SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 _SCAN, _AXIS = "scan_layers", "param_scan_axis"
 
 
@@ -66,7 +65,7 @@ def _as_pasted(words: Sequence[str]) -> list[str]:
     """Words, of which one may be a whole command line, up to where the shell does something else with it."""
     found: list[str] = []
     for word in words:
-        is_line = any(map(str.isspace, word)) and (not _SETTING.match(word) or _PYTHON.search(word))
+        is_line = any(map(str.isspace, word)) and (not SETTING.match(word) or _PYTHON.search(word))
         found += _split(word) if is_line else [word]
     return list(takewhile(lambda word: not _OF_SHELL.fullmatch(word), found))
 

@@ -19,7 +19,7 @@ from ckpttools.maxtext.config.fp8 import StoredFp8
 from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.from_native import block_of, native_of, unread_grids
-from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
+from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS, VOCAB
 from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
@@ -28,7 +28,6 @@ from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.stores.registry import parse
 
 PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
-_VOCAB = "vocab"
 
 
 @dataclass(frozen=True)
@@ -109,13 +108,13 @@ def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | 
     require_maxtext(view, tree.metadata.place, found, config, flags)
     lengths, seen = table.known_of(arrays, left=True)
     # As many rows as are stored, with those that fill up.
-    rows = {_VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
+    rows = {VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
     there = found.towers_in(arrays)
     towers = {each: each in there for each in found.towers}
     facts = replace(_facts(config), lengths={**lengths, **rows}, flags={**seen, **towers}, has_arrays=True)
     model = SeenModel(found, facts, CONFIG, tuple(_stored(tree, view)))
     native = native_of(arrays, config, tree.metadata.place)
-    misfits = unread_grids(table, native.arrays, native, (_VOCAB,)).misfits
+    misfits = unread_grids(table, native.arrays, native, (VOCAB,)).misfits
     fp8 = _fp8(tree, view, config, misfits)
     return replace(model, notes=tuple(_notes(view, config, arrays, found, fp8)), fp8=fp8)
 

@@ -11,7 +11,7 @@ from typing import Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 
-_SETTING = re.compile(r"[A-Za-z_][\w.]*=")
+SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 _SUFFIX = ".yml"
 _PROGRAM = re.compile(r"python[\d.]*|.*\.py|(maxtext|MaxText)(\.\w+)+")
 # Variables of a shell, and options of Python: -m, -u, -O, -X dev as one word.
@@ -47,11 +47,11 @@ def parsed(words: Sequence[str]) -> ParsedCommand:
         FormatError: a value is no YAML.
     """
     program, rest = _without_program(list(words))
-    file = rest.pop(0) if rest and not _SETTING.match(rest[0]) and rest[0].endswith(_SUFFIX) else None
+    file = rest.pop(0) if rest and not SETTING.match(rest[0]) and rest[0].endswith(_SUFFIX) else None
     overrides: dict[str, Any] = {}
     for word in rest:
         name, equals, value = word.partition("=")
-        if not equals or not _SETTING.match(word):
+        if not equals or not SETTING.match(word):
             raise _no_setting(word)
         _put(overrides, name.split("."), value_of(word, value))
     return ParsedCommand(program, file, overrides)

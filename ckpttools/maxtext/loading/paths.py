@@ -6,7 +6,7 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE, V1_FILE
 from ckpttools.formats.orbax.steps import (
     OrbaxItem,
     OrbaxRun,
@@ -22,7 +22,6 @@ from ckpttools.maxtext.versions import Version
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
-_INDICATOR = "orbax.checkpoint"
 # Stores that MaxText reads itself; memory is for tests of those who call this from Python.
 _READ = ("file", "gs", "memory")
 _KEYS = ("model", "model_params")
@@ -145,10 +144,10 @@ def _by_v1(place: Place, setting: str) -> Place | Problem:
 
 def _refused_by_v1(root: Place, item: Place) -> Problem | None:
     """Why Orbax's newer API does not take a directory in which there is an item."""
-    if (root / _INDICATOR).is_file():
+    if (root / V1_FILE).is_file():
         if item == root or not has_metadata(root):
             return Problem(
-                f"{root} has {_INDICATOR} and no {CHECKPOINT_FILE} with an item {ITEM}", _doctor(root)
+                f"{root} has {V1_FILE} and no {CHECKPOINT_FILE} with an item {ITEM}", _doctor(root)
             )
         return None
     if has_metadata(root.parent):

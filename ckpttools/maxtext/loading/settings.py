@@ -84,7 +84,7 @@ _OTHERS = frozenset(
     )
 )
 _NEAR = 0.85
-_LOCAL = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
+LOCAL_TIERS = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
 # As pydantic reads them.
 _WORDS = {
     **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
@@ -167,7 +167,7 @@ def refusals(settings: Settings, version: Version) -> Iterator[Problem]:
 
 
 def _renames_before_deletion(settings: Settings) -> bool:
-    is_local = any(settings.flag(name) for name in _LOCAL)
+    is_local = any(settings.flag(name) for name in LOCAL_TIERS)
     is_managed = settings.flag("enable_checkpointing") and not is_local
     return is_managed and bool(settings.text("checkpoint_todelete_subdir"))
 
@@ -254,7 +254,7 @@ def _without_checkpointing(settings: Settings, version: Version) -> Iterator[Pro
 
 
 def _local_directories(settings: Settings) -> Iterator[Problem]:
-    for name in _LOCAL:
+    for name in LOCAL_TIERS:
         if not settings.flag(name):
             continue
         if not settings.text("local_checkpoint_directory"):

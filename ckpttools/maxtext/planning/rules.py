@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckpttools.maxtext.loading.settings import LOCAL_TIERS
+
 _LOCAL, _PERIOD = "local_checkpoint_directory", "local_checkpoint_period"
 _BACKUP = "multi_tier_checkpointing_backup_interval_"
-_TIERS = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _TRUE = ("true", "t", "yes", "y", "on", "1")
 
@@ -40,14 +41,14 @@ def refusals(settings: Mapping[str, Any]) -> Iterator[str]:
         yield "load_parameters_path and load_full_state_path exclude each other"
     if said("load_full_state_path") and not is_set("enable_checkpointing", default=True):
         yield "load_full_state_path needs enable_checkpointing=true"
-    for tier in filter(is_set, _TIERS):
+    for tier in filter(is_set, LOCAL_TIERS):
         if not said(_LOCAL):
             yield f"{tier} needs {_LOCAL}"
         if (number(_PERIOD) or 0) <= 0:
             yield f"{tier} needs {_PERIOD} above 0"
-    if is_set(_TIERS[0]):
+    if is_set(LOCAL_TIERS[0]):
         minutes, steps = number(f"{_BACKUP}minutes"), number(f"{_BACKUP}steps")
         if (minutes is None) == (steps is None):
-            yield f"{_TIERS[0]} needs one of {_BACKUP}minutes and {_BACKUP}steps, not both"
+            yield f"{LOCAL_TIERS[0]} needs one of {_BACKUP}minutes and {_BACKUP}steps, not both"
         if steps is not None and steps < (number(_PERIOD) or 0):
             yield f"{_BACKUP}steps must not be less than {_PERIOD}"

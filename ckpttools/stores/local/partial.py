@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SUFFIX = ".partial"
+from ckpttools.stores.publishing import SUFFIX as SUFFIX
+
 JOURNAL = "journal.ckpttools"
 CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"
 
