@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from ckpttools.api.arguments import Patterns, dtype_of, patterns_of, text_of
 from ckpttools.api.load_conversion import Converting, converted, next_step
 from ckpttools.api.prepared import command
-from ckpttools.api.sources import DEFAULT_MEMORY, Opening, Source, opened, part_of, read_options
+from ckpttools.api.sources import DEFAULT_MEMORY, Observe, Opening, Source, opened, part_of, read_options
 from ckpttools.array.fingerprint import sources
 from ckpttools.core.budget import allowing
 from ckpttools.core.dataclass import dataclass
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ckpttools.sharding.request import Request
     from ckpttools.sharding.templates import TreeTemplate
 
-Observe = Callable[[int, int], None]
 ObserveJob = Callable[[JobProgress], None]
 
 

@@ -238,6 +238,11 @@ def key_of(parts: Iterable[str | Field]) -> Key:
     return Key(tuple(merged))
 
 
+def longest_stride(keys: Iterable[Key]) -> int:
+    """The largest step in which a number in these keys grows with a coordinate; 1 where all count on."""
+    return max((stride for key in keys for each in key.fields for stride in each.strides), default=1)
+
+
 def parse_key(text: str) -> Key:
     """The key template that a text is; the inverse of `str`.
 

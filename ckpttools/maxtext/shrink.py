@@ -18,7 +18,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, in_natural_order, matches_any
 from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family
-from ckpttools.mapping.keys import parse_key
+from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LOCAL, REMAINDER, STEPS, VALUE
@@ -116,8 +116,7 @@ def _counts_that_fit(config: Mapping[str, Any], family: Family, how: Smaller) ->
 
 def _cycle(family: Family) -> int:
     """Layers after which their kinds repeat, in MaxText's stacks or in Hugging Face's numbers (Gemma 2)."""
-    fields = [field for group in family.layers for field in parse_key(group.right).fields]
-    strides = max((max(field.strides, default=1) for field in fields), default=1)
+    strides = longest_stride(parse_key(group.right) for group in family.layers)
     try:
         return max(strides, cycle_of(family, version_called(NEWEST)).length)
     except CheckpointError:

@@ -10,7 +10,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
-from ckpttools.mapping.keys import parse_key
+from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.layer_notes import fits
@@ -82,8 +82,7 @@ def cycle_of(family: Family, version: Version) -> Cycle:
     """
     family.refuse_scanned("leave them as they are: MaxText runs them with scan_layers=false")
     groups = [group for group in family_in(family, version).layers if group.left.startswith(_LAYERS)]
-    fields = [field for group in groups for field in parse_key(group.left).fields]
-    length = max((max(field.strides, default=1) for field in fields), default=1)
+    length = longest_stride(parse_key(group.left) for group in groups)
     return Cycle(length, _names([group.scanned for group in groups]) if length > 1 else None)
 
 

@@ -19,13 +19,11 @@ from ckpttools.core.region import Shape, grid_indices
 from ckpttools.formats.orbax.metadata import SavedLeaf, parse_tree
 from ckpttools.formats.orbax.ocdbt import Entry, length_of
 from ckpttools.formats.orbax.shares import HostShare
-from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.array import ZarrArray
-from ckpttools.formats.zarr.chunks import parse_array
+from ckpttools.formats.zarr.chunks import DOCUMENTS, parse_array
 from ckpttools.stores.place import Place
 
 T = TypeVar("T")
-DOCUMENTS = (zarr3.DOCUMENT, zarr2.DOCUMENT)
 # Hosts begin a save together, but for what their clocks differ, and for those that lag a step behind. A job
 # that was started again needs longer than the first to come back to the same step. Up to the second, shares
 # are of one save where they have values in common, which are compared before anything is made of them.

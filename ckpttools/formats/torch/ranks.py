@@ -25,7 +25,7 @@ from ckpttools.formats.torch.alike import Twins
 from ckpttools.formats.torch.archive import checksums_in
 from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
 from ckpttools.formats.torch.pickled import Record
-from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
+from ckpttools.formats.torch.saved import COPY_ALL, MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.stores.at_once import at_once
@@ -40,7 +40,6 @@ _BESIDE = "huggingface"
 _EXTRA = "extra_state_world_size_{count}_rank_{rank}.pt"
 _CALL = 'ckpttools.convert(SRC, DST, format="safetensors", {})'
 _COMMAND = "ckpt convert to-safetensors SRC DST {}"
-_HINT = "copy the files of all processes of one save into one directory"
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def _check_step(path: Place, names: Sequence[str], options: ReadOptions) -> None
     steps = {name: step for name, step in zip(there, found, strict=True) if step is not None}
     if len({*steps.values()}) > 1:
         lines = [f"{name}: step {step}" for name, step in steps.items()]
-        raise FormatError("files of several steps lie here:" + listing(lines), place=path, hint=_HINT)
+        raise FormatError("files of several steps lie here:" + listing(lines), place=path, hint=COPY_ALL)
 
 
 def _step(place: Place, options: ReadOptions) -> int | None:
@@ -274,7 +273,7 @@ def _lacking(count: int, missing: Sequence[int]) -> str | None:
 
 def _incomplete(path: Place, lacking: str, tensors: int) -> FormatError:
     what = f"{lacking}: {plural(tensors, 'tensor')} cannot be put together"
-    return FormatError(what, place=path, wanted="one file of each process", hint=_HINT)
+    return FormatError(what, place=path, wanted="one file of each process", hint=COPY_ALL)
 
 
 def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
@@ -303,5 +302,5 @@ def _refuse(
         + listing([*wrong, *unlike]),
         place=path,
         wanted="for each tensor parts that make it up, and the same numbers wherever it is twice",
-        hint=_HINT + (chosen if unlike and not wrong else ""),
+        hint=COPY_ALL + (chosen if unlike and not wrong else ""),
     )

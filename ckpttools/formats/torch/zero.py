@@ -25,7 +25,7 @@ from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
 from ckpttools.formats.torch.archive import checksums_in
 from ckpttools.formats.torch.latest import LATEST, UNIVERSAL, names_no_step, step_named
 from ckpttools.formats.torch.pickled import Record, in_few_words
-from ckpttools.formats.torch.saved import MOST_RANKS, SavedFile, saved_file
+from ckpttools.formats.torch.saved import COPY_ALL, MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.formats.torch.zero_devices import disorder, refuse_other_devices
 from ckpttools.formats.torch.zero_model import ModelStates, dictionary, filled_list, flat_vector
@@ -52,7 +52,6 @@ _STAGE_2, _STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 LEFT_OUT = Notes(remarks=("the optimizer's moments are left out: the weights are its float32 copies",))
 # The key of the tree under which an optimizer lies: a name that no module of a model has.
 STATE = "optimizer_state"
-_HINT = "copy the files of all processes of one save into one directory"
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ FORMAT = ZeroFormat()
 
 
 def _damaged(path: Place, got: str) -> FormatError:
-    return FormatError("the files of the processes do not add up", place=path, got=got, hint=_HINT)
+    return FormatError("the files of the processes do not add up", place=path, got=got, hint=COPY_ALL)
 
 
 def _ranks(step: Place) -> dict[tuple[int, int], str]:
@@ -108,7 +107,7 @@ def _ranks(step: Place) -> dict[tuple[int, int], str]:
             "files of two saves lie here, one of them in bfloat16:" + listing(twice),
             place=step,
             wanted="files that all begin with bf16_, or none",
-            hint=_HINT,
+            hint=COPY_ALL,
         )
     return names
 
@@ -213,7 +212,7 @@ def _check_world(step: Place, ranks: Sequence[int], saved: Sequence[_Rank]) -> N
             f"{world} processes saved, and files of {len(ranks)} are here:" + listing(lines),
             place=step,
             wanted="one of each process, and of no other save",
-            hint=_HINT,
+            hint=COPY_ALL,
         )
 
 
@@ -224,7 +223,7 @@ def _refuse_copies(step: Place, vectors: Mapping[str, Sequence[Stored]]) -> None
         largest = max(held, key=lambda each: each.size, default=None)
         if largest is not None and largest.size:
             files[name] = ProcessFile({"": largest}, largest.source, partial(_spans, held))
-    refuse_copies(files, step, _HINT)
+    refuse_copies(files, step, COPY_ALL)
 
 
 def _spans(vectors: Sequence[Stored]) -> set[tuple[int, int]]:
@@ -238,7 +237,7 @@ def _models(step: Place, stage: int, world: int, options: ReadOptions) -> list[S
     missing = [name for name in names if not (step / name).is_file()]
     if missing:
         raise FormatError(
-            f"files that say names and shapes are missing:{listing(missing)}", place=step, hint=_HINT
+            f"files that say names and shapes are missing:{listing(missing)}", place=step, hint=COPY_ALL
         )
     return at_once(step.store, lambda name: saved_file(step / name, options), names)
 

@@ -39,11 +39,11 @@ from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.chunks import DOCUMENTS
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
-_DOCUMENTS = (zarr3.DOCUMENT, zarr2.DOCUMENT)
 _STATE, _METADATA = "checkpoint", "metadata.json"
 # What lies in an item of Orbax beside the metadata of its tree, which are then what is missing.
 _OF_ORBAX = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
@@ -78,9 +78,9 @@ class BareFormat(ReadOnlyFormat):
             return None if _is_nested(path) else "a save of Orbax"
         below = [each.name for each in entries if each.is_dir]
         steps = [name for name in below if _STEP.fullmatch(name)]
-        if len(steps) > 1 and not names & {*_DOCUMENTS}:
+        if len(steps) > 1 and not names & {*DOCUMENTS}:
             return "several steps of a run"
-        if len(below) > 1 and not names & {*_DOCUMENTS, _STATE, _METADATA} and _are_apart(path, below):
+        if len(below) > 1 and not names & {*DOCUMENTS, _STATE, _METADATA} and _are_apart(path, below):
             return "several checkpoints below"
         return None if _has_array(path) else "no array of zarr in it"
 
@@ -92,7 +92,7 @@ class BareFormat(ReadOnlyFormat):
         entries = path.entries()
         below = [each.name for each in entries if each.is_dir]
         names = {each.name for each in entries}
-        if len(below) != 1 or names & {*_DOCUMENTS, MANIFEST, _STATE, _METADATA}:
+        if len(below) != 1 or names & {*DOCUMENTS, MANIFEST, _STATE, _METADATA}:
             return path
         step = path / below[0]
         # A number alone may be a key.
@@ -140,7 +140,7 @@ def _has_array(path: Place) -> bool:
     while rest and tried < _MOST_TRIED:
         folder, tried = rest.pop(), tried + 1
         entries = folder.entries()
-        if any(each.name in _DOCUMENTS for each in entries):
+        if any(each.name in DOCUMENTS for each in entries):
             return True
         rest += [folder / each.name for each in reversed(entries) if each.is_dir]
     return False
@@ -206,7 +206,7 @@ def _names_below(
     if depth > DEEPEST:
         raise FormatError("directories are nested too deep", place=folder, wanted=f"at most {DEEPEST} levels")
     entries = folder.entries()
-    documents = {each.name for each in entries} & {*_DOCUMENTS}
+    documents = {each.name for each in entries} & {*DOCUMENTS}
     is_array = zarr2.DOCUMENT in documents or (
         zarr3.DOCUMENT in documents
         and _tells_array(read_json(folder / zarr3.DOCUMENT), folder / zarr3.DOCUMENT)
@@ -283,7 +283,7 @@ class _BareArrays:
     def _fills(self, name: str) -> bool:
         """Whether tensorstore leaves chunks of the fill value out: it does where there is one."""
         below = f"{name}/" if name else ""
-        documents = (_document(self._entries, below + each) for each in _DOCUMENTS)
+        documents = (_document(self._entries, below + each) for each in DOCUMENTS)
         return next((each for each in documents if each), {}).get("fill_value") is not None
 
     def remarks(self) -> Iterator[str]:

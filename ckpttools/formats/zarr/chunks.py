@@ -20,6 +20,8 @@ PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], ZarrArray]] = {
     zarr3.DOCUMENT: zarr3.parse_array,
     zarr2.DOCUMENT: zarr2.parse_array,
 }
+DOCUMENTS = tuple(PARSERS)
+"""File names of the metadata of arrays: where there are several, the first counts."""
 
 
 @dataclass(frozen=True)
