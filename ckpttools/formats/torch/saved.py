@@ -20,8 +20,8 @@ from ckpttools.stores.place import Place
 # Of what a pickle says a Python object is made that takes about so many times its bytes.
 _OBJECTS = 12
 # A rank beyond this is no process's: names of files are anyone's to choose.
-COPY_ALL = "copy the files of all processes of one save into one directory"
 MOST_RANKS = 100_000
+COPY_ALL = "copy the files of all processes of one save into one directory"
 
 
 @dataclass(frozen=True)
