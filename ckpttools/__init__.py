@@ -174,10 +174,20 @@ def __dir__() -> list[str]:
 
 
 class _Callable(ModuleType):
-    """A room that has the name of a function, and is called as the function."""
+    """A room that has the name of a function, and is called and planned as the function."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return __getattr__(self.__name__.rpartition(".")[2])(*arguments, **options)
+        return self._function(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        # No other: `from room import module` asks for the module's name here before it is imported.
+        if name != "plan":
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return self._function.plan
+
+    @property
+    def _function(self) -> Any:
+        return __getattr__(self.__name__.rpartition(".")[2])
 
 
 class Package(ModuleType):

@@ -274,5 +274,8 @@ def test_rooms_that_have_the_name_of_a_function_are_called_as_it():
         assert ckpttools.families() == first == ckpttools.api.families()
         import ckpttools.inspect.tree as tree
         assert tree.inspect_tree and callable(ckpttools.inspect) and callable(ckpttools.api.inspect)
+        import ckpttools.api.prune
+        assert ckpttools.api.prune.plan == ckpttools.prune.plan
+        assert not hasattr(ckpttools.inspect, "plan") and not hasattr(ckpttools.api.prune, "plane")
         """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
