@@ -232,7 +232,9 @@ _SHORT = {
 
 
 def parse_dtype(text: str | DType) -> DType:
-    """The dtype a user or a config means: our names, `torch.` in front of them, `bf16`, `fp32`, …; itself.
+    """The dtype a user or a config means: our names, `torch.` in front of them, `bf16`, `fp32`, …
+
+    One that is a dtype already is itself.
 
     Raises:
         UnknownNameError: no such name; says which is near, else which are known.

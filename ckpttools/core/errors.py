@@ -204,11 +204,6 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def counted_listing(what: str, items: Sequence[str]) -> str:
-    """The same below a line that says what they are, and how many; "" for none."""
-    return f"\n  {what} ({len(items)}):{listing(items)}" if items else ""
-
-
 def listing(items: Sequence[str], most: int = 20, *, folds: bool = True) -> str:
     """`items` one to a line and indented; those that differ in numbers only are one line if `folds`."""
     said = folded(items) if folds else items
@@ -216,3 +211,8 @@ def listing(items: Sequence[str], most: int = 20, *, folds: bool = True) -> str:
     if len(said) > most:
         lines.append(f"\n    … and {len(said) - most} more lines")
     return "".join(lines)
+
+
+def counted_listing(what: str, items: Sequence[str]) -> str:
+    """A listing below a line that says what the items are, and how many; "" for none."""
+    return f"\n  {what} ({len(items)}):{listing(items)}" if items else ""
