@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from support.command_line import run
+from support.command_line import run, succeed
 from support.hf_models import LLAMA_CONFIG, write_llama
+from support.torch_files import save, whole
 from support.trees import lazy
 
 import ckpttools
 from ckpttools.array.patterns import first_match, matching, whole_branches
-from ckpttools.array.tree import Metadata, Tree, dotted
+from ckpttools.array.tree import Metadata, Text, Tree, dotted
 from ckpttools.compare.align import align
 from ckpttools.core.errors import CoverageError, FormatError, UsageError
 from ckpttools.formats.registry import open_tree
@@ -266,6 +267,26 @@ def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path):
     hub = NamedByHub()(tree)
     assert {*map(dotted, hub.tree.arrays)} == {*load_file(tmp_path / "plain" / "model.safetensors")}
     assert without_states(ckpttools.open(tmp_path / "plain")).notes.remarks == ()
+
+
+def test_a_list_beside_a_state_dict_stays_whole():
+    """Numbers and texts in it, too: without its first element the others have no place."""
+    paths = [*(("model", name) for name in NAMES), ("l", 1), ("l", 3)]
+    tree = tree_of(paths, [("l", 0), ("epoch",)])
+    tree = Tree({**tree, ("l", 2): Text("sgd"), ("note",): Text("mine")}, tree.metadata)
+    made = unwrapped(tree, ["l.*"])
+    assert {*made.tree} == {*PLAIN, *(("l", number) for number in range(4))}
+    assert "1 number left out (epoch)" in " ".join(made.notes.remarks)
+
+
+def test_a_list_of_which_something_is_not_read_is_no_hindrance(tmp_path):
+    """The gap was there before anything was renamed."""
+    saved = {"model": {name: whole(np.ones(2, "f4")) for name in NAMES}, "l": [{1}, whole(np.ones(2, "f4"))]}
+    save(tmp_path / "pytorch_model.bin", saved)
+    tree = open_tree(tmp_path)
+    assert ("l", 1) in tree and ("l", 0) not in tree
+    assert {*unwrapped(tree, ["l.*"]).tree} == {*PLAIN, ("l", 1)}
+    assert "ckpt inspect tree" in succeed(tmp_path).output
 
 
 def test_many_arrays_beside_a_model_are_told_in_a_line():

@@ -46,14 +46,14 @@ def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
     Raises:
         MappingError: two leaves would have the same path, or one would lie below another; no array is left;
             a quantised weight would lose its scale.
-        FormatError: a list would have gaps.
+        FormatError: a list would have gaps, and none has in `tree`.
     """
     listed = list(moves)
     _check_paths(listed, tree.metadata.place)
     made = Tree({move.target: move.leaf for move in listed}, tree.metadata)
     if tree.arrays and not made.arrays:
         raise MappingError("no array is left", place=tree.metadata.place or None)
-    _check_lists(made)
+    _check_lists(made, tree)
     kept = {move.source: move for move in listed if move.source is not None}
     refuse_parting(
         tree, made, {m.target: path for path, m in kept.items() if _keeps_dtype(tree[path], m.leaf)}
@@ -99,10 +99,19 @@ def _check_paths(moves: Iterable[Move], place: str) -> None:
         )
 
 
-def _check_lists(made: Tree) -> None:
-    try:
-        made.nested()
-    except FormatError as error:
-        raise error.at(
+def _check_lists(made: Tree, tree: Tree) -> None:
+    """Refuses gaps, but for those that are there where a format has left out what cannot be read."""
+    fault = _list_fault(made)
+    if fault is not None and _list_fault(tree) is None:
+        raise fault.at(
             hint="leave out the whole list or its last elements, or give those that stay other names",
-        ) from error
+        ) from fault
+
+
+def _list_fault(tree: Tree) -> FormatError | None:
+    """Why a tree is none of dictionaries and whole lists; None if it is one."""
+    try:
+        tree.nested()
+    except FormatError as error:
+        return error
+    return None

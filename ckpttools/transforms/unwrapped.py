@@ -27,7 +27,8 @@ _MODULE, _MODEL = "module.", "model."
 def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     """The tree with plain names of weights; as it is where not all of its arrays are wrapped alike.
 
-    Python numbers beside a state dict (`epoch`) are left out with what is around it.
+    Python numbers beside a state dict (`epoch`) are left out with what is around it, but for those in a list
+    with arrays, which would have a gap.
 
     Args:
         tree: of a checkpoint of PyTorch; others have no such names and stay as they are.
@@ -43,10 +44,22 @@ def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     if (not outer and not taken) or len({*plain.values()}) < len(plain):
         return Transformed(tree, Notes())
     others = [path for path in tree.arrays if path not in plain and path not in tree.metadata.scalars]
+    stays = dict.fromkeys([*others, *_beside_in_lists(tree, others)])
     moves = [Move(path, (name,), tree[path]) for path, name in plain.items()]
-    moves += [Move(path, path, tree[path]) for path in others]
-    numbers = [dotted(path) for path in tree.arrays if path in tree.metadata.scalars]
+    moves += [Move(path, path, tree[path]) for path in stays]
+    numbers = [dotted(path) for path in tree.arrays if path in tree.metadata.scalars and path not in stays]
     return Transformed(moved(tree, moves), Notes(remarks=tuple(_remarks(outer, taken, numbers))))
+
+
+def _beside_in_lists(tree: Tree, paths: Iterable[Path]) -> Iterator[Path]:
+    """All leaves in the outermost lists that some of these are in."""
+    lists = set(map(_list_of, paths)) - {None}
+    return (path for path in tree if _list_of(path) in lists)
+
+
+def _list_of(path: Path) -> Path | None:
+    """The outermost list that a path is in."""
+    return next((path[:at] for at, key in enumerate(path) if isinstance(key, int)), None)
 
 
 def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
