@@ -39,7 +39,9 @@ from = "{...}.weight"
 to = "{...}.w"
 optional = true
 """
-_ANYTHING = re.compile(r"'[^']*'|\S*/\S*|\d[\d,.]*")
+_ANYTHING = re.compile(r"'[^']*'|\S*/\S*|\b[0-9a-f]{16,}\b|\d[\d,.]*")
+# However deep what differs is in a tree, it is one difference.
+_DEPTH = re.compile(r"(?:\.children\[\])+")
 
 
 _COLUMNS = (
@@ -181,6 +183,15 @@ def _unlike(where: str, was: Any, now: Any) -> Iterator[str]:
             else:
                 yield from _unlike(inner, was[key], now[key])
     elif isinstance(was, list) and isinstance(now, list):
+        one, two = _by_name(was), _by_name(now)
+        if one is not None and two is not None:
+            inner = _DEPTH.sub(".children[]", f"{where}[]")
+            if one.keys() != two.keys():
+                gone, new = (", ".join(sorted(a.keys() - b.keys())) for a, b in ((one, two), (two, one)))
+                yield f"JSON: {inner} has other names: {_short(gone)} -> {_short(new)}"
+            for name in one.keys() & two.keys():
+                yield from _unlike(inner, one[name], two[name])
+            return
         if len(was) != len(now):
             yield f"JSON: {where} has other entries"
             return
@@ -188,6 +199,12 @@ def _unlike(where: str, was: Any, now: Any) -> Iterator[str]:
             yield from _unlike(f"{where}[]", one, two)
     elif was != now:
         yield f"JSON: {where}: {_short(was)} -> {_short(now)}"
+
+
+def _by_name(entries: Sequence[Any]) -> dict[str, Any] | None:
+    """What has names of its own, by these; None where some entries have none."""
+    named = {each["name"]: each for each in entries if isinstance(each, dict) and "name" in each}
+    return named if len(named) == len(entries) else None
 
 
 def _is_name(key: str) -> bool:
