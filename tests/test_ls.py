@@ -20,6 +20,7 @@ import ckpttools
 from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import age
+from ckpttools.formats.torch.zero import FORMAT
 from ckpttools.runs.listing import listed, looked_at, run_at
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.registry import parse
@@ -342,6 +343,19 @@ def test_steps_of_trainers_that_cannot_be_read(verl):
     assert "latest step 9, by latest_checkpointed_iteration.txt, which cannot be read" in shown
     (verl / "latest_checkpointed_iteration.txt").write_text("12")
     assert ckpttools.ls(verl).hindered == "which is not here"
+    (verl / "latest_checkpointed_iteration.txt").write_text("the best")
+    shown = " ".join(succeed("ls", verl).output.split())
+    assert "latest none of these, by latest_checkpointed_iteration.txt" in shown
+
+
+def test_of_a_large_file_that_is_called_latest_little_is_read(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(FIXTURES / "torch/deepspeed/stage3", run)
+    with (run / "latest").open("ab") as file:
+        file.truncate(1 << 30)
+    listing = ckpttools.ls(run)
+    assert (listing.tracker, listing.latest, [each.step for each in listing.steps]) == ("latest", None, [3])
+    assert parse(run) == FORMAT.lies_at(parse(run))
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,12 @@ def _left_out(table: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
-    if listing.latest is None:
-        yield from [("resumes", "no step: Orbax lists none here")] if listing.tracker is None else []
-    elif listing.resumes is None:
-        by = f"by {listing.tracker}, " if listing.tracker else ""
-        yield "latest", f"step {listing.latest}, {by}{listing.hindered}"
+    if listing.latest is not None:
+        yield _latest(listing, listing.latest)
+    elif listing.tracker is None:
+        yield "resumes", "no step: Orbax lists none here"
     elif listing.tracker:
-        yield "resumes", f"step {listing.resumes}, by {listing.tracker}"
-    else:
-        where = f"from {listing.resume_item}" if listing.resume_item else _NO_ITEM
-        yield "resumes", f"step {listing.resumes}, {where}"
+        yield "latest", f"none of these, by {listing.tracker}"
     for name, why in listing.passed_over.items():
         yield "passed over", f"{name}: {why}"
     for step in listing.steps:
@@ -70,6 +66,15 @@ def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
             yield "deleting", f"item {step.deleting} of {step.name}: Orbax was interrupted; retry it there"
     if listing.beside:
         yield "beside", some(listing.beside, 5)
+
+
+def _latest(listing: RunListing, step: int) -> tuple[str, str]:
+    by = f", by {listing.tracker}" if listing.tracker else ""
+    if listing.resumes is None:
+        return "latest", f"step {step}{by}, {listing.hindered}"
+    if listing.tracker is not None:
+        return "resumes", f"step {step}{by}"
+    return "resumes", f"step {step}, {f'from {listing.resume_item}' if listing.resume_item else _NO_ITEM}"
 
 
 def _cells(step: StepListing, listing: RunListing, now: float) -> list[str]:

@@ -12,14 +12,15 @@ from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.text import in_natural_order
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree
+from ckpttools.formats.torch.latest import LATEST, text_in
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing, tree_listing
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
 _STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
-_TRACKERS = ("latest_checkpointed_iteration.txt", "latest")
-_LONGEST_TRACKER = 4096
+_TRACKED = re.compile(rf"(?:{_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
+_TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
 
 
 def trained_run(place: Place) -> RunListing | None:
@@ -59,8 +60,7 @@ def _tracked(run: Place) -> tuple[str, int | None]:
     """Which file says which step is gone on with, and that step; "" and None where none does."""
     for name in _TRACKERS:
         if (run / name).is_file():
-            said = (run / name).read_bytes()[:_LONGEST_TRACKER].decode("utf-8", "replace").strip()
-            match = re.fullmatch(rf"(?:{_STEP.pattern})|(?P<alone>\d{{1,18}})", said, re.DOTALL)
+            match = _TRACKED.fullmatch(text_in(run / name))
             return name, int(match["number"] or match["alone"]) if match else None
     return "", None
 

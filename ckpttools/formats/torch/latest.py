@@ -10,6 +10,14 @@ from ckpttools.core.text import in_natural_order, some
 from ckpttools.stores.place import Place
 
 LATEST, UNIVERSAL = "latest", "latest_universal"
+# Of a file that is called so and is something else, no more is read.
+_LONGEST = 4096
+
+
+def text_in(file: Place) -> str:
+    """What a file says that names a step."""
+    with file.open() as found:
+        return found.read(0, min(found.size, _LONGEST)).decode("utf-8", "replace").strip()
 
 
 def step_named(path: Place, latest: str) -> Place:
@@ -17,11 +25,11 @@ def step_named(path: Place, latest: str) -> Place:
     file = path / latest
     if not file.is_file():
         return path
-    tag = file.read_bytes()[:4096].decode("utf-8", "replace").strip()
+    tag = text_in(file)
     return path / tag if tag and "/" not in tag and tag not in (".", "..") and "\0" not in tag else path
 
 
-def names_no_step(path: Place, latest: str, is_step: Callable[[Place], object]) -> FormatError | None:
+def missing_step(path: Place, latest: str, is_step: Callable[[Place], object]) -> FormatError | None:
     """The error of a file that names a step which is not there, where others are; None if all is well.
 
     Args:

@@ -20,7 +20,7 @@ from ckpttools.formats.pieced import in_shape
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.archive import checksums_in
-from ckpttools.formats.torch.latest import UNIVERSAL, names_no_step, step_named
+from ckpttools.formats.torch.latest import UNIVERSAL, missing_step, step_named
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.saved import SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
@@ -48,12 +48,12 @@ class UniversalFormat(ReadOnlyFormat):
     def why_not(self, path: Place) -> str | None:
         if not path.is_dir():
             return "not a directory"
-        if _is_step(step_named(path, UNIVERSAL)) or names_no_step(path, UNIVERSAL, _is_step):
+        if _is_step(step_named(path, UNIVERSAL)) or missing_step(path, UNIVERSAL, _is_step):
             return None
         return f"no {_FOLDER} with parameters in it"
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
-        if error := names_no_step(path, UNIVERSAL, _is_step):
+        if error := missing_step(path, UNIVERSAL, _is_step):
             raise error
         try:
             return _opened(path, step_named(path, UNIVERSAL), options)
@@ -70,7 +70,7 @@ class UniversalFormat(ReadOnlyFormat):
 
     def lies_at(self, path: Place) -> Place:
         """As `ckpttools.formats.base.TellsPlace.lies_at`."""
-        return path if names_no_step(path, UNIVERSAL, _is_step) else step_named(path, UNIVERSAL)
+        return path if missing_step(path, UNIVERSAL, _is_step) else step_named(path, UNIVERSAL)
 
 
 FORMAT = UniversalFormat()

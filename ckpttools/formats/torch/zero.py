@@ -23,7 +23,7 @@ from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
 from ckpttools.formats.torch.archive import checksums_in
-from ckpttools.formats.torch.latest import LATEST, UNIVERSAL, names_no_step, step_named
+from ckpttools.formats.torch.latest import LATEST, UNIVERSAL, missing_step, step_named
 from ckpttools.formats.torch.pickled import Record, in_few_words
 from ckpttools.formats.torch.saved import COPY_ALL, MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
@@ -67,12 +67,12 @@ class ZeroFormat(ReadOnlyFormat):
         if _ranks(step_named(path, LATEST)):
             return None
         # Where the step is gone and a universal checkpoint was made of it, that is meant.
-        if not (path / UNIVERSAL).is_file() and names_no_step(path, LATEST, _ranks):
+        if not (path / UNIVERSAL).is_file() and missing_step(path, LATEST, _ranks):
             return None
         return "no zero_pp_rank_N_mp_rank_00_optim_states.pt in it"
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
-        if error := names_no_step(path, LATEST, _ranks):
+        if error := missing_step(path, LATEST, _ranks):
             raise error
         try:
             return _opened(path, step_named(path, LATEST), options)
@@ -85,7 +85,7 @@ class ZeroFormat(ReadOnlyFormat):
 
     def lies_at(self, path: Place) -> Place:
         """As `ckpttools.formats.base.TellsPlace.lies_at`."""
-        return path if names_no_step(path, LATEST, _ranks) else step_named(path, LATEST)
+        return path if missing_step(path, LATEST, _ranks) else step_named(path, LATEST)
 
 
 FORMAT = ZeroFormat()
@@ -137,9 +137,9 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     mixed = disorder(optim)
     notes = Notes(remarks=(mixed,)) if mixed else Notes()
     if options.with_optimizer:
-        moments, partial = _moments(stage, ranks, model)
+        moments, said = _moments(stage, ranks, model)
         arrays |= moments
-        notes += partial
+        notes += said
         arrays |= {} if done is None else {(STATE, "step"): done}
     else:
         notes += LEFT_OUT

@@ -37,7 +37,7 @@ def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
 
 
 def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> tuple[list[str], list[str]]:
-    """Names of what is kept of all parameters, as many numbers as there are weights, and of what of some.
+    """Names of what is kept of all parameters, and of what is kept of some alone.
 
     Args:
         ranks: of each process what it keeps of each group.
