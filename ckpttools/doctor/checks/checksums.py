@@ -16,6 +16,7 @@ from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import TellsChecksums
 from ckpttools.formats.registry import formats
 from ckpttools.stores.checksums import Checksummed, Damaged, damage_in
+from ckpttools.stores.place import Place
 from ckpttools.stores.unanswered import kept_unless_unanswered
 
 _MOST_NAMED = 3
@@ -27,9 +28,14 @@ _WHY = (
 
 def has_checksums(inventory: Inventory) -> bool:
     """Whether anything is of a format that keeps some."""
-    return any(
-        isinstance(each, TellsChecksums) and inventory.places(name) for name, each in formats().items()
-    )
+    return any(True for _ in _places(inventory))
+
+
+def _places(inventory: Inventory) -> Iterator[tuple[TellsChecksums, Place]]:
+    """Where something is of such a format, with the format."""
+    for name, each in formats().items():
+        if isinstance(each, TellsChecksums):
+            yield from ((each, place) for place in inventory.places(name))
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -46,13 +52,10 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _by_file(inventory: Inventory) -> list[list[Checksummed]]:
     """What has a checksum, by file."""
     found: dict[str, dict[int, Checksummed]] = defaultdict(dict)
-    telling = {name: each for name, each in formats().items() if isinstance(each, TellsChecksums)}
-    for format, place in (
-        (each, place) for name, each in telling.items() for place in inventory.places(name)
-    ):
+    for kind, place in _places(inventory):
         # What cannot be looked at is a fault that another check tells.
         with suppress(CheckpointError):
-            for each in format.checksums(place, inventory.read):
+            for each in kind.checksums(place, inventory.read):
                 found[each.file.path][each.offset] = each
     return [[*each.values()] for each in found.values()]
 
