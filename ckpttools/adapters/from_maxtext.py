@@ -19,6 +19,9 @@ from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.adapters.rows import (
     PARTS,
     STYLES,
+    WEIGHT,
+    A,
+    B,
     FactorRow,
     ModelFactorRows,
     required_family,
@@ -46,7 +49,7 @@ from ckpttools.transforms.cast import cast
 _FLOAT32 = DTYPES["float32"]
 _KERNEL = "kernel"
 # The last key of a factor, by which of both it is: trainers', and that of the inference engine.
-_ENDS = {"a": ("_lora_a", "lora_a.kernel"), "b": ("_lora_b", "lora_b.kernel")}
+_ENDS = {"a": (A, "lora_a.kernel"), "b": (B, "lora_b.kernel")}
 
 
 @dataclass(frozen=True)
@@ -238,12 +241,12 @@ def _factors(
         a, b = (None, None) if pair is None else (pair.a, pair.b)
         # What is divided on the way back is so before it is rounded to few bits.
         b = cast(b, _FLOAT32) if b is not None and row.row.op is not None and b.dtype.bits < 32 else b
-        arrays[f"{name}_lora_a"] = _nothing(row.a.left.shape(sizes), pairs, "a") if a is None else a
-        arrays[f"{name}_lora_b"] = _nothing(row.b.left.shape(sizes), pairs, "b") if b is None else b
+        arrays[name + A] = _nothing(row.a.left.shape(sizes), pairs, "a") if a is None else a
+        arrays[name + B] = _nothing(row.b.left.shape(sizes), pairs, "b") if b is None else b
     lengths = {axis: Size(length, "the base") for axis, length in sizes.items()}
     made = Table((row.a, row.b), lengths, place=base.tree.metadata.place).to_right(arrays).arrays
     for weight in row.row.right.keys(known.sizes):
-        a, b = (made[weight.removesuffix(".weight") + end] for end in PARTS)
+        a, b = (made[weight.removesuffix(WEIGHT) + end] for end in PARTS)
         if not all(isinstance(each, Constant) for each in distinct([b]) if not inner(each)):
             yield FactorPair(weight, a, b, scale, rank)
 

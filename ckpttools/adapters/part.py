@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.adapters.config import PeftConfig, listed_names
-from ckpttools.adapters.from_maxtext import pairs_of
+from ckpttools.adapters.from_maxtext import half_of, pairs_of
 from ckpttools.adapters.peft import modules_of, saved_names
 from ckpttools.adapters.to_maxtext import module_path
 from ckpttools.array.tree import Tree
@@ -64,9 +64,9 @@ def part_config(said: Mapping[str, Any], place: str, kept: Sequence[str], gone: 
     left, lost = modules_of(kept), modules_of(gone)
     whole, whole_lost = (_saved(config, names) for names in (kept, gone))
     if halves := [each for each in (*left, *whole) if each in {*lost, *whole_lost}]:
-        return _none(f"it has only parts of {some(halves)}")
+        return _no_adapter(f"it has only parts of {some(halves)}")
     if not left:
-        return _none("it has no factors")
+        return _no_adapter("it has no factors")
     narrowed = {
         # A module that is trained as a whole gets no factors, but would once that is said no more.
         "target_modules": _targets(config, left, {**lost, **whole_lost}),
@@ -82,9 +82,10 @@ def part_config(said: Mapping[str, Any], place: str, kept: Sequence[str], gone: 
 
 
 def with_modules_left(tree: Tree) -> Transformed:
-    """A part of an adapter of MaxText, whose metadata names the modules that are left."""
+    """An adapter of MaxText, whose metadata names the modules that are left where factors were left out."""
     said = tree.metadata.custom.get(LORA_KEY)
-    if not isinstance(said, Mapping) or MODULE_PATH not in said:
+    is_part = any(half_of(tuple(name.split("/"))) for name in tree.metadata.notes.dropped)
+    if not is_part or not isinstance(said, Mapping) or MODULE_PATH not in said:
         return Transformed(tree)
     try:
         left = module_path(pairs_of(tree))
@@ -96,7 +97,7 @@ def with_modules_left(tree: Tree) -> Transformed:
     return Transformed(tree.with_metadata(custom=custom), Notes(remarks=(f"{MODULE_PATH} is {left} now",)))
 
 
-def _none(why: str) -> PartConfig:
+def _no_adapter(why: str) -> PartConfig:
     return PartConfig(None, (f"{ADAPTER} is left out, as what is left is no adapter: {why}",))
 
 

@@ -12,6 +12,7 @@ from ckpttools.adapters.described import AdapterReport
 from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.from_maxtext import half_of, pairs_of, said_of
 from ckpttools.adapters.peft import adapter_of, is_peft
+from ckpttools.adapters.rows import WEIGHT
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME, LORA, is_adapter
@@ -84,4 +85,4 @@ def _described(adapter: Adapter, base: str, alpha: float | None) -> AdapterRepor
 
 def _target(name: str) -> str:
     """The last name of a module: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
-    return name.removesuffix(".weight").rpartition(".")[2]
+    return name.removesuffix(WEIGHT).rpartition(".")[2]

@@ -30,7 +30,7 @@ from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 A, B = "_lora_a", "_lora_b"
-_WEIGHT, _KERNEL = ".weight", ".kernel"
+WEIGHT, _KERNEL = ".weight", ".kernel"
 PARTS = (".lora_A.weight", ".lora_B.weight")
 
 Style = Literal["flat", "kept", "first"]
@@ -73,8 +73,8 @@ class ModelFactorRows:
         """The rows of a weight's factors, for one of which `why_no_factors` gives no reason."""
         rank = f"rank_{number}"
         outs, ins = (set(group) for group in row.right.groups)
-        right_a = Side(_with_end(row.right.key, _WEIGHT, PARTS[0]), ((rank,), row.right.groups[1]))
-        right_b = Side(_with_end(row.right.key, _WEIGHT, PARTS[1]), (row.right.groups[0], (rank,)))
+        right_a = Side(_with_end(row.right.key, WEIGHT, PARTS[0]), ((rank,), row.right.groups[1]))
+        right_b = Side(_with_end(row.right.key, WEIGHT, PARTS[1]), (row.right.groups[0], (rank,)))
         left_a = Side(_with_end(row.left.key, "", A), self._groups(row.left, outs, rank, style, is_last=True))
         left_b = Side(_with_end(row.left.key, "", B), self._groups(row.left, ins, rank, style, is_last=False))
         return FactorRow(row, Row(left_a, right_a), Row(left_b, right_b, row.op), rank)
@@ -108,7 +108,7 @@ def why_no_factors(row: Row) -> str | None:
         return f"MaxText looks for factors below {DECODER} alone"
     if row.left.join is not None or row.right.join is not None:
         return "several weights are one array in MaxText"
-    if not right.endswith(_WEIGHT) or len(row.right.groups) != 2:
+    if not right.endswith(WEIGHT) or len(row.right.groups) != 2:
         return "it is no matrix of a linear layer"
     outs, ins = row.right.groups
     own = [axis for axis in row.left.array_axes if axis in (*outs, *ins)]

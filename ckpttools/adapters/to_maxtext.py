@@ -14,6 +14,7 @@ from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.adapters.fitting import fitted
 from ckpttools.adapters.rows import (
     PARTS,
+    WEIGHT,
     FactorRow,
     required_family,
     rows_of_factors,
@@ -45,7 +46,6 @@ from ckpttools.transforms.cast import cast
 LoraLayout = Literal["restore", "training", "converter"]
 LORA_LAYOUTS: tuple[LoraLayout, ...] = ("restore", "training", "converter")
 _FLOAT32 = DTYPES["float32"]
-WEIGHT = ".weight"
 _LAYER = re.compile(r"layers(_\d+)?")
 
 

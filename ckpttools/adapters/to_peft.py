@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckpttools.adapters.base_names import base_name, said_of_another
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
-from ckpttools.adapters.to_maxtext import WEIGHT
+from ckpttools.adapters.rows import WEIGHT
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes

@@ -58,8 +58,7 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
 
 def _of_part(tree: Tree) -> Tree:
     """The tree, with metadata that are true of it where arrays of an adapter were left out."""
-    is_part = any(LORA_KEY in name for name in tree.metadata.notes.dropped)
-    if not is_part or LORA_KEY not in tree.metadata.custom:
+    if LORA_KEY not in tree.metadata.custom:
         return tree
     from ckpttools.adapters.part import with_modules_left
 
