@@ -193,13 +193,10 @@ def _of_transformers(tree: Tree, place: Place) -> NextSteps | None:
     # A type that comes with code of its own.
     if config.get("auto_map"):
         said, flags = [*said, "trust_remote_code=True"], [*flags, "--trust-remote-code"]
-    served = join(["vllm", "serve", name, *flags])
     loaded = f"{kind}.from_pretrained({', '.join([_quoted(name), *said])})"
-    return (
-        NextSteps((loaded, served), tuple(_unfinished(place)))
-        if not is_half_quantised(tree)
-        else NextSteps((loaded,))
-    )
+    if is_half_quantised(tree):
+        return NextSteps((loaded,))  # vLLM refuses it
+    return NextSteps((loaded, join(["vllm", "serve", name, *flags])), tuple(_unfinished(place)))
 
 
 def _quoted(text: str) -> str:

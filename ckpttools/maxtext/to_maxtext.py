@@ -21,7 +21,7 @@ from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.beside import patterns_beside
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.hf_source import HuggingFaceSource, bound, hugging_face_source
-from ckpttools.maxtext.layout import SCAN_LAYERS
+from ckpttools.maxtext.layout import PARAMS, SCAN_LAYERS
 from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, hub_name, with_hub_names
 from ckpttools.maxtext.native import (
     SCALE,
@@ -69,7 +69,7 @@ class MaxTextState:
     @property
     def parameters(self) -> dict[TreePath, Leaf]:
         """The parameters alone, below `params` as in the whole tree."""
-        return {path: leaf for path, leaf in self.state.items() if path[0] == "params"}
+        return {path: leaf for path, leaf in self.state.items() if path[0] == PARAMS}
 
 
 def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
