@@ -213,6 +213,15 @@ class TestAPathAlone:
         assert said in shown
         assert f"ckpt inspect tree {path}" in shown
 
+    def test_a_run_of_which_a_file_was_cut_short_is_no_part_of_a_host(self, tmp_path):
+        run = tmp_path / "run"
+        ckpttools.hf_to_maxtext(HF, run)
+        data = run / "0/items/d/data"
+        os.truncate(data, data.stat().st_size // 2)
+        shown = succeed(run).output
+        assert "a run of one step, not whole: chunks are missing" in shown and "assemble" not in shown
+        assert f"next  ckpt doctor {run}" in shown and ckpt("doctor", run).exit_code == 1
+
     def test_an_adapter(self, tmp_path):
         (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
         shutil.copy(HF / "model.safetensors", tmp_path / "adapter_model.safetensors")

@@ -21,7 +21,7 @@ from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, adapter_in
 from ckpttools.formats.interrupted import absent, refuse_interrupted
-from ckpttools.formats.orbax.hosts import hosts_at
+from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, orbax_at
 from ckpttools.formats.registry import is_checkpoint, writable
 from ckpttools.inspect.tree import TreeReport
@@ -118,12 +118,17 @@ def _of_hosts(place: Place, count: int) -> Summary:
 def _of_run(place: Place, run: OrbaxRun) -> Summary:
     listing = listed(run)
     path = quote(str(place))
-    if any(step.missing_chunks for step in listing.steps):
-        next = (f"ckpt assemble {path} OTHER_HOST… --list", f"ckpt inspect tree {path}")
-        return Summary(str(place), "what one host of a job kept, a part of each step", run=listing, next=next)
-    kinds = {each.kind for step in listing.finished[-1:] for each in step.items}
     count = len(listing.steps)
     what = f"a run of {count} steps" if count > 1 else "a run of one step"
+    if any(step.missing_chunks for step in listing.steps):
+        if any(is_part_of_a_host(each.directory) for step in run.steps.values() for each in step.items):
+            next = (f"ckpt assemble {path} OTHER_HOST… --list", f"ckpt inspect tree {path}")
+            what = "what one host of a job kept, a part of each step"
+        else:
+            next = (f"ckpt doctor {path}", f"ckpt inspect tree {path}")
+            what += ", not whole: chunks are missing"
+        return Summary(str(place), what, run=listing, next=next)
+    kinds = {each.kind for step in listing.finished[-1:] for each in step.items}
     tree = _opened(place) if listing.finished else None
     if tree is not None and is_maxtext_adapter(tree):
         follows = tuple(commands(path, None, is_peft=False))

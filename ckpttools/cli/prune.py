@@ -38,7 +38,11 @@ _COLUMNS = (Column("step", right=True), Column(""), Column("size", right=True, s
 @click.option(
     "--copy", is_flag=True, help="Write these parameters anew, so that no byte of the optimizer stays."
 )
-@click.option("--yes", is_flag=True, help="Do it; without this, only what would be done is printed.")
+@click.option(
+    "--yes/--dry-run",
+    default=False,
+    help="Do it, or only print what would be done, which is the default.",
+)
 @click.option("--finish", is_flag=True, help="Carry out a prune that was interrupted. Needs --yes.")
 @click.option("--undo", is_flag=True, help="Put back what is still whole of it. Needs --yes.")
 @json_option
