@@ -319,6 +319,15 @@ class TestTree:
         assert result.exit_code == 2
         assert result.stderr.startswith("Error: there is no step 7\n")
 
+    @pytest.mark.parametrize("below", ["", "items"])
+    def test_a_step_that_is_another_one_than_the_path_names(self, below):
+        step = ORBAX / "maxtext_run" / "checkpoints" / "4" / below
+        assert ckpt("inspect", "tree", step, "--step", 4).exit_code == 0
+        result = ckpt("inspect", "tree", step, "--step", 0)
+        assert result.exit_code == 2
+        assert "there is no step 0" in result.stderr and "got    step 4\n" in result.stderr
+        assert "next   give the directory of the run, or leave --step out" in result.stderr
+
     def test_names_cannot_steer_the_terminal(self):
         assert printable("a\x1b[31m\n\ud800") == r"a\x1b[31m\n\ud800"
         assert printable("größe") == "größe"

@@ -82,6 +82,13 @@ class TestMetadataAndFiles:
         file.write_bytes(file.read_bytes()[:-1])
         assert "__1_0.distcp: 17,407 bytes of 17,408" in run("hash", part, code=3)
 
+    @pytest.mark.parametrize("wrong", [-1, 1 << 62, 0.0, None, "1"])
+    def test_offsets_that_are_no_places(self, tmp_path, wrong):
+        part = copied(SHARDS, tmp_path / "c")
+        file = part / "shard-00001-model-00001-of-00002.safetensors"
+        resay(file, lambda offsets: [*offsets[:-1], wrong], only_last=True)
+        assert "offsets that are no places" in run("hash", part, code=3)
+
     def test_a_file_of_another_save(self, tmp_path):
         """As long, and with other tensors in it: whoever reads one sees that it is another."""
         part = copied(DCP, tmp_path / "c")
@@ -154,6 +161,19 @@ def are_refused(files):
     return False
 
 
+def resay(file, change, only_last=False):
+    """Where the tensors of a file begin in the whole is changed; only of the last one, if said."""
+    raw = file.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    said = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
+    for each in list(said.values())[-1 if only_last else 0 :]:
+        each["saved_offsets"] = change(each["saved_offsets"])
+    header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(said)
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+
 class TestSafetensors:
     def test_every_tensor_is_what_the_processes_gathered(self):
         tree = open_tree(SHARDS)
@@ -171,6 +191,13 @@ class TestSafetensors:
         assert "shard-00002-…" in run("hash", part, code=3)
         one = part / "shard-00001-model-00001-of-00002.safetensors"
         assert "what one process saved" in run("hash", one, code=3)
+
+    @pytest.mark.parametrize("rank", [1, 2, 3])
+    def test_all_files_of_a_process_are_missing(self, tmp_path, rank):
+        part = copied(SHARDS, tmp_path / "c")
+        for file in part.glob(f"shard-{rank:05d}-*"):
+            file.unlink()
+        assert f"saved are missing:\n    shard-{rank:05d}-…\n" in run("hash", part, code=3)
 
     def test_stages_of_a_pipeline_have_files_of_their_own(self, tmp_path):
         """Of a file a process writes no part where it has nothing of it."""
@@ -200,16 +227,15 @@ class TestSafetensors:
     def test_parts_that_overlap(self, tmp_path):
         part = copied(SHARDS, tmp_path / "c")
         for file in part.glob("*-00001-of-*"):
-            raw = file.read_bytes()
-            length = int.from_bytes(raw[:8], "little")
-            header = json.loads(raw[8 : 8 + length])
-            said = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
-            for each in said.values():
-                each["saved_offsets"] = [max(0, at - 1) for at in each["saved_offsets"]]
-            header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(said)
-            text = json.dumps(header).encode()
-            file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+            resay(file, lambda offsets: [max(0, at - 1) for at in offsets])
         assert "two of its parts have element" in run("hash", part, code=3)
+
+    @pytest.mark.parametrize("wrong", [-1, 1 << 62, 0.0, None, "1"])
+    def test_offsets_that_are_no_places(self, tmp_path, wrong):
+        part = copied(SHARDS, tmp_path / "c")
+        file = part / "shard-00001-model-00001-of-00002.safetensors"
+        resay(file, lambda offsets: [*offsets[:-1], wrong], only_last=True)
+        assert "offsets that are no places" in run("hash", part, code=3)
 
     def test_a_file_of_another_save(self, tmp_path):
         """Of as many processes and more: what they had is there twice."""

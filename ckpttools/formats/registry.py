@@ -323,9 +323,10 @@ def require_step(options: ReadOptions, step: int | None, place: Place | str) -> 
         UsageError: it is not `step`, which is None for what is of no step.
     """
     if options.step is not None and step != options.step:
+        without = f"leave {option('step')} out"
         raise UsageError(
             f"there is no step {options.step}",
             place=place,
             got="no steps" if step is None else f"step {step}",
-            hint=f"leave {option('step')} out",
+            hint=without if step is None else f"give the directory of the run, or {without}",
         )

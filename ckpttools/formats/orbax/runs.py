@@ -83,9 +83,9 @@ def find_item(path: Place, step: int | None) -> OrbaxItem:
         case OrbaxItem() as item:
             # Other items of the step do not matter to whoever names this one.
             reason = ", ".join(item.step.faults([item])) or None
-            return _checked(item, step, reason)
+            return _finished(item, reason)
         case Step() as named:
-            return _checked(_only(named), step, named.why_unfinished)
+            return _finished(_only(named), named.why_unfinished)
         case run:
             return _in_run(run, step)
 
@@ -137,15 +137,8 @@ def _may_be_later(other: Step, step: Step) -> bool:
     return is_alike and other.is_in_progress and other.is_one
 
 
-def _checked(item: OrbaxItem, step: int | None, reason: str | None) -> OrbaxItem:
-    """The item that a path names, if it is of the step asked for and finished."""
-    if step is not None and item.step.number not in (None, step):
-        raise UsageError(
-            f"there is no step {step}",
-            place=item.directory,
-            got=f"step {item.step.number}",
-            hint="give the run directory",
-        )
+def _finished(item: OrbaxItem, reason: str | None) -> OrbaxItem:
+    """The item that a path names, if it is finished; which step it is of, who opens it compares."""
     if reason:
         raise _unfinished_error(item.step, item.step.path, reason)
     return item
