@@ -37,28 +37,19 @@ def steps_of(run: Where, said: str | Sequence[int]) -> tuple[int, ...]:
             there; it is no run.
         StorageError, FormatError: as of `finished_steps`.
     """
-    parts = [_part(run, part.strip()) for part in said.split(",")] if isinstance(said, str) else [said]
+    found = _run_at(run)
+    parts = [_part(found, part.strip()) for part in said.split(",")] if isinstance(said, str) else [said]
     if not any(parts):
         raise UsageError("no steps are named", got=repr(said), wanted=_WANTED)
-    there = _run_at(run).steps
-    # A range may name more than anybody has.
-    missing = [*islice((number for part in parts for number in part if number not in there), _MOST)]
-    if missing:
-        raise UsageError(
-            f"there {'is no step' if len(missing) == 1 else 'are no steps'} {first_and_last(missing)}",
-            place=parse(run),
-            got=said,
-            wanted=f"some of {first_and_last(sorted(there))}",
-            hint=f"`ckpt ls {quote(str(run))}` lists all",
-        )
-    found = [number for part in parts for number in part]
-    if (rising := sorted({*found})) != found:
+    _require_there(parts, found, said)
+    steps = [number for part in parts for number in part]
+    if (rising := sorted({*steps})) != steps:
         raise UsageError(
             "steps are named once each, in rising order",
             got=said,
-            hint=f"{','.join(map(str, rising))} are these",
+            hint=f"say {','.join(map(str, rising))} instead",
         )
-    return tuple(found)
+    return tuple(steps)
 
 
 def finished_steps(run: Where) -> tuple[int, ...]:
@@ -69,7 +60,7 @@ def finished_steps(run: Where) -> tuple[int, ...]:
         FormatError: it is an empty directory.
         UsageError: it is no run.
     """
-    return tuple(number for number, step in _run_at(run).steps.items() if step.why_unfinished is None)
+    return _finished(_run_at(run))
 
 
 def _run_at(where: Where) -> OrbaxRun:
@@ -88,7 +79,11 @@ def _run_at(where: Where) -> OrbaxRun:
     return found
 
 
-def _part(run: Where, said: str) -> Sequence[int]:
+def _finished(run: OrbaxRun) -> tuple[int, ...]:
+    return tuple(number for number, step in run.steps.items() if step.why_unfinished is None)
+
+
+def _part(run: OrbaxRun, said: str) -> Sequence[int]:
     """The steps of one number or range."""
     found = _STEPS.fullmatch(said)
     if found is None:
@@ -98,9 +93,27 @@ def _part(run: Where, said: str) -> Sequence[int]:
         return (int(one),)
     if stride:
         return range(int(first), int(last) + 1, int(stride))
-    within = [n for n in finished_steps(run) if int(first or 0) <= n <= int(last or n)]
+    within = [n for n in _finished(run) if int(first or 0) <= n <= int(last or n)]
     if not within:
-        raise UsageError(
-            f"{run} has no finished steps in {said}", hint=f"`ckpt ls {quote(str(run))}` lists its steps"
-        )
+        raise UsageError(f"{run.path} has no finished steps in {said}", hint=_listing(run))
     return within
+
+
+def _require_there(parts: Sequence[Sequence[int]], run: OrbaxRun, said: object) -> None:
+    # A range may name more than anybody has: those that are not there are counted by those that are.
+    missing = sum(map(len, parts)) - sum(part.count(n) for part in parts for n in run.steps)
+    if not missing:
+        return
+    first = islice((number for part in parts for number in part if number not in run.steps), _MOST)
+    more = f" and {missing - _MOST:,} more" if missing > _MOST else ""
+    raise UsageError(
+        f"there {'is no step' if missing == 1 else 'are no steps'} {', '.join(map(str, first))}{more}",
+        place=run.path,
+        got=said,
+        wanted=f"some of {first_and_last(sorted(run.steps))}",
+        hint=_listing(run),
+    )
+
+
+def _listing(run: OrbaxRun) -> str:
+    return f"`ckpt ls {quote(str(run.path))}` lists all"
