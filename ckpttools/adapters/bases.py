@@ -20,10 +20,11 @@ from ckpttools.core.errors import CheckpointError, FormatError, listing, near_na
 from ckpttools.core.text import array_count
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_of
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.direction import named_as
-from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, rope_flags
+from ckpttools.maxtext.model import ModelOptions, family_for, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_rows import ModelRows, rows_of
 from ckpttools.maxtext.to_hf_options import ToHuggingFace

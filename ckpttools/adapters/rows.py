@@ -19,6 +19,7 @@ from ckpttools.adapters.bases import Base
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
 from ckpttools.families.family import Family
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Key
 from ckpttools.mapping.row import Row
@@ -26,7 +27,6 @@ from ckpttools.mapping.values import Scale
 from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.hf_source import bound
 from ckpttools.maxtext.layout import DECODER
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 A, B = "_lora_a", "_lora_b"

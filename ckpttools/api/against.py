@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckpttools.array.tree import Tree
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspect.comparison import Comparison
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
@@ -70,5 +71,5 @@ def _config_at(path: Place) -> Place | None:
     """The configuration at a path; None for a checkpoint."""
     if path.suffix == ".json":
         return path
-    inside = path / "config.json"
+    inside = path / CONFIG
     return inside if inside.is_file() and not any(path.glob("*.safetensors")) else None

@@ -11,7 +11,7 @@ from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.json_file import read_json
-from ckpttools.maxtext.model import CONFIG
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.stores.place import Place

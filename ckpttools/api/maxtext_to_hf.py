@@ -17,8 +17,9 @@ from ckpttools.formats.base import Writer
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Companions, WithSidecars
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.direction import refuse_hugging_face
-from ckpttools.maxtext.model import CONFIG, ModelOptions
+from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes, untrue_files, untrue_notes
 from ckpttools.maxtext.to_hf import HuggingFaceModel, require_towers, to_huggingface
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace

@@ -17,7 +17,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import writer_options
-from ckpttools.maxtext.model import CONFIG
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.stitch import stitched
 from ckpttools.maxtext.synthetic import lacks_towers, synthetic, text_model_of
 from ckpttools.run.apart import check_apart

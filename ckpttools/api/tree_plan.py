@@ -14,9 +14,9 @@ from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.sidecar import CARRIED, Companions, WithSidecars
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import LORA_KEY
 from ckpttools.maxtext.llama_names import hub_name
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import absent_prediction, absent_towers, true_config
 from ckpttools.maxtext.model_files import (
     ModelFiles,

@@ -12,6 +12,7 @@ from ckpttools.copying.files import files_below
 from ckpttools.core.dataclass import dataclass
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE, V1_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import Status
 from ckpttools.stores.place import Place
 from ckpttools.stores.samples import sampled_files
@@ -19,7 +20,7 @@ from ckpttools.stores.samples import sampled_files
 # By these a reader finds that a checkpoint is there, and what is in it. The last ones come last.
 _TELLING = (
     "*.safetensors.index.json",
-    "config.json",
+    CONFIG,
     ".zattrs",
     ".zgroup",
     ".zmetadata",

@@ -10,7 +10,7 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.inventory import Inventory, SafetensorsFiles, json_or_error
 from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.format import NAMES
-from ckpttools.formats.sidecar_files import CONFIG as CONFIG
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.quantized.scales import Described
 from ckpttools.stores.place import Place
 

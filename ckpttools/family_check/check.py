@@ -20,12 +20,12 @@ from ckpttools.family_check.made_up import MadeUpModel, Sizes, made_up
 from ckpttools.family_check.round_trip import Bind, RoundTrip, round_trip
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import inferred_flags
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.sizes import Size, derive, lengths_of
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.family_layouts import family_as_stored
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.place import Place

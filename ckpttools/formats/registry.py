@@ -39,6 +39,7 @@ from ckpttools.formats.base import (
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_empty, refuse_interrupted
 from ckpttools.formats.several import other_kinds
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -288,16 +289,16 @@ def _found_below(path: Place) -> list[Place]:
 
 def _nothing_below(path: Place) -> str:
     """What to do where nothing can be opened."""
-    if (path / "config.json").is_file() and is_checkpoint(path.parent):
+    if (path / CONFIG).is_file() and is_checkpoint(path.parent):
         return f"its weights lie in the directory above: name {quote(str(path.parent))}"
-    if (path / "config.json").is_file():
+    if (path / CONFIG).is_file():
         return (
             "there is the config.json of a model, and not its weights: copy its *.safetensors files, too, or "
             "fetch them: hf download REPO --include '*.safetensors' --local-dir " + quote(path.as_local())
         )
     if path.name == ADAPTER:
         return f"it says how an adapter is made: `ckpt {quote(str(path.parent))}` looks at the adapter"
-    if path.name == "config.json":
+    if path.name == CONFIG:
         model, config = quote(str(path.parent)), quote(str(path))
         return (
             f"it says what a model is: `ckpt {model}` looks at its weights, `ckpt synth {config} DST` makes "

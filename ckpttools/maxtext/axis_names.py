@@ -12,10 +12,11 @@ from fnmatch import fnmatchcase
 
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.errors import CheckpointError
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext.layout import SCAN_AXIS
-from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for
+from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.view import view_of
 
 AxisNames = tuple[tuple[str, ...], ...]

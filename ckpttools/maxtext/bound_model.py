@@ -15,14 +15,15 @@ from ckpttools.families.family import Family, Spelling
 from ckpttools.families.file import names_a_file
 from ckpttools.families.registry import families
 from ckpttools.formats.base import COMPANIONS
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.agreement import own_rows, same_family, same_values
 from ckpttools.maxtext.config.back import SETTINGS, config_of_settings
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
-from ckpttools.maxtext.layout import VOCAB as VOCAB
-from ckpttools.maxtext.model import CONFIG, family_for, rope_flags
+from ckpttools.maxtext.layout import VOCAB
+from ckpttools.maxtext.model import family_for, rope_flags
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacked_on import known_scan_axis, stored_scan_axis

@@ -13,13 +13,9 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.wording import option
 from ckpttools.mapping.sizes import Size
 from ckpttools.maxtext import tying
-from ckpttools.maxtext.bound_model import (
-    VOCAB,
-    BoundModel,
-    UnboundModel,
-    unwanted_towers,
-)
+from ckpttools.maxtext.bound_model import BoundModel, UnboundModel, unwanted_towers
 from ckpttools.maxtext.from_native import Native, native_of
+from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import named_parameters
 from ckpttools.maxtext.stacked_on import with_scan_axis

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.wording import option
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext import tying
-from ckpttools.maxtext.bound_model import VOCAB, BoundModel
-from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.bound_model import BoundModel
+from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.model_config import TrueConfig, absent_prediction, text_config, true_config
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.parts import promising_less

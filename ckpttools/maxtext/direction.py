@@ -13,8 +13,8 @@ from ckpttools.core.wording import option, quoted
 from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import ADAPTER, refuse_adapter, wrapped_weights
 from ckpttools.formats.base import COMPANIONS
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
 

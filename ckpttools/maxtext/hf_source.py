@@ -13,10 +13,11 @@ from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.core.text import matches_any
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.family_layouts import family_in
-from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
+from ckpttools.maxtext.model import ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.native import KeptWeights
 from ckpttools.maxtext.odd_dtypes import of_one_dtype
 from ckpttools.maxtext.recognition import families_with_names_of

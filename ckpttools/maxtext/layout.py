@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ckpttools.array.tree import Path
-from ckpttools.roles.names import RANDOM as RANDOM
 
 Kind = Literal["stacked-training", "stacked-inference", "unstacked-training", "unstacked-inference"]
 FlavourName = Literal["linen", "nnx", "nnx-rl"]

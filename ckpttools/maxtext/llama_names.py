@@ -16,10 +16,10 @@ from ckpttools.core.wording import option, several
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
 from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import ADAPTER, is_adapter
-from ckpttools.formats.sidecar_files import is_saved_by_peft
+from ckpttools.formats.sidecar_files import CONFIG, is_saved_by_peft
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.beside import patterns_beside
-from ckpttools.maxtext.model import CONFIG, config_beside
+from ckpttools.maxtext.model import config_beside
 from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed

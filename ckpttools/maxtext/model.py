@@ -11,7 +11,7 @@ from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.wording import option, step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_called, family_of
-from ckpttools.formats.sidecar_files import CONFIG as CONFIG
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
 from ckpttools.maxtext.tying import WAYS
 from ckpttools.stores.place import Place

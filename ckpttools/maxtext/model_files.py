@@ -18,7 +18,8 @@ from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import companions_at, open_tree
 from ckpttools.formats.sidecar import CARRIED, Companions, files_of_model, read_file
-from ckpttools.maxtext.model import CONFIG, ModelOptions
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_config import TrueConfig
 from ckpttools.quantized.config import FILES, says_quantized
 from ckpttools.quantized.tree import quantized_in

@@ -10,10 +10,8 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.families.family import Family, Spelling
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext.bound_model import (
-    VOCAB,
-    UnboundModel,
-)
+from ckpttools.maxtext.bound_model import UnboundModel
+from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import named_parameters
 from ckpttools.maxtext.stacked_on import stored_scan_axis, with_scan_axis

@@ -14,6 +14,7 @@ from ckpttools.core.text import folded, matches_any
 from ckpttools.core.wording import step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.key_templates import Alike, FamilyKeys, alike, family_keys, numberless
 from ckpttools.maxtext.view import view_of
@@ -191,7 +192,7 @@ def _left_out(
 ) -> frozenset[str]:
     """Names that the family has no place for, as far as the configuration says which these are."""
     try:
-        return frozenset(keys.family.table(config, "config.json").left_out_of(arrays))
+        return frozenset(keys.family.table(config, CONFIG).left_out_of(arrays))
     except CheckpointError:
         return frozenset()
 

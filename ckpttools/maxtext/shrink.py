@@ -18,11 +18,12 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, in_natural_order, matches_any
 from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LOCAL, REMAINDER, STEPS, VALUE
-from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required
+from ckpttools.maxtext.model import ModelOptions, family_for, required
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.smaller_config import Smaller, SmallerConfig, smaller_config

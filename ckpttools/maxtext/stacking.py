@@ -10,12 +10,13 @@ from ckpttools.core.errors import CheckpointError, FormatError, listing
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.layer_notes import fits
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, LOCAL, SCAN_AXIS
-from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for
+from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.recognition import FamilyFit, family_fits
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.maxtext.versions import NEWEST, Version, version_called

@@ -16,6 +16,7 @@ from ckpttools.core.text import in_natural_order
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_of
 from ckpttools.families.silent import silent_values
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.shapes import right_shapes
 from ckpttools.mapping.sizes import nested
@@ -23,7 +24,6 @@ from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Shift
 from ckpttools.mapping.whole_numbers import Whole
 from ckpttools.maxtext.config.facts import ModelFacts
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.to_hf_options import TEXT
 from ckpttools.quantized.config import without_quantization

@@ -15,17 +15,18 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.families.family import Spelling
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
-from ckpttools.maxtext.bound_model import VOCAB, BoundModel
+from ckpttools.maxtext.bound_model import BoundModel
 from ckpttools.maxtext.bound_source import BoundSource, maxtext_source
 from ckpttools.maxtext.config_to_write import config_to_write, remarks_about, with_model
 from ckpttools.maxtext.from_native import hugging_face_grids, with_scheme
-from ckpttools.maxtext.model import CONFIG
+from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.model_config import TrueConfig, absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import learned_elsewhere

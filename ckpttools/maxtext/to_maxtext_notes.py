@@ -9,10 +9,10 @@ from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.maxtext.hf_source import HuggingFaceSource, arrays_of, vocab_setting
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.native import misfits_remark
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.quantized.config import says_quantized, scheme

@@ -31,10 +31,10 @@ from ckpttools.maxtext.layers import (
     single_layers,
     stacked_keys,
 )
-from ckpttools.maxtext.layout import RANDOM, SCAN_AXES, SCAN_LAYERS, Kind
+from ckpttools.maxtext.layout import SCAN_AXES, SCAN_LAYERS, Kind
 from ckpttools.maxtext.optimizer import Optimizer, optimizer_of
 from ckpttools.maxtext.parameters import homes_of, on_the_scan_axis
-from ckpttools.roles.names import container
+from ckpttools.roles.names import RANDOM, container
 from ckpttools.roles.of_tree import Role, Roles, roles
 
 

@@ -16,9 +16,10 @@ from ckpttools.core.text import plural
 from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
+from ckpttools.formats.orbax.naming import ITEM
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, directories, orbax_at
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, listed_by_manager
+from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, listed_by_manager
 from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import deletion_at
 from ckpttools.runs.metrics import METRICS, metrics_of

@@ -10,7 +10,8 @@ from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, Check, Finding
 from ckpttools.doctor.inventory import Inventory
-from ckpttools.doctor.models import CONFIG, StoredModel, models_in
+from ckpttools.doctor.models import StoredModel, models_in
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.quantized.config import says_quantized
 from ckpttools.quantized.weights import quantized
 

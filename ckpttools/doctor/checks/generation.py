@@ -10,8 +10,9 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, finding_of
 from ckpttools.doctor.inventory import Directory, Inventory, json_or_error
 from ckpttools.doctor.tokenizers import listed_tokens, slow_tokens
+from ckpttools.formats.sidecar_files import CONFIG
 
-_GENERATION, _CONFIG = "generation_config.json", "config.json"
+_GENERATION = "generation_config.json"
 _SETTINGS, _TOKENS = "tokenizer_config.json", "tokenizer.json"
 # What lies beside a tokenizer that has no such file.
 _SLOW = ("vocab.json", "added_tokens.json")
@@ -37,7 +38,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     for directory in inventory.directories:
         if _GENERATION in directory.files:
             yield from _looked(directory)
-        elif _CONFIG in directory.files:
+        elif CONFIG in directory.files:
             yield from _looked_without(directory)
 
 
@@ -55,7 +56,7 @@ def _looked(directory: Directory) -> Iterator[Finding]:
 
 def _looked_without(directory: Directory) -> Iterator[Finding]:
     """What ends a text where the configuration alone says it."""
-    place = directory.path / _CONFIG
+    place = directory.path / CONFIG
     config = json_or_error(place)
     if isinstance(config, CheckpointError):
         return  # the check that opens it says it
@@ -74,13 +75,13 @@ def _ids(value: Any) -> list[int]:
 
 def _beyond(directory: Directory, said: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Ids that the model has no row for."""
-    config = json_or_error(directory.path / _CONFIG) if _CONFIG in directory.files else {}
+    config = json_or_error(directory.path / CONFIG) if CONFIG in directory.files else {}
     text = {} if isinstance(config, CheckpointError) else config.get("text_config", config)
     rows = text.get("vocab_size") if isinstance(text, dict) else None
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
         wrong = [each for each in _ids(said.get(name)) if type(rows) is int and each >= rows]
         if wrong:
-            what = f"{name} {wrong[0]}, and {_CONFIG} has vocab_size {rows}"
+            what = f"{name} {wrong[0]}, and {CONFIG} has vocab_size {rows}"
             yield what, "there is no such token", f"take the {_GENERATION} of the model that was trained"
 
 

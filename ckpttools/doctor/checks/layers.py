@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from ckpttools.core.text import plural, ranges
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory
-from ckpttools.doctor.models import CONFIG, StoredModel, models_in
+from ckpttools.doctor.models import StoredModel, models_in
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.prediction import prediction_layers
 
 _COUNT = "num_hidden_layers"

@@ -11,10 +11,10 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import agreeing
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding
 from ckpttools.doctor.inventory import Inventory
-from ckpttools.doctor.models import CONFIG as _CONFIG
 from ckpttools.doctor.models import StoredModel, models_in
 from ckpttools.doctor.scales import native_findings, value_findings
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.readable import weights_of
 from ckpttools.quantized.refusals import remedy
@@ -75,18 +75,18 @@ def _unsaid(folder: Place, found: list[Quantized]) -> Finding:
     scales = sum(bool(each.scales) for each in found)
     what = (
         f"there {agreeing(len(found), 'quantised weight')}, {scales} with scales, such as {found[0]}, "
-        f"and {_CONFIG} has no {FIELD}"
+        f"and {CONFIG} has no {FIELD}"
     )
     why = "transformers and others take the numbers for the weights themselves"
     level = ERROR if scales else WARNING
-    return Finding(level, str(folder / _CONFIG), what, why, f"fetch {_CONFIG} again, which says how")
+    return Finding(level, str(folder / CONFIG), what, why, f"fetch {CONFIG} again, which says how")
 
 
 def _untrue(folder: Place, said: Mapping[str, Any]) -> Finding:
-    what = f"{_CONFIG} says {scheme(said)}, but no weight is quantised"
+    what = f"{CONFIG} says {scheme(said)}, but no weight is quantised"
     why = "transformers and others look for scales that are not there, or quantise the weights themselves"
-    do = f"take {FIELD} out of {_CONFIG}, if the weights were dequantised; `ckpt convert to-safetensors` does"
-    return Finding(WARNING, str(folder / _CONFIG), what, why, do)
+    do = f"take {FIELD} out of {CONFIG}, if the weights were dequantised; `ckpt convert to-safetensors` does"
+    return Finding(WARNING, str(folder / CONFIG), what, why, do)
 
 
 def _whole(folder: Place, found: list[Quantized], said: Mapping[str, Any], *, is_read: bool) -> Finding:
@@ -112,9 +112,9 @@ def _may_stay(found: list[Quantized], said: Mapping[str, Any]) -> bool:
 
 def _unreadable(folder: Place, faults: Sequence[str], said: Mapping[str, Any]) -> Finding:
     more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-    what = f"quantised weights are not as {_CONFIG} says ({scheme(said)}): {faults[0]}{more}"
+    what = f"quantised weights are not as {CONFIG} says ({scheme(said)}): {faults[0]}{more}"
     why = "nothing can be made of their numbers without scales that fit"
-    return Finding(ERROR, str(folder), what, why, f"fetch the checkpoint and its {_CONFIG} again")
+    return Finding(ERROR, str(folder), what, why, f"fetch the checkpoint and its {CONFIG} again")
 
 
-CHECK = Check("quantization", f"quantised weights without sound scales, or not as {_CONFIG} says", _look)
+CHECK = Check("quantization", f"quantised weights without sound scales, or not as {CONFIG} says", _look)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from ckpttools.doctor.base import ERROR, Check, Finding
 from ckpttools.doctor.inventory import Inventory
-from ckpttools.doctor.models import CONFIG, models_in
+from ckpttools.doctor.models import models_in
 from ckpttools.doctor.tokenizers import token_count
+from ckpttools.formats.sidecar_files import CONFIG
 
 TOKENIZER = "tokenizer.json"
 

@@ -28,6 +28,7 @@ from ckpttools.formats.orbax.naming import ITEM, Neighbours
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.saves import Save
 from ckpttools.formats.orbax.steps import OrbaxItem, is_item
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import occurrences
 from ckpttools.stores.place import Place
@@ -209,7 +210,7 @@ def _require_room(place: Place) -> None:
 
 def _config(directory: Place) -> Mapping[str, Any] | None:
     """The model's configuration, where it was carried along inside the item."""
-    path = directory / COMPANIONS / "config.json"
+    path = directory / COMPANIONS / CONFIG
     return read_json(path) if path.is_file() else None
 
 

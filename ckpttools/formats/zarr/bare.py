@@ -37,7 +37,7 @@ from ckpttools.formats.orbax.metadata import (
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.formats.read_only import ReadOnlyFormat
-from ckpttools.formats.sidecar_files import sidecar_config
+from ckpttools.formats.sidecar_files import CONFIG, sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import DOCUMENTS
 from ckpttools.formats.zarr.links import FollowedLinks, Way
@@ -52,7 +52,7 @@ _STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
 _OF_CHUNKS = re.compile(r"c|[0-9]{1,18}", re.DOTALL)
 _CHUNK = re.compile(r"c|(?:c\.)?[0-9]{1,18}(?:\.[0-9]{1,18})*", re.DOTALL)
 # What lies at the root of a checkpoint, of whichever format.
-_OF_A_ROOT = frozenset((_STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", "config.json"))
+_OF_A_ROOT = frozenset((_STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", CONFIG))
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
 # Directories whose files are looked at to tell whether each is a checkpoint of its own.
 _MOST_COMPARED = 20

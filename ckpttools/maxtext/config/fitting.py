@@ -9,11 +9,11 @@ from typing import Any
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.errors import CoverageError
 from ckpttools.families.family import Family
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.flags import Flag
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layout import VOCAB
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.native import scale_pairs
 from ckpttools.maxtext.stacked_on import stored_scan_axis
 from ckpttools.maxtext.view import MaxTextView

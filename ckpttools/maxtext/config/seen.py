@@ -11,6 +11,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.silent import silent_values
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.config.facts import ModelFacts
@@ -20,7 +21,7 @@ from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.from_native import block_of, native_of, unread_grids
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS, VOCAB
-from ckpttools.maxtext.model import CONFIG, ModelOptions, family_for, required, rope_flags
+from ckpttools.maxtext.model import ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.native import scale_pairs

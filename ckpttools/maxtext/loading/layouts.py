@@ -9,10 +9,10 @@ from ckpttools.array.tree import keystr
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural
 from ckpttools.families.registry import family_of
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import AUXILIARY, COLLECTION, GLOBAL, LAYERS, LOCAL
 from ckpttools.maxtext.loading.report import Problem, Wanted
 from ckpttools.maxtext.loading.settings import DEFAULTS
-from ckpttools.maxtext.model import CONFIG
 from ckpttools.maxtext.variables import misplaced_variables
 from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView

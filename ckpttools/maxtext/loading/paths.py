@@ -7,6 +7,7 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE, V1_FILE
+from ckpttools.formats.orbax.naming import ITEM
 from ckpttools.formats.orbax.steps import (
     OrbaxItem,
     OrbaxRun,
@@ -17,7 +18,7 @@ from ckpttools.formats.orbax.steps import (
     orbax_at,
 )
 from ckpttools.maxtext.loading.report import Problem
-from ckpttools.maxtext.loading.runs import ITEM, listed_by_manager
+from ckpttools.maxtext.loading.runs import listed_by_manager
 from ckpttools.maxtext.versions import Version
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse

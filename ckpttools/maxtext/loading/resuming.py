@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import plural
+from ckpttools.formats.orbax.naming import ITEM
 from ckpttools.formats.orbax.skipping import remedy
 from ckpttools.formats.orbax.steps import Step, directories, is_item
 from ckpttools.maxtext.loading.paths import Led, other_store, rewritten, why_not_read
 from ckpttools.maxtext.loading.report import Problem, Tried
-from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, ITEM, OrbaxSteps, listed_by_manager
+from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, OrbaxSteps, listed_by_manager
 from ckpttools.maxtext.loading.settings import Settings
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse

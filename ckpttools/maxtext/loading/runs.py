@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import natural_key, plural
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
-from ckpttools.formats.orbax.naming import ITEM as ITEM
 from ckpttools.formats.orbax.steps import IN_PROGRESS, Step, directories, is_committed
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place

@@ -31,10 +31,10 @@ from ckpttools.stores.local.inventory import check_inventory
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.marks import mark_of, unmark
 from ckpttools.stores.local.occupied import is_free
-from ckpttools.stores.local.partial import CONTENT, REMOVED, REPLACED, SUFFIX, is_staging
+from ckpttools.stores.local.partial import CONTENT, REMOVED, REPLACED, is_staging
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.publishing import PLAN_MARK, SUFFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckpttools.stores.publishing import SUFFIX as SUFFIX
+from ckpttools.stores.publishing import SUFFIX
 
 JOURNAL = "journal.ckpttools"
 CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"

@@ -180,7 +180,8 @@ class LocalStore(Store):
 
     def unfinished(self, key: str) -> Unfinished | None:
         from ckpttools.stores.local.journal import purpose_at
-        from ckpttools.stores.local.partial import JOURNAL, REPLACED, SUFFIX
+        from ckpttools.stores.local.partial import JOURNAL, REPLACED
+        from ckpttools.stores.publishing import SUFFIX
 
         journal = self.stat(_below(key, JOURNAL)) if key.endswith(SUFFIX) else None
         if journal is None or journal.kind is not FileKind.FILE:
@@ -197,7 +198,7 @@ class LocalStore(Store):
         )
 
     def begun_at(self, key: str) -> Unfinished | None:
-        from ckpttools.stores.local.partial import SUFFIX
+        from ckpttools.stores.publishing import SUFFIX
 
         path = Path(key)
         return None if path.name in ("", "..") else self.unfinished(str(path) + SUFFIX)
