@@ -780,6 +780,8 @@ class TestCommand:
         command = "inspect", "stats", str(ORBAX / "standard"), "--nan"
         said = f"nothing found; values were not read (`ckpt {' '.join(command)}` reads them)\n"
         assert self.run(ORBAX / "standard").output.endswith(said)
+        said = said.replace("values", "these files have no checksums of their data, and values")
+        assert self.run(ORBAX / "standard", "--checksums").output.endswith(said)
         assert ckpt(*command).exit_code == 0
 
     def test_json(self):

@@ -569,10 +569,13 @@ def test_the_index_and_the_shards_disagree(tmp_path):
     assert "t1 (model-00002-of-00003.safetensors)" in there
 
 
-def test_the_same_tensor_in_two_files(tmp_path):
+def test_the_same_tensors_in_several_files(tmp_path):
     for name in ("one.safetensors", "two.safetensors", "three.safetensors"):
         file_at(tmp_path, small("both"), name)
-    assert_says(refusal(tmp_path), "same tensor in two files", "both:", "one.safetensors", "two.safetensors")
+    said = (
+        "the same tensors in several files:\n    both: in one.safetensors, three.safetensors, two.safetensors"
+    )
+    assert_says(refusal(tmp_path), said)
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,10 @@ def test_an_index_that_says_otherwise(tmp_path):
     with pytest.raises(FormatError, match="do not hold the same tensors"):
         open_tree(wrong)
     twice = sharded(tmp_path / "t", {first: ["a"], second: ["a"]}, {"a": first, "b": second})
-    with pytest.raises(FormatError, match="the same tensor in two files"):
+    with pytest.raises(FormatError, match="the same tensors in several files") as caught:
         open_tree(twice)
+    assert caught.value.message.endswith(f":\n    a: in {first}, {second}")
+    assert str(caught.value.place) == str(twice)
 
 
 # ---- views of storages

@@ -36,7 +36,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @click.option(
     "--checksums",
     is_flag=True,
-    help="Read all data, too, of which files have checksums, as those of torch.save, and compare it.",
+    help="Also read the data of files that have checksums of it, as torch.save writes them, and compare it.",
 )
 @click.option("--list", "as_list", is_flag=True, help="List the checks and the fixes.")
 @max_index_option
@@ -85,7 +85,7 @@ def doctor(
             requests=requests,
             observe=observe,
         )
-    print_report(diagnosis, _view(diagnosis, fix), as_json=as_json)
+    print_report(diagnosis, _view(diagnosis, fix, checksums), as_json=as_json)
     ctx.exit(diagnosis.exit_code)
 
 
@@ -100,7 +100,7 @@ def _list(as_json: bool) -> None:
         show(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in listed)
 
 
-def _view(diagnosis: Diagnosis, fix: tuple[str, ...]) -> Iterator[str]:
+def _view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Iterator[str]:
     yield click.style(printable(diagnosis.path), bold=True)
     if diagnosis.looked_at:
         yield ", ".join(diagnosis.looked_at)
@@ -117,7 +117,7 @@ def _view(diagnosis: Diagnosis, fix: tuple[str, ...]) -> Iterator[str]:
         yield from _lines(finding)
     yield ""
     is_gone = bool(diagnosis.fixed) and not parse(diagnosis.path).lexists()
-    yield "nothing has this name any more" if is_gone else _verdict(diagnosis)
+    yield "nothing has this name any more" if is_gone else _verdict(diagnosis, checksums)
 
 
 def _lines(finding: Finding) -> Iterator[str]:
@@ -129,15 +129,15 @@ def _lines(finding: Finding) -> Iterator[str]:
     yield from labelled("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
 
 
-def _verdict(diagnosis: Diagnosis) -> str:
+def _verdict(diagnosis: Diagnosis, checksums: bool) -> str:
     if not diagnosis.findings:
-        return f"healthy: nothing found; {_unread(diagnosis)}"
+        return f"healthy: nothing found; {_unread(diagnosis, checksums)}"
     levels = [each.level for each in diagnosis.findings]
     parts = [plural(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
     return ("no errors, " if diagnosis.healthy else "") + ", ".join(parts)
 
 
-def _unread(diagnosis: Diagnosis) -> str:
+def _unread(diagnosis: Diagnosis, checksums: bool) -> str:
     """What was not looked at, and what looks at it."""
     if diagnosis.compared:
         return "data has its checksums, where files have any"
@@ -145,4 +145,5 @@ def _unread(diagnosis: Diagnosis) -> str:
     reading = f"inspect stats {path} --nan` reads them"
     if diagnosis.compared is not None:
         reading = f"doctor {path} --checksums` compares them with the checksums in the files"
-    return f"values were not read (`ckpt {reading})"
+    lacking = "these files have no checksums of their data, and " if checksums else ""
+    return f"{lacking}values were not read (`ckpt {reading})"

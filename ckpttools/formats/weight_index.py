@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, counted_listing, listing
+from ckpttools.core.text import first_of, some
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import is_inside
@@ -52,7 +53,7 @@ class WeightsLocation:
         Raises:
             FormatError: they are not; lists which.
         """
-        _check_once([(tensor, str(self.folder / file)) for tensor, file in tensors])
+        _check_once(tensors, self.folder)
         if self.named is not None and self.index is not None:
             _check_index(self.named, dict(tensors), self.folder / self.index)
 
@@ -150,7 +151,7 @@ def _check_inside(name: str, index: Place) -> None:
     )
 
 
-def _check_once(tensors: Sequence[tuple[str, str]]) -> None:
+def _check_once(tensors: Sequence[tuple[str, str]], folder: Place) -> None:
     """Checks that no tensor is in two files: (tensor, file) for all.
 
     Raises:
@@ -161,9 +162,14 @@ def _check_once(tensors: Sequence[tuple[str, str]]) -> None:
     places: dict[str, list[str]] = {}
     for tensor, file in tensors:
         places.setdefault(tensor, []).append(file)
-    twice = [f"{tensor}: {' and '.join(files)}" for tensor, files in places.items() if len(files) > 1]
+    together: dict[tuple[str, ...], list[str]] = {}
+    for tensor, files in places.items():
+        if len(files) > 1:
+            together.setdefault(tuple(files), []).append(tensor)
+    twice = [f"{some(tensors)}: in {first_of(files, 4)}" for files, tensors in together.items()]
     raise FormatError(
-        "the same tensor in two files:" + listing(twice),
+        "the same tensors in several files:" + listing(twice),
+        place=folder,
         wanted="each tensor in one file",
         hint="move files of another checkpoint out of the directory, or name one file",
     )
