@@ -508,6 +508,9 @@ def test_the_run_itself_must_be_named(run):
 def test_the_command(run):
     dry = succeed("prune", run, "--keep-last", 2).output
     assert succeed("prune", run, "--keep-last", 2, "--dry-run").output == dry
+    for both in (("--yes", "--dry-run"), ("--dry-run", "--yes")):
+        refused = ckpt("prune", run, "--keep-last", 2, *both)
+        assert refused.exit_code == 2 and "exclude each other" in refused.output
     assert "Dry run: nothing was touched" in dry and steps(run) == {str(n) for n in range(1, 7)}
     said = json.loads(succeed("prune", run, "--keep-last", 2, "--json").output)
     assert [each["fate"] for each in said["steps"]] == ["deleted"] * 4 + ["kept"] * 2

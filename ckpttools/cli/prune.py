@@ -38,16 +38,13 @@ _COLUMNS = (Column("step", right=True), Column(""), Column("size", right=True, s
 @click.option(
     "--copy", is_flag=True, help="Write these parameters anew, so that no byte of the optimizer stays."
 )
-@click.option(
-    "--yes/--dry-run",
-    default=False,
-    help="Do it, or only print what would be done, which is the default.",
-)
+@click.option("--yes", is_flag=True, help="Do it; without this, only what would be done is printed.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done, as without --yes.")
 @click.option("--finish", is_flag=True, help="Carry out a prune that was interrupted. Needs --yes.")
 @click.option("--undo", is_flag=True, help="Put back what is still whole of it. Needs --yes.")
 @json_option
 @requests_option
-def prune(path: Place, yes: bool, as_json: bool, **options: Any) -> None:
+def prune(path: Place, yes: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Delete the steps of a run that no rule keeps, as Orbax's preservation policies would.
 
     Never deleted: the last finished step, steps into which symbolic links lead, and whatever is not a
@@ -61,6 +58,8 @@ def prune(path: Place, yes: bool, as_json: bool, **options: Any) -> None:
     """
     from ckpttools.api.prune import prune as plan
 
+    if yes and dry_run:
+        raise click.UsageError("--yes and --dry-run exclude each other: leave one out")
     prepared = plan.plan(path, **options)
     report = prepared.run() if yes else prepared.report
     print_report(report, _lines(report), as_json=as_json)
