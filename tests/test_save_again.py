@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from support.command_line import ckpt
+from support.hf_models import write_llama
 
 import ckpttools
 from ckpttools.core.errors import CheckpointError, DestinationExistsError
@@ -93,12 +94,14 @@ class TestStepsOfARun:
         self.saved(tmp_path / "run", as_step=7)
         self.saved(tmp_path / "run", as_step=7, overwrite=True)
 
-    def test_on_the_command_line(self, tmp_path):
-        self.saved(tmp_path / "run", as_step=1)
-        done = ckpt("convert", "to-orbax", tmp_path / "run", tmp_path / "other", "--as-step", 1)
-        assert done.exit_code == 0
-        done = ckpt(
-            "convert", "to-orbax", tmp_path / "run", tmp_path / "other", "--as-step", 2, "--overwrite"
-        )
+    @pytest.mark.parametrize("source", ["a run", "a model with its configuration"])
+    def test_on_the_command_line(self, tmp_path, source):
+        if source == "a run":
+            self.saved(tmp_path / "source", as_step=1)
+        else:
+            write_llama(tmp_path / "source")
+        words = "convert", "to-orbax", tmp_path / "source", tmp_path / "other", "--as-step"
+        assert ckpt(*words, 1).exit_code == 0
+        done = ckpt(*words, 2, "--overwrite")
         assert done.exit_code == 2 and "--level step" in done.output
         assert [each.name for each in (tmp_path / "other").iterdir()] == ["1"]

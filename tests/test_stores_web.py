@@ -143,6 +143,7 @@ class TestCommands:
         # That a model of the hub is named with its commit is all that differs.
         named = b', "ckpttools_source": "hf://org/llama@%s"' % COMMIT.encode()
         far = contents(tmp_path / "far").items()
+        assert any(named in each for _, each in far) == (where != "http")
         assert {name: each.replace(named, b"") for name, each in far} == contents(tmp_path / "local")
         assert len(server.asked("GET .*model.safetensors.index.json")) == 1
         assert len(server.asked("GET .*/config.json")) == 1

@@ -127,6 +127,9 @@ class TestMetadataAndFiles:
         row, other = np.arange(64, dtype="f4"), np.arange(1, 65, dtype="f4")
         assert refused([row, other], b"a" * 8)
         assert not refused([row, row], b"a" * 8)
+        # Moments that are new: what has one number alone may be alike everywhere.
+        assert not refused([0 * row], b"a" * 8) and not refused([0 * row + 7], b"a" * 8)
+        assert refused([row], b"a" * 8)
         assert not refused([row, other], b"a" * 8, b"b" * 8)
         assert refused([row, other], b"a" * 8, b"b" * 8, b"a" * 8)
         assert not refused([row, other], b"a" * 16, of_0={(0, 8)}, of_1={(8, 8)})
