@@ -18,11 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
+from support.gcs_server import Fault
 from support.torch_files import View, archived, pickled, save, whole
 
 import ckpttools
 from ckpttools.array.tree import Empty, Text, dotted
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import formats, open_tree
@@ -638,3 +639,13 @@ def test_a_file_that_is_cut_is_told_once(tmp_path):
     path.write_bytes(path.read_bytes()[:-40])
     code, said = told_by_doctor(path, "--checksums")
     assert code == 1 and said.endswith("1 error") and "[torch]" in said
+
+
+@pytest.mark.parametrize(("kind", "name"), [("torch-distributed", "dcp"), ("torch", "full.pt")])
+def test_a_bucket_that_does_not_answer_is_no_file_without_checksums(gcs, kind, name):
+    """Else it would be said that all data has its checksums."""
+    files = [FIXTURES / name] if name.endswith(".pt") else (FIXTURES / name).iterdir()
+    place = gcs.filled({str(each.relative_to(FIXTURES)): each.read_bytes() for each in files}) / name
+    gcs.server.faults.append(Fault("0.distcp" if name == "dcp" else name, count=99, status=403))
+    with pytest.raises(StorageError):
+        list(formats()[kind].checksums(place, ReadOptions()))

@@ -154,7 +154,8 @@ class TellsChecksums(Protocol):
         """What has one, in a file or directory of this format, whole or damaged; reads no array.
 
         Raises:
-            CheckpointError: nothing further can be looked at; `TellsFaults.faults` says why.
+            CheckpointError: nothing further can be looked at; `TellsFaults.faults` says why, unless a store
+                behind a network does not answer.
         """
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.stores.place import Place
 
@@ -16,3 +19,16 @@ def kept_unless_unanswered(error: CheckpointError, place: Place) -> CheckpointEr
     if is_unanswered(error, place):
         raise error
     return error
+
+
+@contextmanager
+def faults_told_elsewhere(place: Place) -> Iterator[None]:
+    """Ends what is done in it at an error that says something of the files at a place, which others tell.
+
+    Raises:
+        StorageError: the store did not answer.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        kept_unless_unanswered(error, place)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import first_of
@@ -17,7 +16,7 @@ from ckpttools.formats.base import TellsChecksums
 from ckpttools.formats.registry import formats
 from ckpttools.stores.checksums import Checksummed, Damaged, damage_in
 from ckpttools.stores.place import Place
-from ckpttools.stores.unanswered import kept_unless_unanswered
+from ckpttools.stores.unanswered import faults_told_elsewhere, kept_unless_unanswered
 
 _MOST_NAMED = 3
 _WHY = (
@@ -53,8 +52,7 @@ def _by_file(inventory: Inventory) -> list[list[Checksummed]]:
     """What has a checksum, by file."""
     found: dict[str, dict[int, Checksummed]] = defaultdict(dict)
     for kind, place in _places(inventory):
-        # What cannot be looked at is a fault that another check tells.
-        with suppress(CheckpointError):
+        with faults_told_elsewhere(place):
             for each in kind.checksums(place, inventory.read):
                 found[each.file.path][each.offset] = each
     return [[*each.values()] for each in found.values()]

@@ -11,14 +11,14 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import FormatError
 from ckpttools.stores.base import File
 from ckpttools.stores.checksums import Checksummed
 from ckpttools.stores.place import Place
+from ckpttools.stores.unanswered import faults_told_elsewhere
 
 MAGIC = b"PK\x03\x04"
 # Of `torch.save` before 1.6: protocol 2 and the number 0x1950a86a20f9469cfc6c.
@@ -103,9 +103,12 @@ def checksums_in(places: Iterable[Place], most: int) -> Iterator[Checksummed]:
     Args:
         places: of files.
         most: as of `opened`.
+
+    Raises:
+        StorageError: a store behind a network does not answer.
     """
     for place in places:
-        with suppress(CheckpointError), place.open() as file:
+        with faults_told_elsewhere(place), place.open() as file:
             yield from opened(file, most).checksums()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from itertools import islice
@@ -21,7 +20,7 @@ from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import require_room
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import DEEPEST
@@ -39,6 +38,7 @@ from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.base import File
 from ckpttools.stores.checksums import Checksummed
 from ckpttools.stores.place import Place
+from ckpttools.stores.unanswered import faults_told_elsewhere
 
 METADATA, SUFFIX = ".metadata", ".distcp"
 # Objects of Python that are no tensors are read when the checkpoint is opened.
@@ -74,7 +74,7 @@ class DistributedFormat(ReadOnlyFormat):
         listed = _listed(path, options)
         files = _files(path, listed)
         for (name, _), entry in listed.entries.items():
-            with suppress(CheckpointError):
+            with faults_told_elsewhere(path):
                 yield from checksums_of(files[entry.file], entry.offset, entry.nbytes, name)
 
 

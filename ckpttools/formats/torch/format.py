@@ -22,6 +22,7 @@ from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.stores.checksums import Checksummed
 from ckpttools.stores.place import Place
+from ckpttools.stores.unanswered import kept_unless_unanswered
 
 # `optimizer.bin`, `training_args.bin` and others lie beside weights; named by themselves they are read, too.
 _NAMES = WeightNames(".bin", "pytorch_model.bin", "*model*.bin", (".pt", ".pth", ".ckpt"))
@@ -83,7 +84,8 @@ def _files_below(path: Place) -> Sequence[Place]:
     try:
         found = _NAMES.find(path)
         names = found.files or sorted({*(found.named or {}).values()})
-    except CheckpointError:
+    except CheckpointError as error:
+        kept_unless_unanswered(error, path)
         return ()  # `open` says it
     return [found.folder / name for name in names if (found.folder / name).is_file()]
 
