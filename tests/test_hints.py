@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, ended, run
 from support.golden_data import convert
 from support.hf_models import write_llama
-from support.places import FIXTURES, GOLDEN, TRAINED
+from support.places import FIXTURES, GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.save import save
@@ -23,6 +24,10 @@ CAST = "values were not compared where dtypes differ: --cast compares with SRC c
 DIFF = " says by how much, and knows common causes"
 PARAMETERS = "--parameters compares the parameters alone"
 BOTH = f"it takes two options together: {PARAMETERS}, and {CAST.partition(': ')[2]}"
+
+
+OPEN_INSTRUCT = FIXTURES / "torch/trainers/open-instruct"
+PEFT = FIXTURES / "peft"
 
 
 def hints(command: str, *arguments: object, code: int = 1) -> list[str]:
@@ -260,3 +265,22 @@ def test_an_output_head_alone(tmp_path):
     assert not any(
         "output head" in each for each in hints("verify", tmp_path / "tied", "--against", tmp_path / "one")
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("convert", "hf-to-maxtext", OPEN_INSTRUCT, "OUT"),
+            f"`ckpt select {OPEN_INSTRUCT} MODEL --prefix policy --to safetensors` has those",
+        ),
+        (("stack", HF, "OUT"), f"`ckpt convert hf-to-maxtext {HF} DST` makes stacked layers"),
+        (
+            ("adapter", "merge", PEFT / "bases/llama-float32", PEFT / "experts", "OUT"),
+            f"with `--against {PEFT / 'bases/llama-float32'}` it lists all that does not fit",
+        ),
+    ],
+)
+def test_what_to_do_next_names_the_source(words, said, tmp_path):
+    result = ckpt(*(tmp_path / "out" if word == "OUT" else word for word in words))
+    assert result.exit_code == 3 and said in result.stderr

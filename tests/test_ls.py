@@ -234,7 +234,7 @@ class TestAPathAlone:
         shutil.copytree(FIXTURES / "hosts" / "replicator-data=2,fsdp=4", "models/runs/job")
         succeed("plan", "synth", "models/llama", "noise", "-o", "noise.plan")
         told = succeed("noise.plan").output
-        assert "a plan of ckpt synth" in told and "ckpt run noise.plan --status" in told
+        assert "a plan of ckpttools.synth" in told and "ckpt run noise.plan --status" in told
         (tmp_path / "models/empty").mkdir()
         assert ckpttools.summary(tmp_path).next == tuple(
             f"ckpt {tmp_path / 'models' / name}" for name in ("llama", "runs/job", "runs/one")

@@ -35,7 +35,7 @@ ALL = PlanStatus(
 
 
 def test_each_process_has_a_line_and_stragglers_are_named():
-    assert list(status_lines(ALL)) == [
+    assert list(status_lines(ALL, "x.plan")) == [
         "/data/out: at work",
         "all      104 of 300 tasks, 23 % of 60.0 GB, 1.20 GB/s, 0:01:30 left",
         "0/3      at work, 50 of 100 tasks, 50 %, 1.00 GB/s, 0:00:10 left, process 7 on a",
@@ -45,17 +45,22 @@ def test_each_process_has_a_line_and_stragglers_are_named():
     ]
 
 
+def test_the_next_command_names_the_plan():
+    line = next(status_lines(replace(ALL, state="done"), "my plans/x.plan"))
+    assert line.endswith("next: ckpt run 'my plans/x.plan' --publish")
+
+
 def test_who_has_far_more_left_than_most_is_a_straggler():
     parts = _stragglers([PART, replace(PART, part="2/3"), SLOW])
     assert [each.is_straggler for each in parts] == [False, False, True]
-    assert next(line for line in status_lines(replace(ALL, parts=tuple(parts))) if "wait" in line).startswith(
-        "1/3"
-    )
+    assert next(
+        line for line in status_lines(replace(ALL, parts=tuple(parts)), "x.plan") if "wait" in line
+    ).startswith("1/3")
 
 
 def test_parts_that_nobody_has_begun_are_named():
     parts = (replace(PART, part="0/8"),)
-    lines = list(status_lines(replace(ALL, count=8, parts=parts, not_begun=(4, 6, 7))))
+    lines = list(status_lines(replace(ALL, count=8, parts=parts, not_begun=(4, 6, 7)), "x.plan"))
     assert lines[2] == "parts    of 8: 4 done, 1 at work, 3 not begun (4/8, 6/8 to 7/8)"
 
 
@@ -71,13 +76,13 @@ def test_parts_are_of_the_number_that_most_of_those_at_work_have():
     assert _count([*old, rest]) == _count([*old, member("0/1", 22.0, False)]) == 1
     assert _count([*old, again[0], rest]) == 1
     assert _count([]) is None
-    lines = list(status_lines(replace(ALL, count=3, parts=(PART, replace(SLOW, part="0/1")))))
+    lines = list(status_lines(replace(ALL, count=3, parts=(PART, replace(SLOW, part="0/1"))), "x.plan"))
     assert lines[2] == "parts    of 3: 2 done, 1 at work, 1 of other divisions at work (0/1)"
 
 
 def test_many_that_are_done_are_only_counted():
     done = [replace(PART, part=f"{number}/40", state="done") for number in range(39)]
-    lines = list(status_lines(replace(ALL, count=40, parts=(*done, replace(SLOW, part="39/40")))))
+    lines = list(status_lines(replace(ALL, count=40, parts=(*done, replace(SLOW, part="39/40"))), "x.plan"))
     assert lines[2] == "parts    of 40: 39 done, 1 at work"
     assert [line.split()[0] for line in lines[3:]] == ["39/40", "nobody"]
 
@@ -93,7 +98,7 @@ def test_who_is_waited_for_is_said_in_a_line():
 
 
 def test_what_has_its_place_taken_has_no_numbers():
-    lines = list(status_lines(replace(ALL, state="taken", other="the conversion of x, plan 12")))
+    lines = list(status_lines(replace(ALL, state="taken", other="the conversion of x, plan 12"), "x.plan"))
     assert lines == [
         "/data/out: nothing of this plan is in the making",
         "there is the conversion of x, plan 12",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.command_line import ckpt
 from support.hf_models import write_llama
-from support.places import GOLDEN
+from support.places import FIXTURES, GOLDEN
 from support.quantised_kinds import write
 
 import ckpttools
@@ -87,6 +87,14 @@ def test_what_is_advised_of_a_quantised_model_works(tmp_path):
     with pytest.raises(ckpttools.CheckpointError) as error:
         ckpttools.quantize(source, tmp_path / "no")
     assert f'ckpttools.cast("{source}", "DST", dtype="bfloat16")' in str(error.value.hint)
+
+
+def test_a_configuration_of_nothing_else_is_told_of_once(tmp_path):
+    """What is left of it is empty, and not the one that lies beside the source."""
+    source = FIXTURES / "compressed-tensors" / "int4-group"
+    told = said("cast", source, tmp_path / "plain", "--dtype", "bfloat16")
+    assert told.count("quantization_config is left out") == 1
+    assert (tmp_path / "plain" / "config.json").read_bytes() == b"{}\n"
 
 
 def test_what_is_said_of_the_configuration_is_true(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
+from shlex import quote
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -218,6 +219,6 @@ def not_of_base(adapter: str, base: str, lacking: Collection[str], names: Iterab
         place=adapter,
         got=base,
         wanted="the model that was adapted",
-        hint="`ckpt inspect tree ADAPTER` says which that is, if the adapter does; --against BASE lists all "
-        "that does not fit",
+        hint=f"`ckpt inspect tree {quote(adapter)}` says which that is, if the adapter does; with "
+        f"`--against {quote(base)}` it lists all that does not fit",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from shlex import quote
 
 from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
@@ -149,7 +150,7 @@ def _check_done(file: PlanFile, standing: Standing, destination: Place) -> None:
             if standing.other
             else "a checkpoint or something else, complete: this plan's, if all was published before",
             wanted=f"the parts of plan {file.header.plan[:12]}",
-            hint="`ckpt doctor` says what is there",
+            hint=f"`ckpt {quote(str(destination))}` says what is there",
         )
     missing = sorted({*range(count)} - finished_tasks(standing.all_records, count))
     waits = f"publish with {option('wait', True)}, which waits for parts that are at work"

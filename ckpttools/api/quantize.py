@@ -159,7 +159,7 @@ def _refuse_strangers(tree: Tree) -> None:
         return
     select = "`ckpt select SRC MODEL` with"
     if found.prefixes:
-        hint = below(found.prefixes)
+        hint = below(found.prefixes, tree)
     elif len(found.names) <= _FEW:
         leave = several("drop", found.names)
         hint = f"{select} {leave} leaves them out, where the model computes without them"

@@ -96,7 +96,7 @@ def summary(path: Where, *, requests: int | None = None) -> Summary:
 
 def _of_plan(place: Place) -> Summary:
     header, path = read_plan(place).header, quote(str(place))
-    made_by = f" of ckpt {str(header.call['name']).replace('_', '-')}" if header.call else ""
+    made_by = f" of ckpttools.{header.call['name']}" if header.call else ""
     what = f"a plan{made_by}: {plural(header.tasks, 'task')}, from {header.source} to {header.destination}"
     next = tuple(f"ckpt run {path} {how}" for how in ("--status", "--part 0/1", "--publish"))
     return Summary(str(place), what, next=next)

@@ -155,7 +155,8 @@ def _left_out(companions: Companions, format: str) -> Notes:
 
 def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
     """The configuration that goes along."""
-    return tree.metadata.config or read_json(parse(companions.files[CONFIG].path))
+    config = tree.metadata.config
+    return read_json(parse(companions.files[CONFIG].path)) if config is None else config
 
 
 def _stored(companions: Companions) -> Mapping[str, Any] | None:

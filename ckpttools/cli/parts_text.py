@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from ckpttools.api.standing import PartStatus, PlanStatus
 from ckpttools.cli.units import disk, duration
@@ -15,8 +16,8 @@ _STATES = {
     "not begun": "not begun",
     "at work": "at work",
     "stopped": "stopped: nobody is at work, and tasks are missing",
-    "done": "all parts are done; next: ckpt run PLAN --publish",
-    "published": "published; ckpt run PLAN --publish removes what is left beside it",
+    "done": "all parts are done; next: ckpt run {plan} --publish",
+    "published": "published; ckpt run {plan} --publish removes what is left beside it",
     "complete": "published; nothing is left to do",
     "taken": "nothing of this plan is in the making",
 }
@@ -39,9 +40,9 @@ def part_line(receipt: PartReceipt) -> str:
     return f"part {receipt.part} of {receipt.destination}: {done}{before}"
 
 
-def status_lines(found: PlanStatus) -> Iterator[str]:
-    """All that is known, a line for each process."""
-    yield f"{found.destination}: {_STATES[found.state]}"
+def status_lines(found: PlanStatus, plan: str) -> Iterator[str]:
+    """All that is known of a plan, a line for each process."""
+    yield f"{found.destination}: {_STATES[found.state].format(plan=quote(plan))}"
     if found.state == "taken":
         complete = "something complete: what this plan makes, if it was published before"
         yield f"there is {found.other or complete}"

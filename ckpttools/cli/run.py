@@ -167,4 +167,4 @@ def _show_status(file: PlanFile, root: Relocation, as_json: bool) -> None:
     from ckpttools.cli.parts_text import status_lines
 
     found = plan_status(file, root=root)
-    print_report(found, status_lines(found), as_json=as_json)
+    print_report(found, status_lines(found, str(file.place)), as_json=as_json)

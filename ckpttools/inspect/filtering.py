@@ -32,6 +32,6 @@ def filtered(
             "no array has a path that matches",
             got=pattern,
             wanted=f"a pattern of whole paths, such as {name(every[0])}",
-            hint="put a * before and behind a part of a name; `ckpt inspect tree --flat` shows all paths",
+            hint="put a * before and behind a part of a name; `ckpt inspect tree PATH --flat` shows all",
         )
     return found

@@ -106,7 +106,7 @@ class NamedByHub:
                 f"the names that the hub has are here behind {' or '.join(found.prefixes)}",
                 place=tree.metadata.place or None,
                 wanted=f"names of the family {found.family}",
-                hint=below(found.prefixes),
+                hint=below(found.prefixes, tree),
             )
         return made
 
@@ -181,7 +181,7 @@ def _unloadable(tree: Tree) -> Iterator[str]:
     if found is None or not found.names or view_of(tree).is_maxtext:
         return
     if found.prefixes:
-        yield f"names begin with {' or '.join(found.prefixes)}, {_NOT_LOADED}: {below(found.prefixes)}"
+        yield f"names begin with {' or '.join(found.prefixes)}, {_NOT_LOADED}: {below(found.prefixes, tree)}"
     elif any(name.endswith(_OF_FLAX) for name in found.names):
         yield f"names and axes are those of Flax, {_NOT_LOADED}: {option('map')} takes rules that change both"
     elif unwrapped(tree, patterns_beside(tree)).tree is not tree:

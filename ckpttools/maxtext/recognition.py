@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from shlex import quote
 from typing import Literal, NamedTuple
 
 from ckpttools.array.lazy import LazyArray
@@ -134,12 +136,14 @@ def _is_language_model(config: Mapping[str, object]) -> bool:
     return not (isinstance(made, list) and made) or any(str(each).endswith(_LANGUAGE_MODELS) for each in made)
 
 
-def below(prefixes: Sequence[str]) -> str:
-    """What to do where the model lies below one of some prefixes: a hint."""
+def below(prefixes: Sequence[str], tree: Tree) -> str:
+    """What to do where the model of a tree lies below one of some prefixes: a hint."""
+    place = tree.metadata.place or "SRC"
     ways = (
         step(
-            f'ckpttools.select(SRC, MODEL, prefix="{each}", format="safetensors")',
-            f"ckpt select SRC MODEL --prefix {each} --to safetensors",
+            f'ckpttools.select({json.dumps(place, ensure_ascii=False)}, "MODEL", prefix="{each}", '
+            'format="safetensors")',
+            f"ckpt select {quote(place)} MODEL --prefix {quote(each)} --to safetensors",
         )
         for each in prefixes
     )

@@ -164,14 +164,15 @@ def _with_layers(tree: Tree) -> MaxTextView:
         )
     if not view.is_maxtext:
         _refuse_peft(tree)
+        place = quote(tree.metadata.place or "SRC")
         raise FormatError(
             "there are no layers",
             place=tree.metadata.place or None,
             wanted=_WANTED,
-            hint="ckpt convert hf-to-maxtext SRC DST makes stacked layers of a Hugging Face checkpoint, "
+            hint=f"`ckpt convert hf-to-maxtext {place} DST` makes stacked layers of a Hugging Face model, "
             f"and with {option('scan', False)} single ones"
             if tree.metadata.format == "safetensors"
-            else "ckpt inspect tree SRC shows what is there",
+            else f"`ckpt inspect tree {place}` shows what is there",
         )
     return view
 

@@ -103,7 +103,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
             made = error.folded(others, hint) if isinstance(error, NotCoveredError) else error.at(hint=hint)
             raise made from error
         if (found := strangers_in(hub.tree)) and found.prefixes:
-            raise error.at(hint=f"{below(found.prefixes)}; convert that") from error
+            raise error.at(hint=f"{below(found.prefixes, hub.tree)}; convert that") from error
         raise
 
 

@@ -163,7 +163,7 @@ def run_at(path: Place) -> OrbaxRun:
     refuse_empty(path)
     raise FormatError(
         f"{path} is not a run with steps",
-        wanted="a directory with steps of Orbax in it, or in its directory checkpoints",
+        wanted="a directory with steps of Orbax or of a trainer in it, or in its directory checkpoints",
         hint=f"`ckpt {quote(str(path))}` says what it is",
     )
 

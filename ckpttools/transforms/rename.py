@@ -191,7 +191,7 @@ class Remap:
             names = dict.fromkeys(join(path) for join in (rule.name, keystr, dotted) for path in tree)
             near = near_names(rule.source, names, 1)
             raise MappingError(
-                "a rule matches nothing that an earlier one has not taken",
+                "a rule matches nothing, or only what an earlier one has taken",
                 place=f"{self.place}: {rule}",
                 got=f"for example {near[0]}" if near else None,
                 wanted="names with '/' between keys" if rule.has_slash else "names with '.' between keys",
