@@ -45,4 +45,4 @@ def may_be_adapter(tree: Tree) -> bool:
     if any("lora" in str(key) for path in tree.arrays for key in path):
         return True
     place = parse(tree.metadata.place) if tree.metadata.place else None
-    return place is not None and ((place if place.is_dir() else place.parent) / ADAPTER).is_file()
+    return place is not None and (place.folder() / ADAPTER).is_file()

@@ -43,7 +43,7 @@ _FUSED = ("gate_up_proj", "down_proj")
 
 def is_peft(place: Place) -> bool:
     """Whether this is a directory that PEFT wrote, or weights in one."""
-    folder = place if place.is_dir() else place.parent
+    folder = place.folder()
     if not (folder / ADAPTER).is_file():
         return False
     # MaxText's inference engine wants such a file above its own weights.
@@ -78,7 +78,7 @@ def open_peft(place: Place) -> Adapter:
         CheckpointError: it cannot be read.
     """
     file = weights_file(place)
-    config = (place if place.is_dir() else place.parent) / ADAPTER
+    config = place.folder() / ADAPTER
     return adapter_of(open_tree(file), PeftConfig(read_json(config), str(config)))
 
 

@@ -29,7 +29,7 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
     if place is None or not is_peft(place) or not (tree.metadata.config is None or is_adapter(tree)):
         return None
     try:
-        said = read_json((place if place.is_dir() else place.parent) / ADAPTER)
+        said = read_json(place.folder() / ADAPTER)
     except CheckpointError as error:
         return AdapterReport("", {}, None, {}, problem=error.line)
     base, alpha = str(said.get(BASE_NAME) or ""), said.get("lora_alpha")
@@ -63,7 +63,7 @@ def _of_maxtext(tree: Tree) -> AdapterReport:
 def peft_adapter(tree: Tree, said: Mapping[str, Any] | None = None) -> Adapter:
     """The adapter that PEFT wrote; `said` is its configuration, if that was read. Errors as `open_peft`."""
     place = parse(tree.metadata.place)
-    config = (place if place.is_dir() else place.parent) / ADAPTER
+    config = place.folder() / ADAPTER
     return adapter_of(tree, PeftConfig(read_json(config) if said is None else said, str(config)))
 
 

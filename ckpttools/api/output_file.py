@@ -25,8 +25,7 @@ def check_output_file(path: Place, source: Where, destination: Place | None = No
     real = path.resolve()
     if destination is not None:
         _check_outside(path, real, destination)
-    root = parse(source).resolve()
-    root = root if root.is_dir() else root.parent
+    root = parse(source).resolve().folder()
     if source and root in real.parents and (real.name == PLAN_MARK or is_own_file(real.relative_to(root))):
         raise UsageError(
             f"{path} would be taken for a part of the checkpoint",

@@ -30,7 +30,7 @@ _AS_IT_IS = "ckpt inspect, diff and hash take it as it is"
 def refuse_adapter(tree: Tree) -> None:
     """Raises FormatError if a tree is an adapter, such as a LoRA, without its base model."""
     place = parse(tree.metadata.place)
-    folder = place if place.is_dir() else place.parent
+    folder = place.folder()
     alone = tree.metadata.config is None and (folder / ADAPTER).is_file()
     if tree.metadata.format in _FORMATS and (alone or is_adapter(tree)):
         raise FormatError(
@@ -76,10 +76,14 @@ def _kind(said: Mapping[str, Any]) -> str:
     return str(said.get("peft_type") or LORA)
 
 
+def is_lora(adapter: Place) -> bool:
+    """Whether an adapter is one that is read, as far as its configuration says."""
+    return _kind(_said(adapter.folder())) == LORA
+
+
 def merge_command(adapter: Place) -> str | None:
     """What merges an adapter into its base model; None where that is left to PEFT."""
-    folder = adapter if adapter.is_dir() else adapter.parent
-    return f"ckpt adapter merge BASE {quote(str(adapter))} MODEL" if _kind(_said(folder)) == LORA else None
+    return f"ckpt adapter merge BASE {quote(str(adapter))} MODEL" if is_lora(adapter) else None
 
 
 def merging(adapter: Place) -> str:

@@ -76,6 +76,6 @@ def sidecar_directory(tree: Tree) -> Place:
     Adapters that PEFT saved are such models.
     """
     place = parse(tree.metadata.place)
-    folder = place if place.is_dir() else place.parent
+    folder = place.folder()
     is_beside = tree.metadata.config is not None or (is_adapter(tree) and is_file(folder / ADAPTER))
     return folder if is_beside else folder / COMPANIONS

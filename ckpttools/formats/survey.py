@@ -120,7 +120,7 @@ def _stored_array(table: ChunkTable, path: str) -> StoredArray:
 def plain_storage(tree: Tree) -> Storage:
     """Of a checkpoint whose arrays say themselves where they are."""
     place = parse(tree.metadata.place)
-    root = place if place.is_dir() else place.parent
+    root = place.folder()
     uses: dict[str, _Use] = defaultdict(_Use)
     for path, array in tree.arrays.items():
         if isinstance(array, Stored):
@@ -146,7 +146,7 @@ def _below(root: Place, file: str) -> str:
 
 def _beside(place: Place, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:
     """The files in use, and those beside them if a directory was opened."""
-    root = place if place.is_dir() else place.parent
+    root = place.folder()
     beside = {entry.name for entry in root.entries() if entry.is_file} if place.is_dir() else set()
     for name in sorted({*beside, *uses}):
         yield name, (root / name).stat()

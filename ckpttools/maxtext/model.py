@@ -104,7 +104,7 @@ def config_copy(place: Place) -> str | None:
     """The command that copies a model's configuration beside weights; None where no file system is."""
     if place.store.scheme != "file":
         return None
-    return f"cp {_OF_MODEL} {quote(str(place if place.is_dir() else place.parent))}"
+    return f"cp {_OF_MODEL} {quote(str(place.folder()))}"
 
 
 def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:

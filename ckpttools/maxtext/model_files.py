@@ -145,7 +145,7 @@ def companions_of(tree: Tree) -> Companions:
 def has_sidecars(tree: Tree) -> bool:
     """Whether what belongs to the model lies beside the weights, as in Hugging Face's directories."""
     place = parse(tree.metadata.place)
-    return companions_at(tree) == (place if place.is_dir() else place.parent)
+    return companions_at(tree) == place.folder()
 
 
 def companion_names(tree: Tree) -> list[str]:

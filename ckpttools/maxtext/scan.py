@@ -9,7 +9,7 @@ from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
-from ckpttools.formats.adapters import adapter_in, is_adapter, merge_command, merging
+from ckpttools.formats.adapters import adapter_in, is_adapter, is_lora, merging
 from ckpttools.maxtext.cycles import CycleNames, stacks_to_make
 from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
 from ckpttools.maxtext.layers import layer_stacks
@@ -184,11 +184,11 @@ def _refuse_peft(tree: Tree) -> None:
     place = parse(tree.metadata.place)
     command = f"ckpt adapter to-maxtext {quote(str(place))} DST --base BASE"
     raise FormatError(
-        f"this is {adapter_in(place if place.is_dir() else place.parent)}, in PEFT's names",
+        f"this is {adapter_in(place.folder())}, in PEFT's names",
         place=place,
         wanted=_WANTED,
         hint=f"`{command}` stacks its layers, and with {option('scan', False)} leaves them single"
-        if merge_command(place)
+        if is_lora(place)
         else merging(place),
     )
 

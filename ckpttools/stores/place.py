@@ -167,6 +167,10 @@ class Place:
         found = self.status()
         return found is not None and found.kind is FileKind.DIRECTORY
 
+    def folder(self) -> Place:
+        """The directory that is here, or that what is here lies in. Raises StorageError as `is_dir`."""
+        return self if self.is_dir() else self.parent
+
     def lexists(self) -> bool:
         """The same also of a link to nothing."""
         return self.is_link() or self.exists()

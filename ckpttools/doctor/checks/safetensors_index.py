@@ -60,8 +60,7 @@ def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding
 
 def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
     what = f"{plural(len(names), 'weight file')} missing: {_some(names)}"
-    folder = place if place.is_dir() else place.parent
-    do = f"fetch them: hf download REPO --include {quote(names[0])} --local-dir {on_disk(folder)}"
+    do = f"fetch them: hf download REPO --include {quote(names[0])} --local-dir {on_disk(place.folder())}"
     return Finding(ERROR, str(place), what, f"{wanted}; their tensors cannot be read", do)
 
 
