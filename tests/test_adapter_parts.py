@@ -137,6 +137,43 @@ def test_a_module_that_is_saved_as_a_whole(tmp_path):
     assert "it has only parts of score" in " ".join(told.split()) and not (out / CONFIG).exists()
 
 
+def test_modules_that_are_saved_as_a_whole_are_found_by_any_end_of_their_names(tmp_path):
+    """PEFT takes `norm` for `input_layernorm` as well."""
+    adapter = adapter_saying(tmp_path, "plain", modules_to_save=["norm"])
+    file = adapter / "adapter_model.safetensors"
+    norm = load_file(base_of("plain") / "model.safetensors")["model.norm.weight"]
+    layers = [f"model.layers.{n}.{name}_layernorm" for n in range(2) for name in ("input", "post_attention")]
+    found = {f"base_model.model.{each}.weight": norm for each in (*layers, "model.norm")}
+    save_file({**load_file(file), **found}, file)
+    ckpttools.select(adapter, tmp_path / "part", drop="*layers.0.*", format="safetensors")
+    assert said_of(tmp_path / "part")["modules_to_save"] == [*layers[2:], "model.norm"]
+    ckpttools.select(adapter, tmp_path / "few", drop="*norm*", format="safetensors")
+    assert said_of(tmp_path / "few")["modules_to_save"] == []
+    inner = adapter_saying(tmp_path / "inner", "plain", modules_to_save=["layernorm"])
+    save_file(
+        {name: array for name, array in load_file(file).items() if "model.norm" not in name},
+        inner / file.name,
+    )
+    ckpttools.merge_adapter(base_of("plain"), tmp_path / "merged", adapter=inner)
+
+
+def test_an_adapter_with_the_head_that_peft_saves_beside_its_factors_is_one(tmp_path):
+    """What PEFT 0.21 saves where `target_modules` names `lm_head`."""
+    targets = [*said_of(PEFT / "plain")["target_modules"], "lm_head"]
+    adapter = adapter_saying(tmp_path, "plain", target_modules=targets)
+    file = adapter / "adapter_model.safetensors"
+    head = load_file(base_of("plain") / "model.safetensors")["lm_head.weight"]
+    found = {"base_layer.weight": head, "lora_A.weight": head[:2].copy(), "lora_B.weight": head[:, :2].copy()}
+    save_file(
+        load_file(file) | {f"base_model.model.lm_head.{name}": each for name, each in found.items()}, file
+    )
+    ckpttools.select(adapter, tmp_path / "part", drop="*v_proj*", format="safetensors")
+    assert {each.name for each in (tmp_path / "part").iterdir()} == {CONFIG, file.name}
+    said = said_of(tmp_path / "part")["target_modules"]
+    assert "lm_head" in said and "v_proj" not in said
+    assert "adapters lie beside" not in succeed("inspect", "tree", adapter).output
+
+
 def test_targets_are_matched_only_where_parameters_have_factors():
     """Each of 23,000 modules with each of as many names took three minutes."""
     said = {"target_modules": "(no pattern"}

@@ -71,7 +71,7 @@ def part_config(said: Mapping[str, Any], place: str, kept: Sequence[str], gone: 
         # A module that is trained as a whole gets no factors, but would once that is said no more.
         "target_modules": _targets(config, left, {**lost, **whole_lost}),
         "target_parameters": _parameters(config, left, lost),
-        "modules_to_save": _narrowed(config.replaced, whole, whole_lost),
+        "modules_to_save": _saved_ones(config.replaced, whole, whole_lost),
         **{field: _patterns(config, field, left, lost) for field in _PATTERNS},
     }
     changed = {field: value for field, value in narrowed.items() if value is not None}
@@ -108,13 +108,24 @@ def _ends(module: str) -> Iterator[str]:
 
 
 def _saved(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
-    """Modules of `modules_to_save` that arrays are of."""
-    entries, found = {*config.replaced}, dict[str, None]()
+    """Modules of `modules_to_save` that arrays are of; entries are ends of names, also of parts of words."""
+    found = dict[str, None]()
     for name in saved_names(names):
         keys = name.split(".")
         above = (".".join(keys[:at]) for at in range(1, len(keys)))
-        found.update(dict.fromkeys(module for module in above if not entries.isdisjoint(_ends(module))))
+        found.update(dict.fromkeys(module for module in above if module.endswith(config.replaced)))
     return found
+
+
+def _saved_ones(
+    entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]
+) -> list[str] | None:
+    """Entries as `_narrowed` has them, which are ends of names as `_saved` says."""
+    touched = tuple(entry for entry in entries if any(module.endswith(entry) for module in lost))
+    if not touched:
+        return None
+    kept = [entry for entry in entries if entry not in touched]
+    return kept + [module for module in left if module.endswith(touched)]
 
 
 def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:

@@ -176,8 +176,8 @@ def _check_all_there(
         f"{module}: no lora_magnitude_vector" for module in parts if config.is_dora and module not in lengths
     ]
     odd += [f"{module}: a lora_magnitude_vector" for module in lengths if not config.is_dora]
-    saved = [f".{name}." for name in whole]
-    if config.replaced and not any(f".{module}." in name for module in config.replaced for name in saved):
+    # PEFT takes all modules whose names end so, also in the middle of a word.
+    if config.replaced and not any(f"{module}." in name for module in config.replaced for name in whole):
         odd.append(f"nothing of modules_to_save, {', '.join(config.replaced)}")
     if not parts and not whole:
         odd.append("no arrays at all")

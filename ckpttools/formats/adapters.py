@@ -21,6 +21,8 @@ WEIGHTS_STEM = "adapter_model"
 PREFIX, _PART = "base_model.model.", ".lora_"
 # In what PEFT calls the weight of a module that it has wrapped, and the factors of one that is linear.
 _WRAPPED, _FACTOR = ".base_layer.", ".lora_A."
+# Of which PEFT saves the base's weights with an adapter, too.
+_SAVED_TOO = ("embed_tokens", "lm_head")
 _FORMATS = ("safetensors", "torch")
 LORA = "LORA"
 MERGE_WITH_PEFT = "in Python: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload()"
@@ -54,13 +56,15 @@ def is_adapter(tree: Tree) -> bool:
 def wrapped_weights(tree: Tree) -> list[str]:
     """Names of a model's weights that PEFT has wrapped, with factors of an adapter beside each.
 
-    Beside factors of embeddings PEFT saves their table with an adapter, too, which makes no model of it. Of
-    two parameters of one module the factors of the first are within what wraps those of the second.
+    Beside factors of embeddings and of the head PEFT saves their tables with an adapter, too, which makes no
+    model of it. Of two parameters of one module the factors of the first are within what wraps those of the
+    second.
     """
     names = list(map(dotted, tree.arrays))
     modules = {name.partition(_FACTOR)[0] for name in names if _FACTOR in name}
-    wrapped = (name for name in names if _WRAPPED in name and _PART not in name)
-    return [name for name in wrapped if name.partition(_WRAPPED)[0] in modules]
+    wrapped = {name: name.partition(_WRAPPED)[0] for name in names if _WRAPPED in name and _PART not in name}
+    found = {name: module for name, module in wrapped.items() if module in modules}
+    return [*found] if any(module.rpartition(".")[2] not in _SAVED_TOO for module in found.values()) else []
 
 
 def adapter_in(folder: Place) -> str:
