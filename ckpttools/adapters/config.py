@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,11 @@ _PLAIN = """
 """
 _MOST = sys.float_info.max
 _CONVERTED = "path_initial_model_for_weight_conversion"
+
+
+def config_file(said: Mapping[str, Any]) -> bytes:
+    """The content of an `adapter_config.json` that says this, in the order in which PEFT writes it."""
+    return f"{json.dumps(said, indent=2, sort_keys=True)}\n".encode()
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ arrays that are named and not there are an error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ckpttools.adapters.config import PeftConfig, listed_names
+from ckpttools.adapters.config import PeftConfig, config_file, listed_names
 from ckpttools.adapters.from_maxtext import half_of, pairs_of
 from ckpttools.adapters.peft import modules_of, saved_names
 from ckpttools.adapters.to_maxtext import module_path
@@ -43,7 +42,7 @@ class PartConfig:
     @property
     def content(self) -> bytes | None:
         """That of the file; None where there is none."""
-        return None if self.said is None else f"{json.dumps(self.said, indent=2, sort_keys=True)}\n".encode()
+        return None if self.said is None else config_file(self.said)
 
 
 def part_config(said: Mapping[str, Any], place: str, kept: Sequence[str], gone: Sequence[str]) -> PartConfig:

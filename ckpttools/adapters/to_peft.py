@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckpttools.adapters.base_names import base_name, said_of_another
 from ckpttools.adapters.bases import Base
+from ckpttools.adapters.config import config_file
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.adapters.rows import WEIGHT
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
@@ -61,8 +61,7 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
     called = base_name(base, adapter, name)
     said = _config(adapter.factors, names, others, scale) | {BASE_NAME: called.text}
     another = Notes(remarks=tuple(said_of_another(base, adapter, "converted as one of")))
-    text = json.dumps(said, indent=2, sort_keys=True)
-    return PeftFiles(tree, f"{text}\n".encode(), called.notes + another)
+    return PeftFiles(tree, config_file(said), called.notes + another)
 
 
 def _module(base: Base, name: str) -> str:

@@ -17,7 +17,7 @@ from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option, step
-from ckpttools.maxtext.layout import STEPS
+from ckpttools.maxtext.layout import FACTOR, STEPS
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.stored_average import StoredAverage
 from ckpttools.maxtext.strip import StripOptimizer
@@ -34,7 +34,6 @@ _COMPARED = 1 << 18
 # Weights that are listed.
 _SHOWN = 8
 # In names of the low-rank factors of adapters, whoever wrote them.
-_FACTOR = "lora_"
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class _Counted:
 
 def _of_factors(averaged: Collection[Path]) -> Iterator[str]:
     """What to know where the mean is one of adapters, which add products to weights."""
-    if any(_FACTOR in dotted(path).lower() for path in averaged):
+    if any(FACTOR in dotted(path).lower() for path in averaged):
         each = step("ckpttools.merge_adapter", "ckpt adapter merge")
         yield (
             "factors of adapters are averaged each by itself, and alpha is the last one's: what they add is "

@@ -14,13 +14,13 @@ from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import ADAPTER, refuse_adapter, wrapped_weights
 from ckpttools.formats.base import COMPANIONS
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.layout import DECODER, EMBEDDING
+from ckpttools.maxtext.layout import DECODER, EMBEDDING, FACTOR
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
 
 _HUGGING_FACE = "embed_tokens.weight"
 # In names of low-rank factors, of whichever library, and patterns of them.
-_FACTOR, _FACTORS = "lora_", ("*lora_a*", "*lora_b*")
+_FACTORS = ("*lora_a*", "*lora_b*")
 # Where verl saves the adapter by itself.
 _APART = "lora_adapter"
 
@@ -113,8 +113,8 @@ def _refuse_factors(tree: Tree) -> None:
 def _factors(tree: Tree) -> tuple[list[str], list[str]]:
     """Names of parameters that are low-rank factors, and of the others."""
     names = [dotted(path) for path in view_of(tree).parameters]
-    factors = [name for name in names if _FACTOR in name.lower()]
-    return factors, [name for name in names if _FACTOR not in name.lower()]
+    factors = [name for name in names if FACTOR in name.lower()]
+    return factors, [name for name in names if FACTOR not in name.lower()]
 
 
 def _merging(tree: Tree) -> str:

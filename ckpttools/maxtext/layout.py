@@ -46,6 +46,8 @@ STATE_AXIS = 0
 SCAN_LAYERS = "scan_layers"
 # Where it speaks of an adapter, and there, of which modules: a pattern.
 LORA_KEY, MODULE_PATH = "lora", "lora_module_path"
+# In names of its factors, in whichever case.
+FACTOR = "lora_"
 
 EMBEDDING: Path = ("token_embedder", "embedding")
 HEAD: Path = (DECODER, "logits_dense", "kernel")
