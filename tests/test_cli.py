@@ -16,7 +16,7 @@ import click
 import pytest
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
-from support.places import ORBAX
+from support.places import HF, ORBAX
 
 from ckpttools.cli import units
 from ckpttools.cli.lazy import LazyGroup
@@ -76,6 +76,11 @@ class TestCommands:
         result = ckpt("inspct")
         assert result.exit_code == 2
         assert "No such command 'inspct'. Did you mean 'inspect'?" in result.stderr
+
+    @pytest.mark.parametrize("words", [("inspect", HF), ("convert", HF, "out")])
+    def test_a_path_in_place_of_a_command_of_a_group(self, words):
+        result = ckpt(*words)
+        assert result.exit_code == 2 and f"It is a path: 'ckpt {HF}' says what is there" in result.stderr
 
     def test_a_misspelled_command_of_a_group(self):
         result = ckpt("convert", "hf-to-maxtex", "a", "b")

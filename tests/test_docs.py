@@ -337,7 +337,7 @@ def test_a_transform_can_be_added_as_the_page_says(tmp_path):
     assert "every-layer" in listed["output"]
     assert "Of the package every_layer." in listed["output"]
     assert "Every n-th layer of a stack on axis 1." in help["output"]
-    assert re.search(r"--every N +How many layers on the next one", help["output"])
+    assert re.search(r"--every N +Keep every N-th layer", help["output"])
     assert "--compression" in help["output"]
     assert (wrong["code"], flat["code"], unlike["code"]) == (2, 3, 2)
     assert "0 is not in the range x>=1" in wrong["output"]

@@ -55,6 +55,8 @@ def test_what_is_not_there_is_a_key_error_that_says_what_is_near():
         tree["params/layers"]
     with pytest.raises(KeyError):
         tree[("params", "layers", 7)]
+    with pytest.raises(KeyError):
+        tree[3]
     assert tree.get("nothing", 5) == 5 and "nothing" not in tree and 3 not in tree and () not in tree
 
 

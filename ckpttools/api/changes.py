@@ -12,7 +12,7 @@ from ckpttools.api.sources import Source
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.options import Option
-from ckpttools.core.wording import option
+from ckpttools.core.wording import option, step
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.moving import ForVersion
@@ -139,7 +139,8 @@ def cast(
         CheckpointError: as `ckpttools.CastMap` and `ckpttools.convert`.
     """
     if dtype is None and not dtype_map:
-        hint = f"give {option('dtype', 'DTYPE')} or {option('dtype_map')} PATTERN=DTYPE"
+        by_pattern = step('dtype_map={"PATTERN": "DTYPE"}', "--dtype-map PATTERN=DTYPE")
+        hint = f"give {option('dtype', 'DTYPE')} or {by_pattern}"
         raise UsageError("there is nothing to cast to", hint=hint)
     casts = CastMap(dict(dtype_map or {}), dtype_of(dtype), force, dequantize_like)
     return write_changed([casts], source, destination, common)

@@ -151,7 +151,7 @@ class Tree(Mapping[Path, Leaf]):
         return {**with_dots, **found}
 
     def _no_such_path(self, path: Path | str) -> NoSuchPathError:
-        name = path if isinstance(path, str) else keystr(path)
+        name = keystr(path) if isinstance(path, tuple) else str(path)
         known = [keystr(each) for each in self.leaves]
         if any(each.startswith(f"{name}/") for each in known):
             message, hint = "no leaf is at this path, but below it", f"glob({name!r}) gives the tree of those"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from shlex import quote
 from typing import NamedTuple
 
 import click
@@ -42,6 +43,13 @@ def note_written() -> None:
 def has_written(ctx: click.Context) -> bool:
     """Whether the command that was found below a context has made its checkpoint."""
     return _DONE in ctx.meta
+
+
+def is_path(word: str) -> bool:
+    """Whether a word that is no command can only be a path, or is one that is there."""
+    from ckpttools.stores.registry import parse
+
+    return not word.startswith("-") and ("/" in word or parse(word).exists())
 
 
 class LazyGroup(click.Group):
@@ -95,6 +103,8 @@ class LazyGroup(click.Group):
                 return f"Did you mean '{group} {name}'?"
         if near := near_names(name, known):
             return f"Did you mean {near[0]!r}?"
+        if is_path(name):
+            return f"It is a path: 'ckpt {quote(name)}' says what is there, and what goes on from there."
         return f"There are: {', '.join(known)}."
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -14,7 +14,7 @@ from ckpttools import __version__
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, open_closed, write_whole
 from ckpttools.cli.command_line import remember_command
-from ckpttools.cli.lazy import LazyGroup, has_written, in_module, writes
+from ckpttools.cli.lazy import LazyGroup, has_written, in_module, is_path, writes
 from ckpttools.cli.output import say
 from ckpttools.cli.plugged import plugged_in
 from ckpttools.cli.traffic_text import telling_traffic
@@ -61,13 +61,6 @@ _COMMANDS = {
 _SUMMARY = in_module("summary", "summary", "What is at a path.")
 
 
-def _is_path(word: str) -> bool:
-    """Whether a word that is no command can only be a path, or is one that is there."""
-    from ckpttools.stores.registry import parse
-
-    return not word.startswith("-") and ("/" in word or parse(word).exists())
-
-
 class _Root(LazyGroup):
     """The group of all commands."""
 
@@ -108,7 +101,7 @@ class _Root(LazyGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # A path alone: what is there?
-        if self.get_command(ctx, args[0]) is None and _is_path(args[0]):
+        if self.get_command(ctx, args[0]) is None and is_path(args[0]):
             return "PATH", _SUMMARY.load(), args
         return super().resolve_command(ctx, args)
 

@@ -123,7 +123,8 @@ def closing_line(receipt: Receipt) -> str:
     if receipt.peak_bytes is not None:
         parts.append(f"peak memory {memory(receipt.peak_bytes)}")
     if receipt.tasks_resumed:
-        parts.append(f"{receipt.tasks_resumed} of {plural(receipt.tasks, 'task')} were done before")
+        verb = "was" if receipt.tasks_resumed == 1 else "were"
+        parts.append(f"{receipt.tasks_resumed} of {plural(receipt.tasks, 'task')} {verb} done before")
     parts += _lost(receipt.counts)
     if receipt.source and parse(receipt.source).store.scheme != "file":
         parts.append(f"from {receipt.source}")

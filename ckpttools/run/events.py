@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
+from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import QuantizationError
 from ckpttools.stores.costs import Traffic
@@ -105,7 +106,8 @@ class Receipt:
         if self.bytes_referenced:
             parts.append(f"{self.bytes_referenced:,} bytes shared")
         if self.tasks_resumed:
-            parts.append(f"{self.tasks_resumed} of {self.tasks} tasks were done before")
+            verb = "was" if self.tasks_resumed == 1 else "were"
+            parts.append(f"{self.tasks_resumed} of {plural(self.tasks, 'task')} {verb} done before")
         if self.counts:
             parts.append(f"values lost in {len(self.counts):,} array{'s' * (len(self.counts) != 1)}")
         return f"Receipt({str(self.destination)!r}: {', '.join(parts)})"
