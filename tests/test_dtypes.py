@@ -94,6 +94,13 @@ def test_a_wrong_name_brings_the_near_one(text, near):
     assert caught.value.wanted is None
 
 
+@pytest.mark.parametrize("text", ["float8", "fp8", "torch.float8"])
+def test_the_beginning_of_names_is_taken_for_those(text):
+    with pytest.raises(UnknownNameError) as caught:
+        parse_dtype(text)
+    assert "float8_e4m3fn or " in caught.value.hint and "float64" not in caught.value.hint
+
+
 @pytest.mark.parametrize("text", ["", "zzz", "torch.", "F"])
 def test_a_name_like_no_other(text):
     with pytest.raises(UnknownNameError) as caught:

@@ -245,11 +245,16 @@ def parse_dtype(text: str | DType) -> DType:
     name = _SHORT.get(name, name)
     if name in DTYPES:
         return DTYPES[name]
-    near = near_names(name, DTYPES)
+    written = name.lower()
+    written = f"float{written[2:]}" if written.startswith("fp") else written
+    near = near_names(written, DTYPES, 1)
+    if near and not near[0].startswith(written):
+        # "float8" is the beginning of seven names, and not float64 misspelled.
+        near = [each for each in DTYPES if each.startswith(written)] or near
     raise UnknownNameError(
         f"unknown dtype {text!r}",
         wanted=None if near else ", ".join(DTYPES),
-        hint=f"did you mean {near[0]}?" if near else "use one of the names above",
+        hint=f"did you mean {' or '.join(near)}?" if near else "use one of the names above",
     )
 
 
