@@ -223,7 +223,8 @@ class TestWhatItIs:
     @pytest.mark.parametrize("command", ["stack", "unstack"])
     def test_layers_of_hugging_face(self, model, tmp_path, command):
         told = run(command, model, tmp_path / "out", code=3)
-        assert "next   ckpt convert hf-to-maxtext" in told
+        command = f"ckpt convert hf-to-maxtext {shlex.quote(str(model))} DST"
+        assert f"next   `{command}` makes stacked layers" in told
 
     @pytest.mark.parametrize("command", ["hf-to-maxtext", "maxtext-to-hf"])
     def test_an_adapter(self, tmp_path, command):

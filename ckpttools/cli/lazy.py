@@ -103,9 +103,11 @@ class LazyGroup(click.Group):
                 return f"Did you mean '{group} {name}'?"
         if near := near_names(name, known):
             return f"Did you mean {near[0]!r}?"
+        there_are = f"There are: {', '.join(known)}."
         if is_path(name):
-            return f"It is a path: 'ckpt {quote(name)}' says what is there, and what goes on from there."
-        return f"There are: {', '.join(known)}."
+            path = f"'ckpt {quote(name)}'"
+            return f"It is a path: {path} says what is there, and what goes on from there. {there_are}"
+        return there_are
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         eager = {name: command.get_short_help_str(100) for name, command in self.commands.items()}
