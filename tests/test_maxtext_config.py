@@ -530,6 +530,12 @@ class TestClosedList:
         known = ("rope_parameters.rope_theta 10000.0",) if "deepseek4" in case.parts else ()
         assert ckpttools.maxtext_config(case).unread == known
 
+    @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+    @pytest.mark.parametrize("value", ["yarn", ["yarn"], 8, True])
+    def test_rotary_embeddings_that_are_no_table_are_reported(self, tmp_path, field, value):
+        hf = written(tmp_path / "m", {**LLAMA_8B, field: value})
+        assert ckpttools.maxtext_config(hf).unread == (f"{field} {json.dumps(value)}",)
+
     @pytest.mark.parametrize("case", ALL)
     @settings(max_examples=5)
     @given(

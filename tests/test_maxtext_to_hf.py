@@ -27,6 +27,7 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.model_config import absent_prediction
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
@@ -492,6 +493,20 @@ class TestDtypes:
             options = ToHuggingFace(like=hf("deepseek3"), carry=carry)
             (told,) = plan_to_huggingface(tmp_path / "maxtext", options).plan.remarks
             assert told.endswith("are not there, nor in the model")
+
+    @pytest.mark.parametrize(
+        ("names", "are_there"),
+        [
+            (["model.layers.0.a", "model.layers.1.a", "model.layers.2.a"], True),
+            (["model.layers.0.a", "model.layers.1.a"], False),
+            (["model.layers.1.a", "mtp.layers.0.a"], True),
+            ([], False),
+        ],
+    )
+    def test_where_prediction_layers_are(self, names, are_there):
+        """Behind the others, or below a name of their own."""
+        config = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+        assert absent_prediction(config, names) == (None if are_there else "num_nextn_predict_layers")
 
     def test_no_configuration_is_told(self, tmp_path):
         shutil.rmtree(convert(tmp_path / "maxtext", "qwen3") / "hf")

@@ -428,6 +428,7 @@ def test_all_that_is_not_kept_is_listed(tmp_path):
     with pytest.raises(FormatError, match="cannot be converted as they are") as caught:
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     assert "only some of its parts are quantised: 3 of 4" in str(caught.value)
+    assert caught.value.place == str(source)
     assert "dequantize" in (caught.value.hint or "") and not (tmp_path / "native").exists()
     ckpttools.hf_to_maxtext(source, tmp_path / "plain")
 

@@ -18,6 +18,7 @@ from ckpttools.api.plans import header_of
 from ckpttools.array.nodes import elementwise
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import FormatError
 from ckpttools.mapping.values import Add, Cast, Multiply
 from ckpttools.plan.dealing import dealt
 from ckpttools.plan.node_lines import NodeLines, Nodes
@@ -42,6 +43,12 @@ def said_and_made(array):
     lines = NodeLines(number)
     last = lines.number(array)
     return Nodes([line.encode() for line in lines.lines], files.__getitem__).array(last)
+
+
+@pytest.mark.parametrize("said", ['["nothing", [2], "float32"]', '["take"]', "[]", "{}", "7", '"stored"'])
+def test_a_line_that_says_no_array(said):
+    with pytest.raises(FormatError, match="a line of a plan says no array"):
+        Nodes([said.encode()], [].__getitem__).array(0)
 
 
 @given(st.data())

@@ -162,8 +162,11 @@ class TestCommand:
             StripOptimizer(keep_step=True)(tree)
 
     def test_no_parameters(self):
-        with pytest.raises(FormatError, match="no parameters"):
-            StripOptimizer()(Tree({("opt_state", 0, "mu", "x"): lazy(np.ones(2))}))
+        moment = {("opt_state", 0, "mu", "x"): lazy(np.ones(2))}
+        for place in ("/run/7/items", None):
+            with pytest.raises(FormatError, match="no parameters") as error:
+                StripOptimizer()(Tree(moment, Metadata(place=place or "")))
+            assert error.value.place == place
 
     def test_a_state_of_random_numbers_is_stripped(self):
         keys = {("params", "params", "rngs", "key"): lazy(np.ones(4, np.uint32))}

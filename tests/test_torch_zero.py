@@ -383,6 +383,13 @@ def universal(tmp_path, stage="stage1"):
     return made
 
 
+def test_a_universal_checkpoint_says_that_moments_are_left_out(tmp_path):
+    source = universal(tmp_path)
+    (remark,) = open_tree(source).metadata.notes.remarks
+    assert "moments are left out" in remark
+    assert not open_tree(source, ReadOptions(with_optimizer=True)).metadata.notes.remarks
+
+
 @pytest.mark.parametrize("stage", ("stage1", "stage3"))
 def test_moments_that_a_universal_checkpoint_lacks(tmp_path, stage):
     """Parameters of which an optimizer keeps something else have none of the files of others."""

@@ -38,6 +38,23 @@ PLENTY = {"memory": 512 << 20, "jobs": 2}
 WI = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_layers_of_two_stacks_whatever_axis_and_order_they_lie_in(axis, turned):
+    layers = noise((3, 4, 5), DTYPES["float32"])
+    order = [2, 0, 1] if turned else [0, 1, 2]
+    ours, theirs = layers, np.stack([layers[at] for at in order], axis)
+    for nth, damage in enumerate([None, 1]):
+        if damage is not None:
+            theirs = theirs.copy()
+            theirs[(0,) * 3] += damage
+        mine, other = stored(ours, DTYPES["float32"]), stored(theirs, DTYPES["float32"])
+        a = {f"l.{at}": take(mine, 0, at) for at in range(3)}
+        b = {f"l.{at}": take(other, axis, order.index(at)) for at in range(3)}
+        found = compare(Pairing(a, b), **PLENTY)
+        assert [each.name for each in found] == [f"l.{order[0]}"] * nth
+
+
 @given(st.data(), shapes(min_rank=1, most=300), dtypes(packed=True))
 def test_the_first_bit_that_differs_is_told_and_all_are_counted(data, shape, dtype):
     truth = noise(shape, dtype)

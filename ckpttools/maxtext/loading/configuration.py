@@ -211,7 +211,6 @@ def read_yaml(path: Place) -> dict[str, Any]:
     """
     from ckpttools.maxtext.loading.yaml_values import load_yaml
 
-    path.stat()
     try:
         document = load_yaml(path.read_bytes().decode())
     except ValueError as error:
