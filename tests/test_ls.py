@@ -222,6 +222,12 @@ class TestAPathAlone:
         assert "a run of one step, not whole: chunks are missing" in shown and "assemble" not in shown
         assert f"next  ckpt doctor {run}" in shown and ckpt("doctor", run).exit_code == 1
 
+    def test_a_directory_with_the_name_of_a_command(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(ORBAX / "cm_best_metrics", "run")
+        assert "run: a run of 2 steps" in succeed("./run").output
+        assert "Usage: ckpt run" in ckpt("run").output and "./run" in succeed("--help").output
+
     def test_an_adapter(self, tmp_path):
         (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
         shutil.copy(HF / "model.safetensors", tmp_path / "adapter_model.safetensors")

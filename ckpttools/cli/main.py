@@ -148,7 +148,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def main() -> None:
     """Convert, inspect and prove checkpoints of large models.
 
-    A path in place of a command says what is there, and which commands go on from there.
+    A path in place of a command says what is there, and which commands go on from there; a directory with
+    the name of a command is written with its place: ./run.
 
     \b
     Exit codes: 0 done, 1 differences found, 2 usage, 3 bad input,
