@@ -512,6 +512,14 @@ class TestSafetensors:
         found = only(folder, "safetensors-index")
         assert shard.name in found.what and shard.name in found.do
 
+    def test_all_missing_shards_are_fetched_by_one_command(self, tmp_path):
+        folder = self.folder(tmp_path)
+        lost = self.shards(folder)[:2]
+        for shard in lost:
+            shard.unlink()
+        names = " ".join(shard.name for shard in lost)
+        assert f"hf download REPO {names} --local-dir" in only(folder, "safetensors-index").do
+
     def test_a_missing_shard_without_an_index(self, tmp_path):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors.index.json").unlink()

@@ -305,7 +305,7 @@ class TestWhatItIs:
     def test_files_of_other_programs(self, model, tmp_path):
         (model / "model.safetensors").unlink()
         kinds = {
-            "model-q4_0.gguf": ("files of llama.cpp (GGUF)", "hf download REPO --include '*.safetensors'"),
+            "model-q4_0.gguf": ("files of llama.cpp (GGUF)", "hf download REPO '*.safetensors' '*.json'"),
             "__0_0.distcp": ("parts of a distributed checkpoint of PyTorch without .metadata", "too"),
         }
         for name, (what, remedy) in kinds.items():

@@ -36,7 +36,8 @@ class _ForeignFiles:
 def _fetched(path: Place, file: Place) -> str:
     named = path.as_local()
     fresh = quote(f"{named.removesuffix(path.suffix) if path == file else named}-safetensors")
-    command = f"hf download REPO --include '*.safetensors' '*.json' 'tokenizer*' --local-dir {fresh}"
+    # Patterns in place of names: all of --include but the first are taken for names, and it is then ignored.
+    command = f"hf download REPO '*.safetensors' '*.json' 'tokenizer*' --local-dir {fresh}"
     return f"fetch the model's own weights: {command}"
 
 

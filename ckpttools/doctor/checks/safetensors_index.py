@@ -60,7 +60,8 @@ def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding
 
 def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
     what = f"{plural(len(names), 'weight file')} missing: {_some(names)}"
-    do = f"fetch them: hf download REPO --include {quote(names[0])} --local-dir {on_disk(place.folder())}"
+    fetched = " ".join(map(quote, names)) if len(names) <= _MOST_NAMED else f"--include '*{SAFETENSORS}'"
+    do = f"fetch them: hf download REPO {fetched} --local-dir {on_disk(place.folder())}"
     return Finding(ERROR, str(place), what, f"{wanted}; their tensors cannot be read", do)
 
 
