@@ -21,6 +21,8 @@ from ckpttools.array.tree import dotted
 from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.doctor.examine import examine
 from ckpttools.formats.registry import open_tree
+from ckpttools.quantized import stored_values
+from ckpttools.quantized.readable import weights_in
 
 BLOCK = (24, 40)
 FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to_not_convert": ["lm_head", "norm"]}
@@ -175,6 +177,35 @@ def test_damaged_scales_are_all_listed_before_they_are_used_or_then(pair, tmp_pa
         assert "and 1 more" in said.what
         same = ckpttools.diff(source, source)
         assert any("and 1 more" in str(each) for each in same.remarks)
+
+
+@pytest.mark.parametrize("block", [(1, 4), (3, 5), (40, 1), (40, 64)])
+def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, monkeypatch, block):
+    """Zeros may have such scales: all blocks are looked at, and one by one these took minutes of a model."""
+    rng, shape, name = np.random.default_rng(1), (40, 64), "model.layers.0.mlp.up_proj.weight"
+    grid = tuple(-(-length // step) for length, step in zip(shape, block, strict=True))
+    said = {"quant_method": "fp8", "weight_block_size": list(block)}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": said}))
+    reads = []
+    unscaled = stored_values.unscaled
+
+    def counted(weight, arrays):
+        codes = unscaled(weight, arrays)
+        return SimpleNamespace(read=lambda region: reads.append(region) or codes.read(region))
+
+    monkeypatch.setattr(stored_values, "unscaled", counted)
+    for number in range(8):
+        is_zero = np.ones(grid, bool) if number < 2 else rng.random(grid) < 0.5
+        is_zero[-1, -1] = True
+        of_numbers = is_zero.repeat(block[0], 0).repeat(block[1], 1)[: shape[0], : shape[1]]
+        codes = np.where(of_numbers, 0, 2).astype(ml_dtypes.float8_e4m3fn)
+        codes[-1, -1] = number % 2  # in the last block
+        arrays = {name: codes, f"{name}_scale_inv": np.where(is_zero, 0, 1).astype("f4")}
+        save_file(arrays, tmp_path / "model.safetensors")
+        tree = open_tree(tmp_path)
+        found = stored_values.value_faults(tree, weights_in(tree).readable.values())
+        assert found.not_positive == ((f"{name}_scale_inv: 0",) if number % 2 else ())
+    assert len(reads) == 8
 
 
 @pytest.mark.parametrize("is_far", [False, True])
