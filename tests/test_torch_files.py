@@ -459,6 +459,8 @@ def test_archives_that_mislead(tmp_path):
     packed = tmp_path / "packed.pt"
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", data)
+        archive.writestr("a/data/0", bytes(4096))
+        archive.writestr("a/version", "3")
     two = tmp_path / "two.pt"
     with zipfile.ZipFile(two, "w") as archive:
         for root in "ab":

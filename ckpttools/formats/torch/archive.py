@@ -163,9 +163,9 @@ def _archive(file: File, entries: Sequence[zipfile.ZipInfo], most: int) -> Archi
     names = {each.filename: each for each in entries}
     if len(names) < len(entries):
         raise _damaged(file.path, "two members of one name")
-    _refuse_overlaps(file, entries)
     _refuse_script(file, names)
     _refuse_compressed(file, entries)
+    _refuse_overlaps(file, entries)
     found = [name for name in names if name.rpartition("/")[2] == _PICKLE and name.count("/") <= 1]
     if len(found) != 1:
         raise _damaged(file.path, f"{len(found)} members called {_PICKLE}")
