@@ -108,11 +108,11 @@ def _ends(module: str) -> Iterator[str]:
 
 def _saved(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
     """Modules of `modules_to_save` that arrays are of; entries are ends of names, also of parts of words."""
-    found = dict[str, None]()
+    entries, found = config.replaced, dict[str, None]()
     for name in saved_names(names):
         keys = name.split(".")
         above = (".".join(keys[:at]) for at in range(1, len(keys)))
-        found.update(dict.fromkeys(module for module in above if module.endswith(config.replaced)))
+        found.update(dict.fromkeys(module for module in above if module.endswith(entries)))
     return found
 
 
