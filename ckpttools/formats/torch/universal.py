@@ -33,7 +33,7 @@ from ckpttools.stores.place import Place
 
 _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "zero", "fp32.pt", "step.pt", ".pt"
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt", re.DOTALL)
-# Keys beside a parameter, of today and of releases before 0.14.
+# Keys beside a parameter, of today and of earlier releases (`deepspeed.checkpoint.constants`).
 _OF_VOCABULARY = frozenset(("vocab_tensor", "vocab_divisibility_padding_tensor"))
 _HINT = "make it again: python -m deepspeed.checkpoint.ds_to_universal"
 
