@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Unpack
@@ -25,7 +25,7 @@ from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.write import OrbaxWriter
-from ckpttools.formats.registry import writer_for, writer_options
+from ckpttools.formats.registry import stored_shardings, writer_for, writer_options
 from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.applied_rules import AppliedRules
@@ -121,7 +121,7 @@ def reshard(
             raise TypeError(f"{writer!r} does not write Orbax")
         applied = AppliedRules(made, tree, devices)
         asked.append(applied)
-        grid = mesh_grid(applied, most)
+        grid = mesh_grid(applied, most, jax_arrays=stored_shardings(tree))
         found = replace(writer, chunks=GivenChunks(exact=grid.chunks), shardings=grid.shardings)
         notes = tree.metadata.notes + Notes(remarks=tuple(applied.remarks()))
         return plan_tree(replace(tree, metadata=replace(tree.metadata, notes=notes)), found, resources)
@@ -156,12 +156,20 @@ class MeshGrid:
     shardings: Mapping[Path, Sharding]
 
 
-def mesh_grid(applied: AppliedRules, most: int | None = None) -> MeshGrid:
-    """Chunks and shardings of all arrays of a tree.
+# Without `jax_enable_x64`, JAX replaces these by dtypes of half the width.
+_WIDE = frozenset(("int64", "uint64", "float64", "complex128"))
+
+
+def mesh_grid(applied: AppliedRules, most: int | None = None, jax_arrays: Collection[Path] = ()) -> MeshGrid:
+    """Return the chunks and shardings of all arrays of a tree.
+
+    Python numbers and 64-bit numpy arrays get chunks but no sharding: Orbax restores an array that has a
+    sharding as a JAX array, in 32 bits unless `jax_enable_x64` is set.
 
     Args:
         applied: how rules cut the arrays that will be written; others are whole on every device.
         most: bytes of a chunk at most; None for 64 MiB.
+        jax_arrays: arrays that were JAX arrays when they were saved, so 64-bit ones keep a sharding.
 
     Raises:
         UsageError: a rule has a pattern that no array matches.
@@ -175,7 +183,8 @@ def mesh_grid(applied: AppliedRules, most: int | None = None) -> MeshGrid:
     for path, spec in applied.specs():
         array = tree.arrays[path]
         shard = _shard(path, array.shape, spec, mesh)
-        if path not in tree.metadata.key_impls:
+        is_wide = array.dtype.name in _WIDE and path not in jax_arrays
+        if not is_wide and path not in tree.metadata.key_impls and path not in tree.metadata.scalars:
             shardings[path] = Sharding("NamedSharding", axes, _without_ends(spec))
         if array.size:
             stacked = stacked_axes(array)

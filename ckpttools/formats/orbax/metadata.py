@@ -80,17 +80,20 @@ def _entry(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -> dic
 
 
 def _value_type(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -> str:
-    """Arrays are said to be numpy's: that restores on any devices, with and without a target.
+    """Return the kind of a leaf as `_METADATA` records it.
 
-    Only JAX has typed PRNG keys; their sharding is then written, too. So it is where the user names a mesh.
+    Arrays are recorded as numpy's, because Orbax restores those on any devices, with and without a target.
+    Typed PRNG keys and arrays with a sharding are recorded as JAX's. A Python number stays a number even on
+    a mesh: without `jax_enable_x64`, JAX has no 64-bit values and Orbax would restore a wrong one.
     """
     if isinstance(leaf, Empty):
         return leaf.kind
     if isinstance(leaf, Text):
         return "string"
-    if path in tree.metadata.key_impls or path in sharded:
-        return "jax.Array"
-    return "scalar" if path in tree.metadata.scalars else "np.ndarray"
+    if path in tree.metadata.scalars:
+        return "scalar"
+    is_jax = path in tree.metadata.key_impls or path in sharded
+    return "jax.Array" if is_jax else "np.ndarray"
 
 
 def checkpoint_document(
@@ -147,7 +150,7 @@ def sharding_document(
     found: dict[str, str] = {}
     texts: dict[Sharding, str] = {}
     for path in tree.arrays:
-        sharding = shardings.get(path)
+        sharding = None if path in tree.metadata.scalars else shardings.get(path)
         if sharding is not None and sharding not in texts:
             texts[sharding] = json.dumps(_named_sharding(sharding))
         if sharding is not None or path in keys:
