@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
+from support.mounts import on_overlay
 from support.object_stores import files_in
 from support.pruned_runs import copied, write_run
 
@@ -410,6 +411,71 @@ class TestInterrupted:
         before = steps(run) - {".ckpttools-prune"}
         report = ckpttools.prune(run, finish=True)
         assert steps(run) == before and "nothing of it was done" in report.left[0]
+
+
+class TestOverlayLowerLayers:
+    """A directory of a lower layer cannot be renamed, so nothing there can leave its name in one step."""
+
+    def test_prune_refuses_before_it_changes_anything(self, run):
+        look = ("sh", f"cd {run} && find . | sort | md5sum")
+        rules = [
+            ("--keep-last", 1),
+            ("--keep-last", 2),
+            ("--keep-every", 3),
+            ("--keep-last", 1, "--keep-best", "reward:1"),
+            ("--keep-last", 3, "--strip-older"),
+            ("--keep-last", 3, "--strip-older", "--copy"),
+        ]
+        commands = [("prune", run, *each, "--yes") for each in rules]
+        (_, before), *ended, (_, after) = on_overlay(
+            run, look, *commands, ("doctor", run), ("prune", run, "--keep-last", 1), look
+        )
+        for (code, output), words in zip(ended[:-2], commands, strict=True):
+            assert code == 5, (words, output)
+            assert "the file system cannot rename" in output and "lower layer of an overlay" in output
+            assert "copy it to a volume" in output
+        assert [code for code, _ in ended[-2:]] == [0, 0]
+        assert before == after
+
+    def test_prune_deletes_steps_of_the_upper_layer(self, run):
+        code, output = on_overlay(
+            run,
+            ("sh", f"cp -r {run}/1 {run}/90 && cp -r {run}/1 {run}/91 && rm -r {run}/[1-8]"),
+            ("prune", run, "--keep-last", 1, "--yes"),
+            ("sh", f"ls -A {run}"),
+        )[1]
+        assert code == 0, output
+
+    @pytest.mark.parametrize("is_lower", [True, False])
+    def test_overwrite_refuses_before_it_writes(self, made, tmp_path, is_lower):
+        place = tmp_path / "place"
+        place.mkdir()
+        outputs = {"to-orbax": place / "orbax", "to-safetensors": place / "flat"}
+        for kind, out in outputs.items():
+            succeed("convert", kind, made / "6", out)
+        look = ("sh", f"cd {place} && find . | sort | md5sum")
+        upper = "cp -r orbax a && rm -r orbax && mv a orbax; cp -r flat b && rm -r flat && mv b flat"
+        first = () if is_lower else (("sh", f"cd {place} && {upper}"),)
+        commands = [("convert", kind, made / "5", out, "--overwrite") for kind, out in outputs.items()]
+        *_, (_, before), to_orbax, to_flat, (_, after) = on_overlay(place, *first, look, *commands, look)
+        for code, output in (to_orbax, to_flat):
+            assert code == (5 if is_lower else 0), output
+            assert ("delete the old checkpoint first: rm -r" in output) is is_lower, output
+        assert (before == after) is is_lower
+
+
+def test_doctor_reports_what_an_interrupted_prune_left(run, monkeypatch):
+    TestInterrupted().begin(run, monkeypatch, 2)
+    found = ckpt("doctor", run)
+    assert "an interrupted prune" in found.output
+    assert "--undo --yes" in found.output
+    (command,) = [
+        each["command"]
+        for each in json.loads(ckpt("doctor", run, "--json").output)["findings"]
+        if each["check"] == "leftovers"
+    ]
+    succeed(*command.split()[1:])
+    assert "prune" not in ckpt("doctor", run).output
 
 
 class TestBuckets:

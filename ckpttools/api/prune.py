@@ -13,13 +13,12 @@ from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.wording import option
-from ckpttools.formats.orbax.steps import OrbaxRun, Step, directories
+from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY, OrbaxRun, Step, directories
 from ckpttools.formats.orbax.write import OrbaxWriter, OtherItem
 from ckpttools.formats.registry import open_tree, writer_for
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.runs.journal import (
-    DIRECTORY,
     PruneJournal,
     at_work,
     begun,
@@ -31,7 +30,7 @@ from ckpttools.runs.journal import (
 from ckpttools.runs.listing import looked_at, run_at
 from ckpttools.runs.policy import Best, Keep
 from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
-from ckpttools.runs.removal import Removal, tidy, tidy_all
+from ckpttools.runs.removal import Removal, check_can_rename, tidy, tidy_all
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.abilities import Renames
 from ckpttools.stores.pace import requesting
@@ -125,6 +124,7 @@ class PreparedPrune:
     def _pruned(self, decision: PruneDecision) -> PruneReport:
         run, report = decision.run, self.report
         tidy(run.path)
+        check_can_rename(run.path, (*decision.named("deleted"), *decision.named("stripped")))
         made = self._all_stripped(decision)
         delete = decision.named("deleted")
         if not (made or delete):
@@ -306,7 +306,7 @@ def _going_on(place: Place, finish: bool, undo: bool, keep: Keep, requests: int 
             f"{option('finish', True)} and {option('undo', True)} are about a prune that was interrupted",
             hint="give one of them, and nothing else",
         )
-    above = next((each for each in (place, place / "checkpoints") if (each / DIRECTORY).is_dir()), None)
+    above = next((each for each in (place, place / "checkpoints") if (each / PRUNE_DIRECTORY).is_dir()), None)
     if above is None:
         raise UsageError("no prune of this run was begun", place=place)
     return PreparedPrune(None, OrbaxRun(above).path, "finish" if finish else "undo", False, requests)

@@ -25,6 +25,7 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.steps import (
     IN_PROGRESS,
+    PRUNE_DIRECTORY,
     StepMetadata,
     has_metadata,
     is_left_of_item,
@@ -262,7 +263,12 @@ class _Walk:
                 self._step_into(path / name, depth)
 
     def _step_into(self, path: Place, depth: int) -> None:
-        if IN_PROGRESS in path.name or path.name.endswith(SET_ASIDE) or unfinished_at(path):
+        if (
+            IN_PROGRESS in path.name
+            or path.name == PRUNE_DIRECTORY
+            or path.name.endswith(SET_ASIDE)
+            or unfinished_at(path)
+        ):
             self._leftovers.append(path)
         elif depth < _DEEPEST:
             self.visit(path, depth + 1)

@@ -20,11 +20,11 @@ from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
+from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY
 from ckpttools.stores.abilities import Forgets, Removes
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError
 
-DIRECTORY = ".ckpttools-prune"
 _VERSION = 1
 
 
@@ -95,7 +95,7 @@ def locked_run(run: Place) -> Iterator[None]:
 
 def at_work(run: Place, *names: str) -> Place:
     """A place in the directory of the prune of a run."""
-    place = run / DIRECTORY
+    place = run / PRUNE_DIRECTORY
     for name in names:
         place = place / name
     return place

@@ -7,7 +7,7 @@ lists none of the steps, then their objects. The last finished step, and all tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError, listing
@@ -20,6 +20,7 @@ from ckpttools.stores.abilities import Forgets, Renames
 from ckpttools.stores.place import Place
 
 _REMOVED, _DELETING, _STRIPPED = "removed", "deleting", "stripped"
+_PROBE = "probe"
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,21 @@ class Removal:
         tidy_all(self.run)
 
 
+def check_can_rename(run: Place, names: Iterable[str]) -> None:
+    """Check that the store can rename each step, before anything is written or renamed.
+
+    Args:
+        run: the directory above the steps.
+        names: of the steps that are to be deleted or replaced.
+
+    Raises:
+        StorageError: the file system cannot rename a step.
+    """
+    if isinstance(run.store, Renames):
+        for name in (each for each in names if (run / each).is_dir()):
+            run.store.check_can_rename((run / name).key, at_work(run, _PROBE).key)
+
+
 def tidy_all(run: Place) -> None:
     """Removes the traces of a prune that is done, the journal after all others."""
     store = removing(run)
@@ -228,5 +244,7 @@ def tidy(run: Place) -> None:
     if plan_of(run).exists():
         return
     store.remove(at_work(run, _STRIPPED).key)
+    if isinstance(run.store, Renames) and at_work(run, _PROBE).exists():
+        store.remove(at_work(run, _PROBE).key)
     if place.is_dir() and not place.entries():
         store.remove(place.key)

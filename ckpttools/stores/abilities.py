@@ -97,6 +97,17 @@ class Renames(Protocol):
             StorageError: it cannot be done.
         """
 
+    def check_can_rename(self, key: str, scratch: str) -> None:
+        """Check that a directory can be renamed, without renaming it.
+
+        Args:
+            key: of the directory.
+            scratch: a key that only this process uses; nothing is left there.
+
+        Raises:
+            StorageError: `rename` would fail.
+        """
+
 
 @runtime_checkable
 class Removes(Protocol):

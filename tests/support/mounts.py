@@ -35,6 +35,27 @@ def while_mounted(*cases: tuple[Path, Path, Sequence[object]]) -> list[tuple[int
     return [(code, output) for code, output in json.loads(ended.stdout)]
 
 
+def on_overlay(directory: Path, *cases: Sequence[object]) -> list[tuple[int, str]]:
+    """Run commands, one after the other, while a directory is the lower layer of an overlay file system.
+
+    Args:
+        directory: what the commands see there is an overlay; its own files are the lower layer.
+        cases: the arguments of ckpt of each command, or "sh" and a line for the shell.
+
+    Returns:
+        The exit code and the output of each command.
+    """
+    if not _may_mount(_OVERLAY):
+        pytest.skip("no overlay may be mounted here")
+    scratch = directory.with_name(directory.name + ".layers")
+    scratch.mkdir()
+    asked = json.dumps([str(directory), str(scratch), [[str(each) for each in case] for case in cases]])
+    command = [*_ALONE, sys.executable, "-m", "support.overlay_script"]
+    ended = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=TESTS, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return [(code, output) for code, output in json.loads(ended.stdout)]
+
+
 def on_a_small_disk(
     disk: Path, *cases: tuple[Path | None, int, Sequence[object]]
 ) -> list[list[dict[str, Any]]]:
@@ -59,9 +80,15 @@ def on_a_small_disk(
     return found
 
 
+_OVERLAY = (
+    'd=$(mktemp -d) && mount -t tmpfs tmpfs "$d" && mkdir "$d/l" "$d/u" "$d/w" "$d/o" && '
+    'mount -t overlay overlay -o "lowerdir=$d/l,upperdir=$d/u,workdir=$d/w" "$d/o"'
+)
+
+
 @cache
-def _may_mount() -> bool:
-    command = [*_ALONE, "sh", "-c", 'mount --bind "$0" "$0"', str(TESTS)]
+def _may_mount(script: str = 'mount --bind "$0" "$0"') -> bool:
+    command = [*_ALONE, "sh", "-c", script, str(TESTS)]
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:

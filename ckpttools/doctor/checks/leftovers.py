@@ -5,18 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ckpttools.core.text import age
-from ckpttools.doctor.base import INFO, WARNING, Check, Finding, on_disk
+from ckpttools.core.text import age, plural
+from ckpttools.doctor.base import INFO, WARNING, Check, Finding, on_disk, pasted
 from ckpttools.doctor.inventory import SET_ASIDE, Inventory
 from ckpttools.doctor.probing import is_directory
 from ckpttools.formats.interrupted import going_on, next_step
-from ckpttools.formats.orbax.steps import IN_PROGRESS
+from ckpttools.formats.orbax.steps import IN_PROGRESS, PRUNE_DIRECTORY
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import CONTENT, SUFFIX, begun_at, unfinished_at
 
 
+_PRUNE_STATES = {
+    "stripped": "stripped, not yet in place",
+    "removed": "moved here, still complete",
+    "deleting": "partly deleted",
+}
+
+
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for place in _places(inventory):
+        if place.name == PRUNE_DIRECTORY:
+            yield _left_by_prune(place)
+            continue
         size, since = _measured(place)
         what = f"{_kind(place)}: {size:,} bytes, last changed {since} ago"
         yield _left(place, what)
@@ -25,6 +35,27 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         yield Finding(
             INFO, str(inventory.path), "the directory of an unfinished save", why, "open a finished step"
         )
+
+
+def _left_by_prune(place: Place) -> Finding:
+    """Report an interrupted prune, with the commands that finish or undo it."""
+    counts = {name: len((place / name).entries()) for name in _PRUNE_STATES if is_directory(place / name)}
+    found = [
+        f"{plural(counts[name], 'step')} {state}" for name, state in _PRUNE_STATES.items() if counts.get(name)
+    ]
+    run = pasted(place.parent)
+    if not (place / "plan.json").exists() and not counts.get("removed") and not counts.get("deleting"):
+        what = "an interrupted prune that had not begun to delete"
+        command = f"rm -r {on_disk(place)}" if place.store.streams is None else place.store.removal(place.key)
+        why = "it takes up space; the next prune removes it"
+        return Finding(
+            WARNING, str(place), what, why, f"when no prune is running: {command}", command=command
+        )
+    what = f"an interrupted prune: {', '.join(found) or 'no step was moved or deleted yet'}"
+    why = "no other prune of this run begins before this one is finished or undone"
+    command = f"ckpt prune {run} --finish --yes"
+    do = f"finish it: {command}; or put back every step that is still complete: ckpt prune {run} --undo --yes"
+    return Finding(WARNING, str(place), what, why, do, command=command)
 
 
 def _places(inventory: Inventory) -> list[Place]:

@@ -279,6 +279,53 @@ def _renameat2() -> Callable[[bytes, bytes], int] | None:
     return exchanged
 
 
+def check_can_rename(path: Path, scratch: Path) -> None:
+    """Check that one rename can move a directory to another name, without moving it.
+
+    Overlay file systems, such as those of containers, refuse to rename a directory of a lower layer. The probe
+    renames `path` onto a scratch directory that has an entry. Every file system refuses that (rename(2)), but
+    overlay file systems report EXDEV, because they check the layer before they look at the entries.
+
+    Args:
+        path: the directory to rename.
+        scratch: a name on the same file system that only this process uses. It exists only during the probe,
+            like its directory if that does not exist.
+
+    Raises:
+        StorageError: the file system cannot rename the directory.
+        OSError: the probe cannot be made.
+    """
+    occupied = scratch / "occupied"
+    made = [occupied, scratch, *([] if scratch.parent.exists() else [scratch.parent])]
+    try:
+        occupied.mkdir(parents=True, exist_ok=True)
+        path.rename(scratch)
+        # No file system is known to do this; if one does, the directory must not stay under the scratch name.
+        scratch.rename(path)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise rename_error(path, error) from error
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    finally:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+
+
+def rename_error(path: Path | str, error: OSError) -> StorageError:
+    """Explain why the system cannot rename a file or directory."""
+    if error.errno != errno.EXDEV:
+        return storage_error("cannot rename", path, error)
+    return StorageError(
+        f"the file system cannot rename {path}",
+        got=f"{error.strerror} (errno {error.errno}), as for directories in a lower layer of an overlay "
+        "(a container image)",
+        wanted="a directory that can be renamed in one step, so that an interrupted run loses nothing",
+        hint="copy it to a volume and work there; deleting files of an image's layer frees no space",
+    )
+
+
 def names_in(directory: Path) -> list[str]:
     """The names of what is in a directory, sorted.
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
@@ -14,6 +15,7 @@ from ckpttools.stores.local.another import held_by_another
 from ckpttools.stores.local.directory import StagingDirectory
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.files import (
+    check_can_rename,
     errors_of,
     make_directory,
     names_in,
@@ -33,6 +35,7 @@ from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, check_n
 from ckpttools.stores.shares import named, who_does_what
 
 _ATTEMPTS = 100
+_PROBE = "probe"
 
 
 def _nothing_more() -> None:
@@ -88,6 +91,19 @@ class LocalStaging(StagingDirectory):
                 hint=f"choose another destination, or allow its replacement with {option('overwrite', True)}",
             )
 
+    def _check_can_replace(self) -> None:
+        """Raise StorageError, before anything is written, if the old checkpoint cannot leave its name."""
+        if is_free(self.destination):
+            return
+        with errors_of(self.destination):
+            try:
+                check_can_rename(self.destination, self.directory / _PROBE)
+            except StorageError as error:
+                raise error.at(
+                    hint="choose another destination, or delete the old checkpoint first: "
+                    f"rm -r {quote(str(self.destination))}"
+                ) from error
+
     def _check_room(self, nbytes: int) -> None:
         place = next(parent for parent in self.directory.absolute().parents if parent.exists())
         disk = shutil.disk_usage(place)
@@ -110,6 +126,7 @@ class LocalStaging(StagingDirectory):
             self._recover(journal, purpose, nbytes)
             if not self.is_complete(journal, purpose.plan):
                 self._check_taken()
+                self._check_can_replace()
                 self._begin(journal, purpose)
             yield LocalWork(self, journal, purpose.plan)
         finally:

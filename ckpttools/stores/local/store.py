@@ -80,7 +80,7 @@ class LocalStore(Store):
         return os.access(key or ".", os.R_OK)
 
     def rename(self, old: str, new: str) -> None:
-        from ckpttools.stores.local.files import make_directory, sync_directory
+        from ckpttools.stores.local.files import make_directory, rename_error, sync_directory
 
         try:
             make_directory(Path(new).absolute().parent)
@@ -88,7 +88,14 @@ class LocalStore(Store):
             for place in (Path(new), Path(old)):
                 sync_directory(place.absolute().parent)
         except OSError as error:
-            raise storage_error("cannot rename", old, error) from error
+            raise rename_error(old, error) from error
+
+    def check_can_rename(self, key: str, scratch: str) -> None:
+        """See `Renames`."""
+        from ckpttools.stores.local.files import check_can_rename
+
+        with _writing(key):
+            check_can_rename(Path(key), Path(scratch))
 
     def claim(self, key: str, content: bytes) -> bool:
         """See `Removes`."""
