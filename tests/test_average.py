@@ -78,9 +78,9 @@ def test_the_mean_of_equal_arrays_is_the_array(name, seed, weights):
     dtype = DTYPES[name]
     bits = noise((4, 33), dtype, seed)
     values = bits.view(dtype.numpy)
-    # Every NaN becomes the same one; float64 has no digits to spare, and its largest sums are infinite.
+    # Every NaN becomes the same one; float64 has no digits to spare.
     with np.errstate(invalid="ignore"):
-        known = np.isfinite(values) & ((np.abs(values.astype(np.float64)) < 1e300) | (dtype.bits < 64))
+        known = np.isfinite(values)
     weights = [1.0] * 2 if name == "float64" else weights
     if name == "float8_e5m2":
         with pytest.raises(MappingError, match="numbers of few bits"):
@@ -88,6 +88,47 @@ def test_the_mean_of_equal_arrays_is_the_array(name, seed, weights):
         return
     made = mean_of([stored(bits, dtype)] * len(weights), weights=weights).view(dtype.carrier)
     assert np.array_equal(made[known], bits[known])
+
+
+LARGEST = float(np.finfo(np.float64).max)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-LARGEST, LARGEST, allow_nan=False), st.floats(0.125, 2**40)),
+        min_size=1,
+        max_size=6,
+    )
+)
+@example([(LARGEST, 1.0), (LARGEST, 1.0)])
+@example([(LARGEST, 0.1), (LARGEST, 0.7), (LARGEST, 0.3)])
+@example([(1.7e308, 3.0), (-1.7e308, 1.0)])
+@example([(-LARGEST, 1e300), (-LARGEST, 1e300)])
+def test_a_mean_of_float64_does_not_overflow(terms):
+    values, weights = zip(*terms, strict=True)
+    got = mean_of([lazy(np.array([value, 1.0])) for value in values], weights=list(weights))
+    total = sum(map(Fraction, weights))
+    exact = sum(Fraction(value) * Fraction(weight) for value, weight in terms) / total
+    size = sum(abs(Fraction(value)) * Fraction(weight) for value, weight in terms) / total
+    assert np.isfinite(got).all() and got[1] == pytest.approx(1)
+    assert abs(Fraction(float(got[0])) - exact) <= (len(terms) + 2) * size / 2**53 + Fraction(1, 2**1070)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 700])
+def test_a_sum_of_float64_overflows_only_if_the_result_does(shift):
+    values = [LARGEST, LARGEST, -LARGEST]
+    weights = [2.0**-shift] * 3
+    got = mean_of([lazy(np.array([each])) for each in values], weights=weights, normalize=False)
+    assert got == [LARGEST * 2.0**-shift]
+    overflowing = mean_of([lazy(np.array([LARGEST]))] * 2, weights=[1.0, 1.0], normalize=False)
+    assert np.isposinf(overflowing)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [0.3, 0.7], [1e300, 1.0]])
+def test_infinity_and_nan_stay_in_a_mean_of_float64(weights):
+    one, other = np.array([np.inf, -np.inf, np.nan, LARGEST]), np.array([1.0, LARGEST, 1.0, LARGEST])
+    got = mean_of([lazy(one), lazy(other)], weights=weights)
+    assert np.isposinf(got[0]) and np.isneginf(got[1]) and np.isnan(got[2]) and np.isfinite(got[3])
 
 
 @given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=9), st.sampled_from(sorted(DECAYS)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from math import frexp
+from math import frexp, fsum, isclose, ldexp
 from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
@@ -53,29 +53,40 @@ class Mean(OfAlikeParts):
                 target[...] = made.view(self.dtype.carrier)
 
     def _make(self, block: Region, made: np.ndarray, scratch: Scratch) -> None:
-        if not self._sum(block, made, scratch):
-            self._sum_with_care(block, made, scratch)
+        self._sum(block, made, scratch, self.weights)
+        if not _divide(made.reshape(-1), self.total):
+            self._replace_nonfinite(block, made, scratch)
 
-    def _sum(self, block: Region, made: np.ndarray, scratch: Scratch) -> bool:
-        """Writes the mean; returns whether all of it is finite."""
+    def _sum(self, block: Region, made: np.ndarray, scratch: Scratch, weights: Sequence[float]) -> None:
+        """Write the weighted sum of a block."""
         flat = made.reshape(-1)
         with scratch.take(flat.shape, flat.dtype) as spare:
-            for place, (part, weight) in enumerate(zip(self.parts, self.weights, strict=True)):
+            for place, (part, weight) in enumerate(zip(self.parts, weights, strict=True)):
                 with scratch.take(block.shape, part.dtype.carrier) as read:
                     part.read_into(block, read, scratch)
                     values = read.view(part.dtype.numpy).reshape(-1)
                     _add(flat, values, weight, None if place == 0 else spare)
-        return _divide(flat, self.total)
 
-    def _sum_with_care(self, box: Region, made: np.ndarray, scratch: Scratch) -> None:
-        """Elements that are not finite anew, in float64, which may make them so.
+    def _replace_nonfinite(self, block: Region, made: np.ndarray, scratch: Scratch) -> None:
+        """Recompute the elements that are not finite, in float64 and with weights whose sum is at most 1.
 
+        Weights and total are divided by the same power of two, so no sum overflows and no digit changes.
         Every NaN gets the same bits: which of several a sum keeps is left open.
         """
         import numpy as np
 
-        with scratch.take(box.shape, _WIDE.numpy) as wide, np.errstate(over="ignore", invalid="ignore"):
-            self._sum(box, wide, scratch)
+        largest_weight = max(abs(weight) for weight in self.weights)
+        scale = max(0, frexp(largest_weight)[1] + len(self.weights).bit_length())
+        weights = [ldexp(weight, -scale) for weight in self.weights]
+        total = ldexp(self.total, -scale)
+        with scratch.take(block.shape, _WIDE.numpy) as wide, np.errstate(over="ignore", invalid="ignore"):
+            self._sum(block, wide, scratch, weights)
+            is_finite = np.isfinite(wide)
+            _divide(wide.reshape(-1), total)
+            if min(weights) >= 0 and isclose(total, fsum(weights)):
+                # A mean is within its parts, but the last rounding may exceed the largest number.
+                largest = np.copysign(np.finfo(np.float64).max, wide)
+                np.copyto(wide, largest, where=is_finite & np.isinf(wide))
             np.copyto(wide, np.nan, where=np.isnan(wide))
             np.copyto(made, wide, where=~np.isfinite(made), casting="same_kind")
 
