@@ -251,12 +251,14 @@ class _Walk:
         if directory is None:
             return
         self._directories[path] = directory
-        if is_left_of_item((*directory.files, *directory.directories)):
+        # The groups of a zarr hierarchy may have any name, also those of Orbax's files.
+        is_hierarchy = ZARR3 in directory.files and TREE_FILE not in directory.files
+        if not is_hierarchy and is_left_of_item((*directory.files, *directory.directories)):
             self._items.append(path)
             # Another save may have begun beside the arrays.
             unfinished = [name for name in directory.directories if IN_PROGRESS in name]
             self._leftovers += [path / name for name in unfinished]
-        elif ZARR3 in directory.files:
+        elif is_hierarchy:
             self._hierarchies.append(path)
         else:
             for name in directory.directories:

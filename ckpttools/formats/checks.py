@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 
-from ckpttools.array.tree import Tree, keystr
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
+from ckpttools.formats.json_file import DEEPEST
 
 # What Linux file systems take.
 LONGEST_NAME = 255
+# Readers refuse longer names of arrays, as text in damaged or hostile files.
+LONGEST_PATH = 4096
 
 
 def is_file_name(name: str) -> bool:
@@ -22,6 +25,36 @@ def is_file_name(name: str) -> bool:
         return len(name.encode()) <= LONGEST_NAME
     except UnicodeEncodeError:
         return False
+
+
+def check_paths(tree: Tree, name_of: Callable[[Path], str], what: str) -> None:
+    """Refuse paths that the format's own reader would refuse.
+
+    Args:
+        tree: what is to be written.
+        name_of: returns the name of a leaf on disk.
+        what: the format, for the message.
+
+    Raises:
+        FormatError: a name is not Unicode text, or too long, or has too many keys; lists all of them.
+    """
+    wrong = [keystr(path) for path in tree if not _is_readable(path, name_of(path))]
+    if wrong:
+        raise FormatError(
+            f"{what} cannot hold these names:" + listing([ascii(_shortened(name)) for name in wrong]),
+            place=tree.metadata.place or None,
+            wanted=f"Unicode text of at most {LONGEST_PATH:,} characters and {DEEPEST} keys",
+            hint="rename them: ckpt remap SRC DST --map RULES",
+        )
+
+
+def _is_readable(path: Path, name: str) -> bool:
+    is_text = name.isascii() or not any("\ud800" <= char <= "\udfff" for char in name)
+    return is_text and len(name) <= LONGEST_PATH and len(path) <= DEEPEST
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
 
 
 def check_plain(tree: Tree, what: str) -> None:

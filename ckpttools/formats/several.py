@@ -26,11 +26,14 @@ def other_kinds(path: Place, format: str) -> Notes:
     """What is said of a directory in which a format was opened, and other kinds of weights lie, too."""
     if not path.is_dir():
         return Notes()
-    names = [each.name for each in path.entries() if not matches_any(each.name, _NOT_WEIGHTS)]
+    entries = [each for each in path.entries() if not matches_any(each.name, _NOT_WEIGHTS)]
+    names = [each.name for each in entries]
+    # Keys of zarr arrays are names of directories, and may be any of these.
+    files = [each.name for each in entries if not each.is_dir]
     others = [
         kind
         for kind, patterns in _NAMES.items()
-        if kind != format and any(matches_any(name, patterns) for name in names)
+        if kind != format and any(matches_any(name, patterns) for name in files)
     ]
     others += [f"{name} ({what})" for what, name in foreign_kinds(names)]
     if not others:

@@ -15,6 +15,7 @@ from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
+from ckpttools.formats.checks import LONGEST_PATH
 from ckpttools.formats.json_file import DEEPEST, read_json
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.place import Place
@@ -46,8 +47,6 @@ OWN_FILES = frozenset(
 HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 
 _SEQUENCE, _DICT = 1, 2
-# As long as any file system lets a path be.
-_LONGEST_NAME = 4096
 
 
 def tree_document(
@@ -240,7 +239,7 @@ def parse_tree(document: Mapping[str, Any], place: str) -> list[SavedLeaf]:
 def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
     keys = entry["key_metadata"]
     path = tuple([int(key["key"]) if key["key_type"] == _SEQUENCE else str(key["key"]) for key in keys])
-    if len(path) > DEEPEST or len(dotted(path)) > _LONGEST_NAME:
+    if len(path) > DEEPEST or len(dotted(path)) > LONGEST_PATH:
         raise ValueError(f"a path of {len(path)} keys, {len(dotted(path))} characters")
     value = entry["value_metadata"]
     kind = value["value_type"]

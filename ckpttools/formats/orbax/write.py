@@ -21,7 +21,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape, ceil_div, grid_indices
 from ckpttools.core.wording import option
 from ckpttools.formats.base import COMPANIONS, Extents, Layout
-from ckpttools.formats.checks import check_dtypes, is_file_name
+from ckpttools.formats.checks import check_dtypes, check_paths, is_file_name
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax.name_checks import check_directories, check_names, check_sizes
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent
@@ -238,6 +238,7 @@ class OrbaxWriter:
         return {name: content for name, content in made.items() if content}
 
     def _check(self, tree: Tree) -> None:
+        check_paths(tree, dotted, "Orbax")
         check_names(tree)
         check_sizes(tree)
         if self.zarr3:

@@ -19,6 +19,7 @@ from ckpttools.core.dtypes import DTYPES, DType, from_safetensors
 from ckpttools.core.errors import FormatError, near_names
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
+from ckpttools.formats.checks import LONGEST_PATH
 from ckpttools.formats.disguises import refuse_disguise
 from ckpttools.formats.json_file import json_object, without_duplicates
 
@@ -30,8 +31,6 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 # Beyond these numpy cannot make the array: axes, and a signed 64-bit count of bytes.
 _MOST_AXES = 64
 _MOST_BYTES = (1 << 63) - 1
-# As long as any file system lets a path be.
-_LONGEST_NAME = 4096
 # Enough of a file's start to hold a Git LFS pointer, which the specification keeps below 1024 bytes.
 _HEAD_BYTES = 1024
 
@@ -180,7 +179,7 @@ def _metadata(value: object, path: str) -> dict[str, str]:
 
 def _sound(name: str, value: object) -> TensorEntry | None:
     """What `_entry` makes of an entry in which nothing is remarkable, in a third of its time; else None."""
-    if type(value) is not _Fields or len(value.data_offsets) != 2 or len(name) > _LONGEST_NAME:
+    if type(value) is not _Fields or len(value.data_offsets) != 2 or len(name) > LONGEST_PATH:
         return None
     dtype, shape, (begin, end) = from_safetensors(value.dtype), value.shape, value.data_offsets
     if dtype is None or len(shape) > _MOST_AXES or not 0 <= begin <= end <= _MOST_BYTES:
@@ -191,9 +190,9 @@ def _sound(name: str, value: object) -> TensorEntry | None:
 
 
 def _entry(name: str, value: object, path: str) -> TensorEntry:
-    place = f"{path}, tensor {name[:_LONGEST_NAME]!r}"
-    if len(name) > _LONGEST_NAME:
-        _refuse("the name is too long", place, f"{len(name)} characters", f"at most {_LONGEST_NAME}")
+    place = f"{path}, tensor {name[:LONGEST_PATH]!r}"
+    if len(name) > LONGEST_PATH:
+        _refuse("the name is too long", place, f"{len(name)} characters", f"at most {LONGEST_PATH}")
     code, raw_shape, raw_offsets = _three_fields(value, place)
     dtype, shape = _dtype(code, place), _naturals(raw_shape, "shape", place)
     begin, end = _offsets(raw_offsets, place)

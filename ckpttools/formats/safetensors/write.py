@@ -9,13 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Path, Tree
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.errors import FormatError
 from ckpttools.core.wording import option
 from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, Extents, Layout
-from ckpttools.formats.checks import check_dtypes
+from ckpttools.formats.checks import check_dtypes, check_paths
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.header import MAX_HEADER_BYTES, METADATA
 from ckpttools.stores.place import Place
@@ -73,6 +73,7 @@ class SafetensorsWriter:
     def _shards(self, tree: Tree) -> list[_PlannedFile]:
         """What goes into which file, with the headers; the same for the same tree."""
         names = flat.names(tree, self.separator)
+        check_paths(tree, lambda path: names.get(path) or keystr(path), self.name)
         _check_names(names, tree)
         # The format packs elements of less than a byte, which are whole bytes here; that is not done yet.
         check_dtypes(
@@ -203,13 +204,12 @@ def _is_text(value: object) -> bool:
 
 
 def _check_names(names: Mapping[Path, str], tree: Tree) -> None:
-    wrong = [repr(name) for name in names.values() if name == METADATA or not _is_text(name)]
-    if wrong:
+    wrong = next((path for path, name in names.items() if name == METADATA), None)
+    if wrong is not None:
         raise FormatError(
-            f"safetensors cannot hold arrays of these names:{listing(wrong)}",
-            place=tree.metadata.place,
-            wanted=f"Unicode text other than {METADATA}",
-            hint="rename them",
+            f"safetensors cannot hold an array called {METADATA}",
+            place=tree.metadata.place or None,
+            hint=f"rename {keystr(wrong)}: ckpt remap SRC DST --map RULES",
         )
 
 

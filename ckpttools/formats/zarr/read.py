@@ -37,7 +37,7 @@ class Zarr3:
     def why_not(self, path: Place) -> str | None:
         if not path.is_dir():
             return "not a directory"
-        if (path / TREE_FILE).exists():
+        if (path / TREE_FILE).is_file():
             return f"{TREE_FILE} says that it is Orbax's"
         return None if (path / DOCUMENT).is_file() else f"no {DOCUMENT} here"
 

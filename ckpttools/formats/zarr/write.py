@@ -20,7 +20,7 @@ from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
 from ckpttools.formats import flat
 from ckpttools.formats.base import Extents, Layout
-from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, is_file_name
+from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, check_paths, is_file_name
 from ckpttools.formats.placement import ChunkFiles, Placement
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.formats.zarr.given_chunks import GivenChunks
@@ -50,6 +50,7 @@ class ZarrWriter:
 
     def layout(self, tree: Tree, most: int) -> Layout:
         """As `Writer.layout`; every chunk in a file of its own."""
+        check_paths(tree, keystr, self.name)
         _check_names(tree)
         _check_nesting(tree)
         check_dtypes(tree, lambda dtype: dtype.zarr3, "zarr v3")
