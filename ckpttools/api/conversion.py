@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
@@ -106,6 +107,13 @@ class Conversion:
 
     def __repr__(self) -> str:
         return f"<Conversion to {self.writer.name}: {self.plan!r}>"
+
+    def with_remarks(self, texts: tuple[str, ...]) -> Conversion:
+        """Return the same conversion, whose plan tells the user more."""
+        if not texts:
+            return self
+        notes = self.plan.notes + Notes(remarks=texts)
+        return replace(self, plan=replace(self.plan, notes=notes))
 
     def run(
         self,

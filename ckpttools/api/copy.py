@@ -21,6 +21,7 @@ from ckpttools.core.options import size_of
 from ckpttools.core.wording import option
 from ckpttools.run.apart import check_apart
 from ckpttools.stores.at_once import at_once
+from ckpttools.stores.outside_links import check_outside_links, outside_links
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.publishing import staging_of
 from ckpttools.stores.registry import Where, parse
@@ -40,6 +41,7 @@ def copy(
     requests: int | None = None,
     overwrite: bool = False,
     public: bool = False,
+    allow_outside_links: bool = False,
     observe: Observe | None = None,
     command: str = "",
 ) -> PreparedCopy:
@@ -59,6 +61,7 @@ def copy(
         requests: reads under way at once in stores behind a network; None for as many as are found good.
         overwrite: replace checkpoints at the destination whose content differs.
         public: a new repository of the hub is for everybody to read; it is private without that.
+        allow_outside_links: publish files that symbolic links pull in from outside the source.
         observe: called with the bytes copied so far and those to copy in all; the first call has 0.
         command: what the user typed, for whoever finds the work unfinished.
 
@@ -79,6 +82,9 @@ def copy(
         selection, target = selected(read, tuple(steps), latest), CopyTarget(written, overwrite, optimizer_in)
         there = target.found(selection, verify=verify)
         effort = Effort(resources.memory, jobs, resources.workers, requests)
+        links = {name: to for part in selection.parts for name, to in part.outside_links.items()}
+        links |= outside_links(read, (each.key for each in selection.small.values()))
+        check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
         made = PreparedCopy(read, target, selection, there, effort, verify, observe, command)
         unchecked = chain.from_iterable(at_once(read.store, check_whole, made.todo))
     return replace(made, unchecked=tuple(unchecked))

@@ -10,7 +10,7 @@ would be done and does nothing yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field, replace
 from functools import wraps
 from inspect import Signature, signature
@@ -28,10 +28,12 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.options import size_of
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option
+from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Fetching, Observer, Receipt
 from ckpttools.stores.fetching import check_fetched, fetch
 from ckpttools.stores.models import model_at
+from ckpttools.stores.outside_links import check_outside_links, outside_links
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
@@ -62,6 +64,7 @@ class Writing(TypedDict, total=False):
         download: copy what is read of the hub into the cache of `huggingface_hub` first, and read it there.
         public: a new repository of the hub is for everybody to read; it is private without that.
         model_card: a repository of the hub gets a README.md that says what was converted.
+        allow_outside_links: publish files that symbolic links pull in from outside the source.
     """
 
     memory: Size
@@ -75,6 +78,7 @@ class Writing(TypedDict, total=False):
     download: bool
     public: bool
     model_card: bool
+    allow_outside_links: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -160,6 +164,7 @@ def prepare(
     download: bool = False,
     public: bool = False,
     model_card: bool = False,
+    allow_outside_links: bool = False,
 ) -> Prepared:
     """Makes all checks that need no plan, then plans.
 
@@ -167,8 +172,8 @@ def prepare(
         plan: makes the plan within the resources.
         source, destination: what is read and what is written; they must be apart.
         like: what is read beside the source.
-        memory, jobs, requests, overwrite, resume, manifest, observe, command, download, public, model_card:
-            as `Writing`.
+        memory, jobs, requests, overwrite, resume, manifest, observe, command, download, public, model_card,
+            allow_outside_links: as `Writing`.
 
     Raises:
         UsageError: the destination cannot be written or overlaps what is read, there is nothing to resume, or
@@ -196,7 +201,24 @@ def prepare(
     resources = Resources(size_of("memory", memory), jobs, written is not None, place, requests)
     with allowing(resources.memory), requesting(requests):
         conversion = plan(resources)
+    links: dict[str, str] = {}
+    for root in (read, None if like is None else parse(like)):
+        if root is not None and root.store.scheme == "file":
+            links |= outside_links(root.folder(), _files_read(root.folder(), conversion))
+    texts = check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
+    conversion = conversion.with_remarks(texts)
     return Prepared(conversion, place, overwrite, written, observe, command, download)
+
+
+def _files_read(folder: Place, conversion: Conversion) -> Iterator[str]:
+    """Yield the local paths of the files that a conversion reads, sidecars included."""
+    yield from (source.path for source in conversion.plan.sources)
+    if folder.is_dir():
+        yield from ((folder / each.name).key for each in folder.entries() if each.name.endswith(".json"))
+    writer = conversion.writer
+    while isinstance(writer, WithSidecars):
+        yield from (file.path for file in writer.companions.files.values())
+        writer = writer.writer
 
 
 def _require_partial(destination: Place) -> None:

@@ -219,8 +219,17 @@ resource_options = together(
     _within_memory,
 )
 """The same of a call that opens a checkpoint, and may copy it first."""
-public_option = click.option(
-    "--public", is_flag=True, help="Let everybody read DST, a new repository of the hub; else it is private."
+public_option = together(
+    click.option(
+        "--public",
+        is_flag=True,
+        help="Let everybody read DST, a new repository of the hub; else it is private.",
+    ),
+    click.option(
+        "--allow-outside-links",
+        is_flag=True,
+        help="With --public, also publish files that symbolic links in SRC pull in from outside of it.",
+    ),
 )
 output_options = together(
     click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),

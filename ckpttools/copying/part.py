@@ -14,6 +14,7 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARD
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import Status
+from ckpttools.stores.outside_links import outside_links
 from ckpttools.stores.place import Place
 from ckpttools.stores.samples import sampled_files
 
@@ -55,6 +56,11 @@ class FileGroup:
     def files(self) -> Mapping[str, Status]:
         """Its files, as they were when they were first looked at; errors as `files_below`."""
         return files_below(self.source)
+
+    @cached_property
+    def outside_links(self) -> Mapping[str, str]:
+        """The files that symbolic links pull in; as `ckpttools.stores.outside_links.outside_links`."""
+        return outside_links(self.source, ((self.source / name).key for name in self.files))
 
     @property
     def nbytes(self) -> int:

@@ -18,6 +18,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.resident import peak_bytes
 from ckpttools.core.text import plural, some
 from ckpttools.stores.fetching import Observe
+from ckpttools.stores.outside_links import check_outside_links
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Published
@@ -195,6 +196,8 @@ class PreparedCopy:
         if self.selection.small:
             yield f"also copied: {', '.join(self.selection.small)}"
         yield from self.unchecked
+        links = {name: to for part in self._parts for name, to in part.outside_links.items()}
+        yield from check_outside_links(links, is_public=False, is_allowed=True)
         unsure = [part.source for part in self._parts if not _lists_all(part.source)]
         if unsure:
             yield (

@@ -14,7 +14,6 @@ from ckpttools.formats.orbax.steps import IN_PROGRESS, PRUNE_DIRECTORY
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import CONTENT, SUFFIX, begun_at, unfinished_at
 
-
 _PRUNE_STATES = {
     "stripped": "stripped, not yet in place",
     "removed": "moved here, still complete",

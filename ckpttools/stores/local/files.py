@@ -282,9 +282,9 @@ def _renameat2() -> Callable[[bytes, bytes], int] | None:
 def check_can_rename(path: Path, scratch: Path) -> None:
     """Check that one rename can move a directory to another name, without moving it.
 
-    Overlay file systems, such as those of containers, refuse to rename a directory of a lower layer. The probe
-    renames `path` onto a scratch directory that has an entry. Every file system refuses that (rename(2)), but
-    overlay file systems report EXDEV, because they check the layer before they look at the entries.
+    Overlay file systems, such as those of containers, refuse to rename a directory of a lower layer. The
+    probe renames `path` onto a scratch directory that has an entry. Every file system refuses that
+    (rename(2)), but overlay file systems report EXDEV: they check the layer before they look at the entries.
 
     Args:
         path: the directory to rename.

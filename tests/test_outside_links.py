@@ -1,0 +1,132 @@
+"""Files that symbolic links pull into a source are reported, and published only when asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from damage.models import base
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import ckpt, succeed
+from support.stores_on_loopback import ask_only, forget
+from support.web_server import web_server
+
+from ckpttools.stores import parse
+from ckpttools.stores.outside_links import outside_links
+
+PUBLIC = "hf://me/new"
+SIDECAR, SHARD = "tokenizer_config.json", "model-00002-of-00002.safetensors"
+LINKS = {
+    "absolute": lambda path, outside: path.symlink_to(outside),
+    "relative": lambda path, outside: path.symlink_to(os.path.relpath(outside, path.parent)),
+    "chain inside": lambda path, outside: (
+        (path.parent / ".hop").symlink_to(outside),
+        path.symlink_to(path.parent / ".hop"),
+    ),
+    "chain outside": lambda path, outside: (
+        (outside.parent / "hop").symlink_to(outside),
+        path.symlink_to(outside.parent / "hop"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with web_server() as web:
+        yield web
+
+
+@pytest.fixture(autouse=True)
+def fresh(server, monkeypatch, tmp_path):
+    files = dict(server.files)
+    ask_only(server, monkeypatch, tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    yield
+    forget(server, files)
+
+
+def linked(directory: Path, name: str, how: str) -> Path:
+    """Write a model, one file of which is a link to a file outside."""
+    base("llama", 2).write(directory / "model")
+    outside = directory / "elsewhere" / "private"
+    outside.parent.mkdir()
+    shutil.move(directory / "model" / name, outside)
+    LINKS[how](directory / "model" / name, outside)
+    return directory / "model"
+
+
+@pytest.mark.parametrize("how", LINKS)
+@pytest.mark.parametrize("name", [SIDECAR, SHARD, "config.json"])
+@pytest.mark.parametrize("command", ["copy", "convert to-safetensors", "convert hf-to-maxtext"])
+def test_links_are_reported_and_not_published(server, tmp_path, how, name, command):
+    source = linked(tmp_path, name, how)
+    words = [*command.split(), source]
+    done = succeed(*words, tmp_path / "out")
+    assert "through symbolic links" in done.output and name in done.output
+    refused = ckpt(*words, PUBLIC, "--public")
+    assert refused.exit_code == 2, refused.output
+    assert "--allow-outside-links" in refused.output and name in refused.output
+    assert not server.hub.commits.get("me/new")
+    succeed(*words, PUBLIC, "--public", "--allow-outside-links")
+
+
+def test_sidecars_of_a_maxtext_checkpoint_and_of_like(server, tmp_path):
+    source = linked(tmp_path, SIDECAR, "relative")
+    base("llama", 2).write(tmp_path / "own")
+    succeed("convert", "hf-to-maxtext", tmp_path / "own", tmp_path / "maxtext")
+    (carried,) = (tmp_path / "maxtext").rglob("tokenizer.json")
+    carried.rename(tmp_path / "elsewhere" / "tokenizer")
+    words = ("convert", "maxtext-to-hf", tmp_path / "maxtext", PUBLIC, "--public")
+    assert ckpt(*words, "--like", source).exit_code == 2
+    carried.symlink_to(tmp_path / "elsewhere" / "tokenizer")
+    refused = ckpt(*words)
+    assert refused.exit_code == 2 and "tokenizer.json" in refused.output
+    succeed(*words, "--allow-outside-links")
+
+
+@pytest.mark.parametrize("command", ["copy", "convert to-safetensors"])
+def test_the_cache_of_the_hub_is_one_source(server, tmp_path, command):
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot = repository / "snapshots" / "c0ffee"
+    base("llama", 2).write(snapshot)
+    (repository / "blobs").mkdir()
+    for path in sorted(snapshot.iterdir()):
+        blob = repository / "blobs" / f"{len(path.name)}{path.name}"
+        path.rename(blob)
+        path.symlink_to(Path("../../blobs", blob.name))
+    done = succeed(*command.split(), snapshot, PUBLIC, "--public")
+    assert "through symbolic links" not in done.output
+    # A blob that is itself a link, and a blob of another repository, are not of this snapshot.
+    for target in (tmp_path / "hub" / "models--org--other" / "blobs" / "x", tmp_path / "private"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        blob = (snapshot / SIDECAR).resolve()
+        blob.rename(target)
+        blob.symlink_to(target)
+        refused = ckpt(*command.split(), snapshot, "hf://me/other", "--public")
+        assert refused.exit_code == 2 and SIDECAR in refused.output
+        blob.unlink()
+        target.rename(blob)
+
+
+def test_links_within_the_source_and_to_the_source_are_its_own(server, tmp_path):
+    base("llama", 2).write(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").rename(tmp_path / "model" / "tokenizer.v1.json")
+    (tmp_path / "model" / "tokenizer.json").symlink_to("tokenizer.v1.json")
+    (tmp_path / "link").symlink_to("model")
+    done = succeed("copy", tmp_path / "link", PUBLIC, "--public")
+    assert "through symbolic links" not in done.output
+
+
+@given(st.lists(st.sampled_from(["a", "b", "snapshots", "blobs", "models--x--y"]), max_size=4), st.booleans())
+def test_exactly_what_leads_outside_is_found(tmp_path_factory, parts, is_inside):
+    top = tmp_path_factory.mktemp("links").joinpath(*parts, "root")
+    top.mkdir(parents=True)
+    target = (top if is_inside else top.parent) / "target"
+    target.touch()
+    (top / "link").symlink_to(target)
+    (top / "file").touch()
+    found = outside_links(parse(top), map(str, top.iterdir()))
+    assert dict(found) == ({} if is_inside else {"link": str(target.resolve())})
