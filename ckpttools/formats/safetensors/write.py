@@ -207,7 +207,7 @@ def _check_names(names: Mapping[Path, str], tree: Tree) -> None:
     wrong = next((path for path, name in names.items() if name == METADATA), None)
     if wrong is not None:
         raise FormatError(
-            f"safetensors cannot hold an array called {METADATA}",
+            f"safetensors cannot hold an array called {METADATA!r}",
             place=tree.metadata.place or None,
             hint=f"rename {keystr(wrong)}: ckpt remap SRC DST --map RULES",
         )
