@@ -54,6 +54,18 @@ MAY = {
         "transforms",
         "maxtext",
     },
+    "checks": {
+        "array",
+        "quantized",
+        "roles",
+        "mapping",
+        "families",
+        "stores",
+        "formats",
+        "transforms",
+        "maxtext",
+        "adapters",
+    },
     "sharding": {
         "array",
         "roles",
@@ -77,6 +89,7 @@ MAY = {
         "plan",
         "run.scanning",
         "maxtext",
+        "checks",
         "digest",
     },
     "inspect": {
@@ -94,7 +107,7 @@ MAY = {
         "sharding",
         "digest.pairing",
     },
-    "doctor": {"array", "quantized", "stores", "codecs", "formats", "maxtext.prediction"},
+    "doctor": {"array", "quantized", "stores", "codecs", "formats", "maxtext.prediction", "checks"},
     "runs": {"array", "stores", "formats", "plan", "run", "transforms", "maxtext"},
     "copying": {
         "array",
@@ -122,6 +135,7 @@ MAY = {
         "digest",
         "compare",
         "inspect",
+        "checks",
         "doctor",
         "copying",
         "runs",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
+from ckpttools.api.output_checks import check_output
 from ckpttools.api.sources import PathReading, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked, checked_options
@@ -50,7 +51,14 @@ class Resources:
         return self.jobs or min(16, 2 * cores())
 
     def plan(self, tree: Tree, writer: Writer, notes: Notes | None = None) -> Conversion:
-        """Plans writing `tree` with `writer`; raises as `ckpttools.plan.plan.build`."""
+        """Plans writing `tree` with `writer`.
+
+        Raises:
+            FormatError: as `check_output`.
+            CheckpointError: as `ckpttools.plan.plan.build`.
+        """
+        location = tree.metadata.place if self.destination is None else str(self.destination)
+        notes = (notes or Notes()) + check_output(tree, writer, location)
         # What these import takes memory before it is known whether there is enough.
         from ckpttools.plan.plan import build
 

@@ -17,6 +17,7 @@ from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, finding_of
 from ckpttools.doctor.checks.checksums import has_checksums
 from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.inventory import Inventory, inventory_of
+from ckpttools.doctor.model_checks import model_checks
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import refuse_empty
@@ -88,7 +89,7 @@ def checks() -> tuple[Check, ...]:
         for each in pkgutil.iter_modules(checks_room.__path__)
     )
     own = (module.CHECK for module in modules)
-    return tuple(sorted((*own, *format_checks()), key=lambda check: check.name))
+    return tuple(sorted((*own, *format_checks(), *model_checks()), key=lambda check: check.name))
 
 
 def fixes() -> dict[str, Fix]:

@@ -12,6 +12,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any
 
+from ckpttools.checks.base import ModelDirectory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.doctor.probing import is_directory
@@ -31,7 +32,8 @@ from ckpttools.formats.orbax.steps import (
     is_left_of_item,
     step_of,
 )
-from ckpttools.formats.registry import formats
+from ckpttools.formats.registry import formats, open_tree
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.fetching import Observe
@@ -182,6 +184,13 @@ class Inventory:
         found = (self.items, self.steps, self.weights, self.hierarchies, self.leftovers, self.denied)
         return not any((*found, *self.others.values()))
 
+    @cached_property
+    def models(self) -> tuple[ModelDirectory, ...]:
+        """The model directories: those with a `config.json` or with safetensors."""
+        folders = {weights.folder for weights in self.weights if weights.is_whole}
+        found = (each for each in self.directories if each.path in folders or CONFIG in each.files)
+        return tuple(_model(each, self.read) for each in found)
+
     def places(self, format: str) -> Sequence[Place]:
         """The files or directories that are of a format."""
         own = {
@@ -190,6 +199,15 @@ class Inventory:
             "zarr3": self.hierarchies,
         }
         return own[format] if format in own else self.others.get(format, ())
+
+
+def _model(directory: Directory, read: ReadOptions) -> ModelDirectory:
+    """A directory as the checks of models take it; without arrays where it cannot be opened."""
+    tree = None
+    with suppress(CheckpointError):
+        tree = open_tree(directory.path, read)
+    files = {name: directory.path / name for name in directory.files}
+    return ModelDirectory(str(directory.path), files, tree)
 
 
 def json_or_error(path: Place) -> Mapping[str, Any] | CheckpointError:

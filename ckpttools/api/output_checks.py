@@ -1,0 +1,45 @@
+"""Checking the parts of a model directory against each other before any of it is written."""
+
+from __future__ import annotations
+
+from ckpttools.array.tree import Tree
+from ckpttools.checks.base import Content, ModelDirectory, ModelFinding
+from ckpttools.checks.registry import findings
+from ckpttools.core.errors import FormatError
+from ckpttools.core.notes import Notes
+from ckpttools.formats.base import Writer
+from ckpttools.formats.sidecar import WithSidecars
+
+
+def check_output(tree: Tree, writer: Writer, location: str) -> Notes:
+    """Check what a command is about to write: configuration, tokenizer and adapter files against the arrays.
+
+    Args:
+        tree: what is written.
+        writer: how; only one with sidecars writes files whose parts can disagree.
+        location: where, for messages.
+
+    Returns:
+        A remark for each finding that does not block writing.
+
+    Raises:
+        FormatError: a consumer could not load the output.
+    """
+    if not isinstance(writer, WithSidecars):
+        return Notes()
+    files: dict[str, Content] = {**writer.companions.files, **writer.made}
+    remarks = []
+    for finding in findings(
+        ModelDirectory(location, files, None if writer.directory else tree, is_output=True)
+    ):
+        if finding.blocks_writing:
+            raise _refusal(finding)
+        if finding.level != "info":
+            remarks.append(f"{finding.what}: {finding.why}; {finding.hint}")
+    return Notes(remarks=tuple(remarks))
+
+
+def _refusal(finding: ModelFinding) -> FormatError:
+    return FormatError(
+        finding.what, place=finding.location, wanted=finding.expected, got=finding.got, hint=finding.hint
+    )

@@ -1,0 +1,15 @@
+"""Checks over one model directory: whether its parts agree, and whether a consumer can load them.
+
+`doctor` reports the findings of all checks. Commands that write call them on the output before they write a
+byte: findings that block writing become an error, the others notes. A check is a pure function over a
+`ckpttools.checks.base.ModelDirectory`: the configuration, the arrays without their values, and the files next
+to the weights.
+
+To add a check, add one module to this package with
+
+    CHECK = ModelCheck("name", "what it reports, in a line", _check)
+
+where `_check` takes a `ModelDirectory` and yields `ModelFinding`s. `ckpttools.checks.registry` finds the
+module. Add the name to the table in docs/doctor.md, and a test with input that the check reports and input
+that it does not (tests/test_model_checks.py).
+"""

@@ -1,0 +1,148 @@
+"""The model directory that checks examine, and the findings that they yield."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from functools import cached_property
+from typing import Any, Literal
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, by_name
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError
+from ckpttools.formats.json_file import json_object
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.stores.base import File
+from ckpttools.stores.place import Place
+
+Level = Literal["error", "warning", "info"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "info")
+Content = File | bytes | Place
+# Parts of a configuration that contain the text model's, from the outside in.
+_TEXT_PARTS = ("thinker_config", "text_config")
+# Published tokenizer files have up to 33 MB.
+_MAX_JSON_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFinding:
+    """One defect of a model directory, or one fact worth knowing.
+
+    Attributes:
+        level: "error": a consumer cannot load the model, or loads something else; "warning": some tool does
+            not find or accept it, or it wastes space; "info": worth knowing.
+        check: name of the check.
+        location: file or directory.
+        what: what is wrong, with the names and numbers.
+        why: what happens because of it.
+        hint: the next step, with the exact command where there is one.
+        command: that command, quoted for a shell, or None.
+        expected, got: the two values that differ, where two values do.
+        blocks_writing: whether a command refuses to write a directory with this defect.
+    """
+
+    level: Level
+    check: str
+    location: str
+    what: str
+    why: str
+    hint: str
+    command: str | None = None
+    expected: str | None = None
+    got: str | None = None
+    blocks_writing: bool = False
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A model directory: one that exists, or one that a command is about to write.
+
+    Attributes:
+        location: the directory, for messages.
+        files: name -> content of each file in the directory; of an output, of those next to the weights.
+        tree: the arrays as the format opened them; None where they cannot be opened, or do not have the
+            model's own names, as in a MaxText checkpoint that carries a configuration and a tokenizer.
+        is_output: whether a command is about to write it.
+    """
+
+    location: str
+    files: Mapping[str, Content] = field(default_factory=dict)
+    tree: Tree | None = None
+    is_output: bool = False
+
+    @cached_property
+    def arrays(self) -> Mapping[str, LazyArray]:
+        """The arrays by their dotted names; empty where there is no tree."""
+        return {} if self.tree is None else by_name(self.tree.arrays)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any] | None:
+        """The parsed `config.json`; None where there is none that can be read."""
+        return self.json(CONFIG)
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The part of the configuration that describes the text model."""
+        found = self.config or {}
+        for name in _TEXT_PARTS:
+            part = found.get(name)
+            found = part if isinstance(part, Mapping) else found
+        return found
+
+    def path(self, name: str) -> str:
+        """The location of a file, for messages; of one that a command copies, in the source."""
+        content = self.files.get(name)
+        if isinstance(content, File):
+            return content.path
+        return f"{self.location}/{name}" if content is None or isinstance(content, bytes) else str(content)
+
+    def size(self, name: str) -> int:
+        """The length of a file in bytes."""
+        content = self.files[name]
+        if isinstance(content, bytes):
+            return len(content)
+        return content.size if isinstance(content, File) else content.stat().size
+
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
+        """The first `max_bytes` of a file, or all of it.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        content = self.files[name]
+        if isinstance(content, bytes):
+            return content[:max_bytes]
+        if isinstance(content, File):
+            return content.read(0, content.size if max_bytes is None else min(max_bytes, content.size))
+        if max_bytes is None:
+            return content.read_bytes()
+        file = content.open()
+        try:
+            return file.read(0, min(max_bytes, file.size))
+        finally:
+            file.close()
+
+    def json(self, name: str) -> Mapping[str, Any] | None:
+        """The JSON object in a file; None where there is no such file, or none that can be read."""
+        if name not in self.files or self.size(name) > _MAX_JSON_BYTES:
+            return None
+        try:
+            return json_object(self.read(name), self.path(name), CheckpointError, "", make=None)
+        except CheckpointError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """One property of a model directory that is checked.
+
+    Attributes:
+        name: what users call it.
+        summary: what it reports, in a line.
+        run: yields the findings. It reads headers and small files, not arrays.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[ModelDirectory], Iterator[ModelFinding]]

@@ -1,0 +1,46 @@
+"""Files next to the weights that are not what their names promise, such as Git LFS pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.errors import FormatError
+from ckpttools.core.text import matches_any
+from ckpttools.formats.disguises import refuse_disguise
+from ckpttools.formats.sidecar import PATTERNS
+
+# A pointer has about 130 bytes; the specification allows fewer than 1,024.
+_MAX_POINTER_BYTES = 1024
+_POINTER = b"version https://git-lfs"
+
+
+def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
+    for name in sorted(model.files):
+        if not matches_any(name, PATTERNS) or model.size(name) > _MAX_POINTER_BYTES:
+            continue
+        head = model.read(name, _MAX_POINTER_BYTES)
+        if head.startswith(_POINTER):
+            yield _pointer(model, name, head)
+
+
+def _pointer(model: ModelDirectory, name: str, head: bytes) -> ModelFinding:
+    try:
+        refuse_disguise(head, model.path(name))
+    except FormatError as error:
+        return ModelFinding(
+            "error",
+            CHECK.name,
+            model.path(name),
+            f"{name} is a Git LFS pointer, not the file itself",
+            "transformers cannot read it, and a copy of the model would contain the pointer",
+            error.hint or "",
+            command="git lfs pull",
+            expected=error.wanted,
+            got=error.got,
+            blocks_writing=True,
+        )
+    raise AssertionError("a pointer is always refused")
+
+
+CHECK = ModelCheck("sidecar-files", "a Git LFS pointer in place of a tokenizer or configuration file", _check)
