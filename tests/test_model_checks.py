@@ -88,3 +88,103 @@ def test_small_sidecar_is_not_a_pointer(tmp_path, text):
     model = save_model(tmp_path / "m")
     (model / "merges.txt").write_text(text)
     assert reported(model, "sidecar-files") == []
+
+
+ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+WRITERS = {
+    "convert": lambda source, path: ckpttools.convert(source, path),
+    "cast": lambda source, path: ckpttools.convert(source, path, dtype="bfloat16"),
+    "select": lambda source, path: ckpttools.convert(source, path, drop=["lm_head.weight"]),
+    "average": lambda source, path: ckpttools.average(source, path, others=[source]),
+    "shrink": lambda source, path: ckpttools.shrink(source, path, layers=1),
+    "hf_to_maxtext": lambda source, path: ckpttools.hf_to_maxtext(source, path),
+    "back": lambda source, path: back_again(source, path),
+}
+
+
+def back_again(source, path):
+    ckpttools.hf_to_maxtext(source, path.with_name("between"))
+    ckpttools.maxtext_to_hf(path.with_name("between"), path, like=source)
+
+
+def with_adapter_files(model, weights=True):
+    (model / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    if weights:
+        factors = {"A": (2, 8), "B": (8, 2)}
+        prefix = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+        arrays = {f"{prefix}{side}.weight": np.ones(shape, np.float32) for side, shape in factors.items()}
+        save_file(arrays, model / "adapter_model.safetensors")
+    return model
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_adapter_files_next_to_a_model_are_left_out(tmp_path, writer, weights):
+    model = with_adapter_files(save_model(tmp_path / "m"), weights)
+    assert [level for level, _ in reported(model, "adapter-files")] == ["warning" if weights else "error"]
+    WRITERS[writer](model, tmp_path / "out")
+    written = {path.name for path in (tmp_path / "out").rglob("*")}
+    assert "config.json" in written
+    assert not any(name.startswith("adapter_") for name in written)
+
+
+def test_left_out_adapter_files_are_noted(tmp_path):
+    model = with_adapter_files(save_model(tmp_path / "m"))
+    plan = ckpttools.convert.plan(model, tmp_path / "out").plan
+    assert any("adapter_model.safetensors" in each for each in plan.notes.remarks)
+
+
+def test_adapter_itself_keeps_its_configuration(tmp_path):
+    model = with_adapter_files(save_model(tmp_path / "m"))
+    (model / "model.safetensors").unlink()
+    for config in (True, False):
+        if not config:
+            (model / "config.json").unlink()
+        assert reported(model, "adapter-files") == []
+        ckpttools.convert(model, tmp_path / f"out{config}")
+        assert (tmp_path / f"out{config}" / "adapter_config.json").exists()
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({"layer_types": [FULL]}, 1),
+        ({"layer_types": [FULL] * 2}, 0),
+        ({"layer_types": [FULL] * 3}, 1),
+        ({"layer_types": [FULL] * 3, "num_nextn_predict_layers": 1}, 0),
+        ({"layer_types": []}, 0),
+        ({"layer_types": None}, 0),
+        ({"mlp_layer_types": ["dense"]}, 1),
+        ({"no_rope_layers": [1]}, 1),
+        ({"no_rope_layers": [1] * 5}, 0),
+        ({"mlp_only_layers": [0, 1]}, 0),
+        ({"mlp_only_layers": [2]}, 1),
+        ({"text_config": {"num_hidden_layers": 3, "layer_types": [FULL] * 2}}, 1),
+        ({"vision_config": {"num_hidden_layers": 3, "layer_types": [FULL] * 4}}, 1),
+        ({"thinker_config": {"text_config": {"num_hidden_layers": 3, "layer_types": [FULL]}}}, 1),
+    ],
+)
+def test_layer_lists_have_one_entry_per_layer(changes, count):
+    config = json.dumps(LLAMA | {"num_hidden_layers": 2} | changes).encode()
+    found = [*findings(ModelDirectory("m", {"config.json": config}))]
+    assert [each.check for each in found] == ["layer-lists"] * count
+
+
+@pytest.mark.parametrize("types", [[FULL] * 2, [FULL] * 5, [FULL, SLIDING, FULL, FULL]])
+@pytest.mark.parametrize("writer", ["convert", "cast", "back"])
+def test_written_layer_types_match_the_layers(tmp_path, writer, types):
+    model = save_model(tmp_path / "m", layers=3, layer_types=types)
+    WRITERS[writer](model, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["layer_types"] == [*types, FULL][:3]
+
+
+@pytest.mark.parametrize("writer", ["convert", "back"])
+def test_unknown_layer_types_are_never_made_up(tmp_path, writer):
+    model = save_model(tmp_path / "m", layers=3, layer_types=[FULL, SLIDING])
+    with pytest.raises(FormatError, match="layer_types has 2 entries, and num_hidden_layers is 3"):
+        WRITERS[writer](model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

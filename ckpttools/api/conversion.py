@@ -58,7 +58,9 @@ class Resources:
             CheckpointError: as `ckpttools.plan.plan.build`.
         """
         location = tree.metadata.place if self.destination is None else str(self.destination)
-        notes = (notes or Notes()) + check_output(tree, writer, location)
+        notes, found = notes or Notes(), check_output(tree, writer, location)
+        # The source has most defects of the output as well.
+        notes += replace(found, remarks=tuple(each for each in found.remarks if each not in notes.remarks))
         # What these import takes memory before it is known whether there is enough.
         from ckpttools.plan.plan import build
 

@@ -7,6 +7,7 @@ from typing import Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, Storing, float_dtype_of, patterns_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.output_checks import check_source
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
@@ -138,4 +139,4 @@ def plan_to_maxtext(
     written_down = {RECORD: record(made.spelling, options.model, made.dtypes)}
     beside = WithSidecars(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
     state = beside.with_companions(with_origin(made.state, tree))
-    return resources.plan(state, beside, made.notes)
+    return resources.plan(state, beside, made.notes + check_source(tree))

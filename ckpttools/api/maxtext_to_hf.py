@@ -13,6 +13,7 @@ from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.checked import checked
 from ckpttools.core.dtypes import DType
+from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import Writer
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
@@ -143,7 +144,7 @@ def plan_to_huggingface(
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
     written = None if model.config is None else model.config.config
     untrue = untrue_files(files.companions, model.tree, files.config, written)
-    away = (*made, *unwanted, *untrue)
+    away = (*made, *unwanted, *untrue, ADAPTER)
     copied = {name: file for name, file in files.companions.items() if name not in away}
     beside = WithSidecars(writer or writer_for(Tree({}), "safetensors"), Companions(copied), made=made)
     conversion = resources.plan(with_origin(model.tree, tree), beside, model.notes + untrue_notes(untrue))

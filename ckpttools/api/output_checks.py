@@ -8,7 +8,9 @@ from ckpttools.checks.registry import findings
 from ckpttools.core.errors import FormatError
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import Writer
+from ckpttools.formats.registry import companions_at
 from ckpttools.formats.sidecar import WithSidecars
+from ckpttools.maxtext.model_files import has_sidecars
 
 
 def check_output(tree: Tree, writer: Writer, location: str) -> Notes:
@@ -28,10 +30,34 @@ def check_output(tree: Tree, writer: Writer, location: str) -> Notes:
     if not isinstance(writer, WithSidecars):
         return Notes()
     files: dict[str, Content] = {**writer.companions.files, **writer.made}
+    arrays = None if writer.directory else tree
+    return _notes(ModelDirectory(location, files, arrays, is_output=True))
+
+
+def check_source(tree: Tree) -> Notes:
+    """Check the model directory that a command reads.
+
+    Args:
+        tree: as it was opened.
+
+    Returns:
+        A remark for each finding; none where the tree has no files of a model next to its weights.
+
+    Raises:
+        FormatError: a finding blocks writing.
+    """
+    directory = companions_at(tree)
+    if directory is None or not has_sidecars(tree) or not directory.is_dir():
+        return Notes()
+    entries = (each.name for each in directory.entries() if each.is_file)
+    files: dict[str, Content] = {name: directory / name for name in entries}
+    return _notes(ModelDirectory(str(directory), files, tree))
+
+
+def _notes(model: ModelDirectory) -> Notes:
+    """The findings that do not block writing, as remarks."""
     remarks = []
-    for finding in findings(
-        ModelDirectory(location, files, None if writer.directory else tree, is_output=True)
-    ):
+    for finding in findings(model):
         if finding.blocks_writing:
             raise _refusal(finding)
         if finding.level != "info":

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttools.api.conversion import Conversion, Resources
+from ckpttools.api.output_checks import check_source
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name, dotted
 from ckpttools.core.notes import Notes
@@ -40,7 +41,7 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     """
     resources = resources or Resources()
     tree = _of_part(tree)
-    notes = tree.metadata.notes
+    notes = tree.metadata.notes + check_source(tree)
     companions = companions_of(tree)
     tree = with_origin(tree, tree)
     if not (companions or tree.metadata.is_other_model):

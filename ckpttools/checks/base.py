@@ -141,8 +141,10 @@ class ModelCheck:
         name: what users call it.
         summary: what it reports, in a line.
         run: yields the findings. It reads headers and small files, not arrays.
+        is_own_check: whether conversions check the same themselves, so that they do not run it again.
     """
 
     name: str
     summary: str
     run: Callable[[ModelDirectory], Iterator[ModelFinding]]
+    is_own_check: bool = False

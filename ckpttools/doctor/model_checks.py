@@ -23,7 +23,4 @@ def _check(check: base.ModelCheck) -> Check:
 
 
 def _finding(found: base.ModelFinding) -> Finding:
-    differ = [f"expected {found.expected}"] if found.expected else []
-    differ += [f"got {found.got}"] if found.got else []
-    what = "; ".join([found.what, *differ])
-    return Finding(found.level, found.location, what, found.why, found.hint, command=found.command)
+    return Finding(found.level, found.location, found.what, found.why, found.hint, command=found.command)

@@ -53,6 +53,11 @@ def is_adapter(tree: Tree) -> bool:
     return are_peft and not wrapped_weights(tree)
 
 
+def has_adapter(tree: Tree) -> bool:
+    """Whether the arrays are those of an adapter, or of a model with an adapter that PEFT has not merged."""
+    return is_adapter(tree) or bool(wrapped_weights(tree))
+
+
 def wrapped_weights(tree: Tree) -> list[str]:
     """Names of a model's weights that PEFT has wrapped, with factors of an adapter beside each.
 

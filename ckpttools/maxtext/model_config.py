@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import inner
@@ -20,6 +20,7 @@ from ckpttools.families.family import FlagRule, Spelling
 from ckpttools.families.silent import meant_otherwise
 from ckpttools.mapping.sizes import nested, states
 from ckpttools.maxtext.prediction import FIELDS as PREDICTION
+from ckpttools.maxtext.prediction import prediction_layers
 from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
 from ckpttools.quantized.refusals import signs_of_scheme
 from ckpttools.quantized.scales import is_plain
@@ -29,6 +30,8 @@ from ckpttools.quantized.weights import quantized
 _DTYPES = ("dtype", "torch_dtype")
 _ROWS = "vocab_size"
 _TEXT, _PART = "text_config", "_config"
+# Lists for which transformers requires one entry for each layer.
+STRICT_LISTS = ("layer_types", "mlp_layer_types")
 # Words in the names of a tower's arrays.
 _TOWERS = {"vision_config": ("vision", "visual"), "audio_config": ("audio",)}
 # What has a text part in a part of its own.
@@ -99,6 +102,7 @@ def true_config(
         changes += _with_tied(made, tied, tied_by)
     if vocab is not None:
         changes += _with_vocab(made, vocab)
+    changes += _with_layer_lists(made)
     said = says_quantized(made)
     if said and _is_plain(arrays, config):
         made = without_quantization(made)
@@ -212,6 +216,29 @@ def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
         if said is not None and said != vocab:
             place[_ROWS] = vocab
             yield f"{where}{_ROWS} is {vocab}, as all rows are kept; it was {said}"
+
+
+def config_parts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield a configuration and the configurations within it, with the prefix of their fields' names."""
+    yield prefix, config
+    for name, part in config.items():
+        if name.endswith(_PART) and isinstance(part, Mapping):
+            yield from config_parts(part, f"{prefix}{name}.")
+
+
+def _with_layer_lists(config: dict[str, Any]) -> Iterator[str]:
+    """Give lists of `STRICT_LISTS` one entry for each layer, where the entries that are missing are known."""
+    for prefix, part in config_parts(config):
+        count = part.get("num_hidden_layers")
+        if type(count) is not int or count < 1:
+            continue
+        for name in STRICT_LISTS:
+            entries = part.get(name)
+            if not isinstance(entries, list) or len(entries) in (0, count, count + prediction_layers(part)):
+                continue
+            if len(entries) > count or all(each == entries[0] for each in entries):
+                cast("dict[str, Any]", part)[name] = [*entries, *entries[:1] * count][:count]
+                yield f"{prefix}{name} has {count} entries, one for each layer; it had {len(entries)}"
 
 
 def _of_text(config: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
-from ckpttools.formats.adapters import ADAPTER, adapter_in
+from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import companions_at, open_tree
@@ -89,7 +89,7 @@ class ModelFiles:
         if path.is_file():
             alone = FormatError("this is a configuration alone", place=path, wanted=_WHOLE_MODEL)
             return cls(read_json(path), str(path), {CONFIG: path.open()}, fault=alone)
-        if (path / ADAPTER).is_file():
+        if (path / ADAPTER).is_file() and not (path / CONFIG).is_file():
             raise FormatError(
                 f"this is {adapter_in(path)}, not a whole model",
                 place=path,
@@ -136,7 +136,10 @@ def companions_of(tree: Tree) -> Companions:
         return Companions()
     files = files_of_model(directory)
     if has_sidecars(tree):
-        return Companions(files)
+        # Next to a complete model they are what was left of a merge; alone, the configuration of an adapter
+        # keeps transformers from loading the copy.
+        is_left_over = ADAPTER in files and CONFIG in files and not has_adapter(tree)
+        return Companions({name: file for name, file in files.items() if not is_left_over or name != ADAPTER})
     if (directory / RECORD).is_file():
         files[RECORD] = (directory / RECORD).open()
     return Companions(files, _carried_arrays(directory))
