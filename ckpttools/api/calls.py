@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import UsageError
+from ckpttools.core.user_code import only_code
+from ckpttools.core.wording import option
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -53,15 +56,21 @@ class Call:
             is_relative |= (_is_placed(each, value) or _is_path(value)) and said[each] != _as_typed(value)
         return cls(name, said, is_relative)
 
-    def made_again(self, jobs: int, there: Callable[[str], str] = str) -> Prepared:
+    def made_again(
+        self, jobs: int, there: Callable[[str], str] = str, code: Mapping[str, str] | None = None
+    ) -> Prepared:
         """What it decides now.
 
         Args:
             jobs: workers at a time: their number decides how large tasks are.
             there: where what had a path has it here.
+            code: what the user named (`user_code`): it replaces the code that the arguments name, and no
+                other code runs. None where the user made the call, and not a file.
 
         Raises:
             ValueError: there is no such call, or it writes no checkpoint by tasks.
+            UsageError: `code` is for an argument that names none.
+            CodeNotAllowedError: an argument names code, and `code` does not.
             CheckpointError: it cannot be planned.
         """
         from ckpttools.api.prepared import Prepared
@@ -71,10 +80,56 @@ class Call:
         plan: Any = getattr(found, "plan", None)
         if plan is None:
             raise ValueError(f"no call that plans: {self.name}")
-        made = plan(**_moved(self.arguments, there), jobs=jobs)
+        if code is None:
+            made = plan(**_moved(self.arguments, there), jobs=jobs)
+        else:
+            for name in code.keys() - code_in(self.arguments).keys():
+                raise UsageError(
+                    f"the plan does not run code of {option(name)}", got=code[name], hint="leave it out"
+                )
+            with only_code(set(code.values())):
+                made = plan(**{**_moved(self.arguments, there), **code}, jobs=jobs)
         if not isinstance(made, Prepared):
             raise ValueError(f"no call that writes by tasks: {self.name}")
         return made
+
+
+def code_in(arguments: Mapping[str, object]) -> dict[str, str]:
+    """The code that arguments of a call name: a function in `map`, a Python file in `family`."""
+    named = {name: value for name in ("map", "family") if isinstance(value := arguments.get(name), str)}
+    return {
+        name: value for name, value in named.items() if value.endswith(".py") or _is_function(name, value)
+    }
+
+
+def _is_function(name: str, value: str) -> bool:
+    return name == "map" and ":" in value
+
+
+def user_code(**named: str | None) -> dict[str, str]:
+    """Code that the user names for a plan, by argument; paths as from every directory.
+
+    Args:
+        named: what the user gave for each argument; None for nothing.
+
+    Raises:
+        UsageError: a value names no code.
+    """
+    given = {name: value for name, value in named.items() if value is not None}
+    for name in given.keys() - code_in(given).keys():
+        wanted = "FILE.py:FUNCTION or MODULE:FUNCTION" if name == "map" else "FILE.py"
+        raise UsageError(
+            f"{option(name)} is for code that a plan names",
+            got=given[name],
+            wanted=wanted,
+            hint="leave it out: the plan's other arguments need no confirmation",
+        )
+    return {name: _absolute_code(value) for name, value in given.items()}
+
+
+def _absolute_code(value: str) -> str:
+    file, colon, function = value.rpartition(":") if ":" in value else (value, "", "")
+    return f"{absolute(parse(file))}{colon}{function}" if file.endswith(".py") else value
 
 
 def absolute(place: Place) -> Place:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+from ckpttools.api.calls import user_code
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import check_unpublished, published_at
@@ -47,6 +49,8 @@ def run_part(
     jobs: int | None = None,
     observe: Observer = lambda event: None,
     prepared: Prepared | None = None,
+    map: str | None = None,
+    family: str | None = None,
 ) -> PartReceipt:
     """Does what nobody has done yet of a part of a plan.
 
@@ -64,21 +68,32 @@ def run_part(
         observe: called with every event (`ckpttools.run.events`).
         prepared: the same conversion, prepared in this process; where neither the tasks nor the call are in
             the file.
+        map, family: the function ("file.py:function") or the Python file that the plan names, if it names
+            any: code runs only if you name it as well.
 
     Returns:
         What was done; or that all was published before, and there was nothing to do.
 
     Raises:
         UsageError: nothing says which part.
+        CodeNotAllowedError: the part has to be planned again by code that was not named.
         LockedError: a single run is at work on the destination, or another process on some of these tasks.
         SourceChangedError: a source is not what it was when the plan was made.
         CheckpointError: of any kind; what was done stays.
     """
     which = part_here(parts) if part is None else parse_part(part) if isinstance(part, str) else part
     allowed = None if memory is None else size_of("memory", memory)
+    code = user_code(map=map, family=family)
     with as_planned():
         return part_done(
-            opened_plan(plan), which, Relocation.of(root), allowed, jobs, observe=observe, prepared=prepared
+            opened_plan(plan),
+            which,
+            Relocation.of(root),
+            allowed,
+            jobs,
+            observe=observe,
+            prepared=prepared,
+            code=code,
         )
 
 
@@ -91,8 +106,9 @@ def part_done(
     *,
     observe: Observer,
     prepared: Prepared | None = None,
+    code: Mapping[str, str] | None = None,
 ) -> PartReceipt:
-    """Does a part; arguments, what is returned and errors as of `run_part`."""
+    """Does a part; arguments, what is returned and errors as of `run_part`, `code` as of `replanned`."""
     header, share = file.header, part_share(file, part)
     check_version(header)
     destination = destination_of(header, relocation)
@@ -107,7 +123,7 @@ def part_done(
             plan, opened = file.part(share.first, share.stop, workers, relocation.there)
             closing.callback(opened.close)
         else:
-            whole = replanned(file, relocation, prepared).plan
+            whole = replanned(file, relocation, prepared, code).plan
             plan, opened = replace(whole, tasks=whole.tasks[tasks.start : tasks.stop]), None
         execute = partial(
             execute_part,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from shlex import quote
 
+from ckpttools.api.calls import user_code
 from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
 from ckpttools.api.prepared import Prepared
@@ -40,6 +41,8 @@ def publish_plan(
     waiting: Callable[[PlanStatus], None] = lambda status: None,
     warn: Callable[[str], None] = lambda text: None,
     prepared: Prepared | None = None,
+    map: str | None = None,
+    family: str | None = None,
 ) -> Receipt | PublishedPlan:
     """Writes index and metadata of what the parts of a plan have made, and gives it its name.
 
@@ -53,21 +56,24 @@ def publish_plan(
         warn: called with what the user should know.
         prepared: the same conversion, prepared in this process; None to have it planned again as the file
             says; meanwhile the process is in the directory in which the plan was made.
+        map, family: as of `run_part`.
 
     Returns:
         What was done; or since when nothing is left to do.
 
     Raises:
+        CodeNotAllowedError: the plan names code that was not named here.
         UnfinishedError: tasks are missing.
         LockedError: somebody is still at work.
         SourceChangedError: a source is not what it was when the plan was made; nothing is lost by that.
         CheckpointError: as `ckpttools.api.conversion.Conversion.run`.
     """
     file, relocation = opened_plan(plan), Relocation.of(root)
+    code = user_code(map=map, family=family)
     check_version(file.header)
     with as_planned():
         was_done = wait and _waited(file, relocation, waiting)
-        return _published(file, relocation, observe, warn, prepared, was_done=was_done)
+        return _published(file, relocation, observe, warn, prepared, code, was_done=was_done)
 
 
 def _waited(file: PlanFile, relocation: Relocation, waiting: Callable[[PlanStatus], None]) -> bool:
@@ -91,6 +97,7 @@ def _published(
     observe: Observer,
     warn: Callable[[str], None],
     prepared: Prepared | None,
+    code: Mapping[str, str],
     *,
     was_done: bool,
 ) -> Receipt | PublishedPlan:
@@ -109,7 +116,7 @@ def _published(
                 return found
             _check_done(file, standing, destination)
         was_done = True
-        again = again or replanned(file, relocation, prepared)
+        again = again or replanned(file, relocation, prepared, code)
         _ = again.gain  # of the source, which may be gone when all has its name
         try:
             receipt = again.conversion.run(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, chdir, contextmanager
 
 from ckpttools.api.calls import Call
@@ -17,7 +19,12 @@ from ckpttools.stores.registry import parse
 from ckpttools.stores.relocation import Relocation
 
 
-def replanned(file: PlanFile, relocation: Relocation, prepared: Prepared | None = None) -> Prepared:
+def replanned(
+    file: PlanFile,
+    relocation: Relocation,
+    prepared: Prepared | None = None,
+    code: Mapping[str, str] | None = None,
+) -> Prepared:
     """The plan, made again.
 
     Args:
@@ -25,8 +32,10 @@ def replanned(file: PlanFile, relocation: Relocation, prepared: Prepared | None 
         relocation: where its places are here.
         prepared: the same conversion, prepared in this process; None to have the call made again that is in
             the file, in the directory in which it was made, where that is here.
+        code: what the user named (`ckpttools.api.calls.user_code`); no other code runs.
 
     Raises:
+        CodeNotAllowedError: the plan names code, and `code` does not.
         SourceChangedError: sources are not what they were.
         UsageError: another plan comes of it, or the file does not say how it is made.
     """
@@ -34,7 +43,7 @@ def replanned(file: PlanFile, relocation: Relocation, prepared: Prepared | None 
     for each in file.sources:
         if not each.is_inline:
             each.opened(relocation.there).close()
-    made = prepared or _made_again(file, relocation)
+    made = prepared or _made_again(file, relocation, code or {})
 
     def planned(source: ByteSource) -> PlannedSource | None:
         return None if isinstance(source, Bytes) else there.get(str(parse(source.path).absolute()))
@@ -58,7 +67,7 @@ def replanned(file: PlanFile, relocation: Relocation, prepared: Prepared | None 
     return made
 
 
-def _made_again(file: PlanFile, relocation: Relocation) -> Prepared:
+def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str]) -> Prepared:
     header = file.header
     match header.call:
         case {"name": str(name), "arguments": dict(arguments)}:
@@ -73,7 +82,7 @@ def _made_again(file: PlanFile, relocation: Relocation) -> Prepared:
             raise FormatError("the plan does not say what a plan says", place=file.place, got=repr(other))
     try:
         with _where_planned(relocation.there(header.directory)):
-            return call.made_again(header.jobs, relocation.there)
+            return call.made_again(header.jobs, relocation.there, code)
     except (ValueError, TypeError) as error:
         raise FormatError("the plan names a call that does not exist", place=file.place, got=error) from error
 
@@ -82,6 +91,10 @@ def _made_again(file: PlanFile, relocation: Relocation) -> Prepared:
 def _where_planned(directory: str) -> Iterator[None]:
     """In the directory in which a plan was made, if that is here: texts that may name files mean the same."""
     with ExitStack() as within:
+        # A relative entry, which an interpreter without a script has, would import from that directory.
+        path = sys.path[:]
+        within.callback(sys.path.__setitem__, slice(None), path)
+        sys.path[:] = map(os.path.abspath, path)
         try:
             within.enter_context(chdir(directory))
             is_here = True

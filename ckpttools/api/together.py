@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
+from ckpttools.api.calls import code_in, user_code
 from ckpttools.api.parts import part_done
 from ckpttools.api.plans import content_of
 from ckpttools.api.prepared import Prepared
@@ -73,7 +74,7 @@ def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks
         with further_resident(JOB_BYTES):
             if job.number == 0:
                 return _first(job, plan, told)
-            _other(job, told)
+            _other(job, plan, told)
     except BaseException as error:
         if not isinstance(error, OtherProcessError):
             job.note(_FAILED, first_line(error))
@@ -85,17 +86,23 @@ def _part_of(job: Service) -> Part:
     return Part(job.number, job.count)
 
 
-def _other(job: Service, told: Callbacks) -> None:
+def _other(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> None:
     said = job.get_bytes("plan")
     if not said:
         raise OtherProcessError(_end_of(job))
     file = decoded(zlib.decompress(said), "what process 0 has planned")
     job.note(_HERE, this_process())
     observe = _heeding(lambda: _check_ended(job), told.observe)
-    told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe))
+    # Code runs because this process's own command line names it, not because process 0 does.
+    code = {} if file.header.has_tasks else _own_code(plan())
+    told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
     job.note(_DONE, "yes")
     if why := _end_of(job):
         raise OtherProcessError(why)
+
+
+def _own_code(prepared: Prepared) -> Mapping[str, str]:
+    return user_code(**code_in(prepared.call.arguments)) if prepared.call else {}
 
 
 def _end_of(job: Service) -> str:
@@ -122,7 +129,8 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Recei
         job.put_bytes("plan", zlib.compress(content, 1))
         is_planned = True
         observe = _heeding(lambda: _check_failed(job), told.observe)
-        told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe))
+        code = _own_code(prepared)
+        told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
         _wait(job, file, told.waiting, earlier)
         receipt = prepared.conversion.run(
             prepared.destination,

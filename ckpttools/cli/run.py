@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttools.cli.command_line import command_line
 from ckpttools.cli.options import ANY_PATH, SIZE, count_option, json_option
 from ckpttools.cli.output import print_json, print_report, say, show
 from ckpttools.cli.progress import progress_option
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.wording import quoted
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
@@ -46,6 +50,12 @@ if TYPE_CHECKING:
     help="Paths of the plan that begin with OLD begin with NEW here. May be repeated.",
 )
 @click.option(
+    "--map",
+    metavar="FILE.py:FUNCTION",
+    help="Confirm the function that PLAN names in --map. Code that only a plan names never runs.",
+)
+@click.option("--family", metavar="FILE.py", help="Confirm the Python file that PLAN names in --family.")
+@click.option(
     "--memory", type=SIZE, help="Most memory that may be resident; by default what the plan was made for."
 )
 @count_option("--jobs", "Parallel workers.")
@@ -59,6 +69,8 @@ def run(
     wait: bool,
     status: bool,
     roots: tuple[str, ...],
+    map: str | None,
+    family: str | None,
     memory: int | None,
     jobs: int | None,
     progress: bool,
@@ -86,10 +98,25 @@ def run(
     if status:
         _show_status(file, root, as_json)
         return
-    if does_part:
-        _do_part(file, root, part, as_json, progress, parts=parts, memory=memory, jobs=jobs)
-    if publish and (not does_part or wait or _is_last(file, root)):
-        _publish(file, root, wait=wait, beside=does_part and not wait, progress=progress, as_json=as_json)
+    named = {"map": map, "family": family}
+    with _showing_how_to_allow():
+        if does_part:
+            _do_part(file, root, part, as_json, progress, parts=parts, memory=memory, jobs=jobs, **named)
+        if publish and (not does_part or wait or _is_last(file, root)):
+            beside = does_part and not wait
+            _publish(file, root, beside=beside, progress=progress, as_json=as_json, wait=wait, **named)
+
+
+@contextmanager
+def _showing_how_to_allow() -> Iterator[None]:
+    """Adds the command that runs code of a plan to the error that refuses it."""
+    from ckpttools.core.user_code import CodeNotAllowedError
+
+    try:
+        yield
+    except CodeNotAllowedError as error:
+        command = f"{command_line()} {quoted(error.name, error.code)}"
+        raise error.at(hint=f"read the code; if you trust it: {command}") from error
 
 
 def _do_part(
@@ -117,7 +144,7 @@ def _is_last(file: PlanFile, root: Relocation) -> bool:
 
 
 def _publish(
-    file: PlanFile, root: Relocation, *, wait: bool, beside: bool, progress: bool, as_json: bool
+    file: PlanFile, root: Relocation, *, beside: bool, progress: bool, as_json: bool, **how: Any
 ) -> None:
     """Publishes; `beside` others that may do so, too: then whoever is at work does it later."""
     from ckpttools.api.published import PublishedPlan
@@ -130,7 +157,7 @@ def _publish(
     waiting = _Waiting(progress)
     try:
         with listening(progress) as observe:
-            receipt = publish_plan(file, wait=wait, root=root, observe=observe, waiting=waiting, warn=say)
+            receipt = publish_plan(file, root=root, observe=observe, waiting=waiting, warn=say, **how)
     except LockedError as error:
         if not beside:
             raise

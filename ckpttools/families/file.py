@@ -7,6 +7,7 @@ from runpy import run_path
 from traceback import extract_tb
 
 from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError
+from ckpttools.core.user_code import check_code
 from ckpttools.families.family import Family
 from ckpttools.families.toml_read import family_from_toml
 from ckpttools.mapping.documents import placed
@@ -26,11 +27,14 @@ def family_from_file(path: Path) -> Family:
     Raises:
         StorageError: the file cannot be read.
         UsageError: it is neither of the two.
+        CodeNotAllowedError: a plan names the Python file, and the user has not.
         FormatError: it is not TOML, or running it fails; says in which line.
         MappingError: what it says is no family.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError("a family is described in a file that ends in .toml or .py", got=path)
+    if path.suffix == ".py":
+        check_code("family", str(path))
     content = _content(path)
     family = family_from_toml(content, str(path)) if path.suffix == ".toml" else _run(path)
     for scan_axis in (None, 1):

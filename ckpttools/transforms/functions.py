@@ -20,6 +20,7 @@ from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError, did_you_mean
 from ckpttools.core.notes import Notes
+from ckpttools.core.user_code import check_code
 from ckpttools.core.wording import option
 from ckpttools.transforms.base import Transform, Transformed
 from ckpttools.transforms.in_memory import tree_of, values_of
@@ -96,6 +97,7 @@ def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
         StorageError: the file is not there.
         FormatError: running it fails.
         UsageError: there is no such function; `strict`, which is for rules, with one.
+        CodeNotAllowedError: a plan names the function, and the user has not.
         MappingError: a template is not in the row language.
         CheckpointError: as `ckpttools.transforms.rename.read_rules`, for files.
     """
@@ -117,6 +119,7 @@ def _named(spec: str, strict: bool) -> Transform:
     if not colon:
         return read_rules(FilePath(spec), strict=strict)
     _refuse_strict(spec, strict)
+    check_code("map", spec)
     function = getattr(_module(home, spec), name, None)
     if not callable(function):
         known = [each for each, value in vars(_module(home, spec)).items() if callable(value)]
