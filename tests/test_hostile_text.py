@@ -5,16 +5,19 @@ import json
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from click.testing import CliRunner
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt
 from support.orbax_items import LITTLE, write_item, zarr3
 
+from ckpttools.cli.main import main
 from ckpttools.core.errors import FormatError
-from ckpttools.core.text import printable, printable_text
+from ckpttools.core.text import marked, printable, printable_text, unmarked
 from ckpttools.formats.json_file import DEEPEST, parse_json, read_json
 from ckpttools.formats.orbax.entries import Indexed
 from ckpttools.formats.orbax.index import Index
@@ -139,7 +142,7 @@ class TestNames:
     @given(st.text())
     def test_nothing_steers(self, text):
         assert printable(text).isprintable()
-        shown = COLOUR.sub("", printable_text(text))
+        shown = printable_text(text)
         assert all(line.isprintable() for line in shown.split("\n"))
         assert all(line.startswith(" ") or not line for line in shown.split("\n")[1:])
         assert printable(printable(text)) == printable(text)
@@ -151,7 +154,10 @@ class TestNames:
 
     def test_bytes_and_characters(self):
         assert printable("é\udcff\x80\x1b\n") == "é\\xff\\u0080\\x1b\\n"
-        assert printable_text("\x1b[1ma\x1b[0m\n  b\nc\x1b[2J") == "\x1b[1ma\x1b[0m\n  b\\nc\\x1b[2J"
+        own = f"{marked('1')}a{marked('0')}\n  b\nc"
+        assert unmarked(printable_text(f"{own}\x1b[2J\x1b[31m")) == (
+            "\x1b[1ma\x1b[0m\n  b\\nc\\x1b[2J\\x1b[31m"
+        )
 
     def test_names_in_a_header(self, tmp_path):
         path = header_file(tmp_path / "model.safetensors", {STEERING: ENTRY})
@@ -195,6 +201,105 @@ class TestNames:
         shown = COLOUR.sub("", output)
         assert all(line.isprintable() for line in shown.split("\n")), (what, shown)
         assert "\nError: all is lost" not in shown, (what, shown)
+
+
+CONTROLS = st.sampled_from(
+    [
+        *map(chr, range(1, 32)),
+        *map(chr, range(127, 160)),
+        *"\u061c\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2069\ufeff\u00ad",
+        "\x1b[35m",  # a color that the program does not use
+        "\x1b[0m",
+        "\x1b[2J",
+        "\x1b]0;title\x07",
+        "\x1b]8;;http://x\x1b\\",
+        "\nnext   rm -rf",
+        "\U000e0041",
+    ]
+)
+HOSTILE = st.lists(CONTROLS | st.sampled_from("ab.é"), min_size=1, max_size=12).map("".join)
+# The only sequences that the program itself prints.
+OWN = re.compile(r"\x1b\[(?:0|1|2|3[1236])m")
+
+
+def assert_clean(words, name):
+    result = CliRunner().invoke(main, [str(each) for each in words], catch_exceptions=False, color=True)
+    shown = OWN.sub("", result.output)
+    assert result.exit_code != 70, shown
+    assert all(c.isprintable() or c == "\n" for c in shown), (words, name, shown)
+    assert "\nnext   rm" not in shown, (words, shown)
+
+
+@settings(max_examples=25, deadline=None)
+@given(HOSTILE, HOSTILE)
+def test_no_command_prints_control_characters_of_data(tmp_path_factory, name, other):
+    """Names of arrays, files, directories and types; values of configurations and metadata."""
+    top = tmp_path_factory.mktemp("hostile")
+    file_name = name.replace("/", "")[:40]
+    place = top / f"m{file_name}"
+    place.mkdir()
+    layer = "model.layers.0.mlp.up_proj.weight"
+    names = {f"model.{name}.weight": ENTRY, layer + other: ENTRY | {"data_offsets": [0, 4]}}
+    header_file(place / "model.safetensors", {**names, "__metadata__": {name: other, "format": other}})
+    config = {
+        "model_type": other,
+        "architectures": [name],
+        "torch_dtype": other,
+        "hidden_size": name,
+        name: other,
+    }
+    (place / "config.json").write_text(json.dumps(config))
+    (place / f"tokenizer{file_name}").write_text(name)
+    bad = top / f"b{file_name}"
+    bad.mkdir()
+    header_file(bad / "model.safetensors", {name: ENTRY | {"dtype": other, "shape": [name]}})
+    (bad / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": other}))
+    (bad / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: other}}))
+    out = top / f"o{file_name}"
+    for words in (
+        ("inspect", "tree", place),
+        ("inspect", "tree", place, "--flat", "--json"),
+        ("inspect", "stats", place),
+        ("doctor", place),
+        ("doctor", bad),
+        ("doctor", bad, "--json"),
+        ("ls", top),
+        (place,),
+        ("hash", place),
+        ("diff", place, bad),
+        ("verify", place, "--against", bad),
+        ("convert", "hf-to-maxtext", place, out),
+        ("convert", "to-orbax", place, out, "--dry-run"),
+        ("convert", "to-safetensors", bad, out),
+        ("copy", place, out),
+        ("copy", bad, out),
+        ("select", place, out, "--include", name),
+        ("inspect", "tree", place / name.replace("/", "")),
+        ("convert", name, place, out),
+        ("doctor", f"--{name}"),
+        ("maxtext-config", place),
+        ("resolve", place, f"{name}={other}"),
+    ):
+        assert_clean(words, name)
+
+
+def test_only_one_module_prints():
+    """What is printed elsewhere would not be escaped; what is styled elsewhere would be."""
+    package = Path(printable.__code__.co_filename).parents[1]
+    allowed = {"cli/output.py", "cli/report.py", "cli/families.py", "cli/stopping.py", "cli/border.py"}
+    writes = re.compile(
+        r"click\.(?:echo|secho|style)\(|(?<![\w.`])print\(|sys\.std(?:out|err)\.(?:buffer\.)?write\("
+    )
+    found = {
+        path.relative_to(package).as_posix(): line.strip()
+        for path in package.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if writes.search(line)
+    }
+    assert {name: line for name, line in found.items() if name not in allowed} == {
+        # An error of a background save, escaped there: it is printed where Python's logging does not.
+        "sharding/save_background.py": 'sys.stderr.write(f"ckpttools: {text}\\n")'
+    }
 
 
 def test_keys_that_are_no_text(tmp_path):

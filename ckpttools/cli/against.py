@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import click
-
-from ckpttools.cli.output import wrapped
+from ckpttools.cli.output import styled, wrapped
 from ckpttools.core.text import plural, printable, type_text
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
             # A name of which no shape is known may stand for all layers.
             noun = "array" if all(text for _, text in entries) else "name"
             are = "is" if len(entries) == 1 else "are"
-            yield click.style(f"{plural(len(entries), noun)} {are} {what}", bold=True)
+            yield styled(f"{plural(len(entries), noun)} {are} {what}", bold=True)
             yield from _listed(_shown(entries) if flat else _folded(entries), room)
     if comparison.reasons:
         yield ""
@@ -59,7 +57,7 @@ def _listed(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]
     if room is not None:
         width = min(width, max(room // 3, room - 4 - max(len(text) for _, text in shown)))
     for name, text in shown:
-        line = f"  {name:{width}}  {click.style(text, fg='cyan')}" if text else f"  {name}"
+        line = f"  {name:{width}}  {styled(text, fg='cyan')}" if text else f"  {name}"
         if room is not None and 4 + max(width, len(name)) + len(text) > room:
             yield from _broken(name, text, room)
         else:
@@ -73,7 +71,7 @@ def _broken(name: str, text: str, room: int) -> Iterator[str]:
     first, *more = wrapped(name, room - 6)
     yield f"  {first}"
     yield from (f"    {part}" for part in more)
-    yield from (click.style(f"      {part}", fg="cyan") for part in wrapped(text, room - 6) if text)
+    yield from (styled(f"      {part}", fg="cyan") for part in wrapped(text, room - 6) if text)
 
 
 def _shown(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from ckpttools.cli.output import error_width, labelled, say
+from ckpttools.cli.output import click_error, error_width, labelled, say
 from ckpttools.cli.stopping import Stopped
 from ckpttools.core.errors import (
     CheckpointError,
@@ -40,9 +40,9 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
         end = end.__cause__ or end
     with suppress(OSError):  # stderr may be closed
         if isinstance(end, click.ClickException):
-            end.show()
+            click_error(end)
         elif isinstance(end, Stopped):
-            click.echo(str(end), err=True)
+            say(str(end))
         else:
             say(*_described(end, traceback))
     if isinstance(end, (click.ClickException, Stopped)):

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from operator import attrgetter
 
-import click
-
-from ckpttools.cli.output import show, width, wrapped
+from ckpttools.cli.output import show, styled, width, wrapped
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import count, disk
 from ckpttools.core.dataclass import dataclass
@@ -33,7 +31,7 @@ def print_chunks(report: ChunksReport, advice: Sequence[Advice]) -> None:
 
 
 def _view(report: ChunksReport, advice: Sequence[Advice]) -> Iterator[str]:
-    yield click.style(printable(report.path), bold=True)
+    yield styled(printable(report.path), bold=True)
     yield ", ".join(filter(None, [report.format, _indexes(report.indexes)]))
     yield ""
     yield from _files(report.files)
@@ -236,7 +234,7 @@ def _advised(advice: Advice) -> Iterator[str]:
     names, room = folded(advice.paths), width()
     subject = f"{advice.subject}:"
     first, *rest = wrapped(f"{subject} {advice.text}", room)
-    yield click.style(subject, fg="yellow") + first[len(subject) :]
+    yield styled(subject, fg="yellow") + first[len(subject) :]
     yield from rest
     shown = [printable(name) for name in names[:_MOST_PATHS]]
     if len(names) > _MOST_PATHS:

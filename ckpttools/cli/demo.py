@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from ckpttools.cli.output import show
 from ckpttools.core.errors import DestinationExistsError
 
 
@@ -46,8 +47,8 @@ def _place(directory: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="ckpt-demo-") as name:
         yield Path(name)
-    click.echo(
-        f"\n{name} is deleted now: `ckpt demo DIRECTORY` keeps what it makes, for the lines after `next`."
+    show(
+        ["", f"{name} is deleted now: `ckpt demo DIRECTORY` keeps what it makes, for the lines after `next`."]
     )
 
 
@@ -57,8 +58,8 @@ def _make(source: Path) -> None:
 
     sizes = LlamaSizes(layers=8, hidden=512, mlp=2048, heads=8, kv_heads=4, head_dim=64, vocab=32000)
     path = write_llama(source, sizes)
-    click.echo(f"A small Llama out of noise, as Hugging Face stores it: {source}")
-    click.echo(f"  config.json and model.safetensors, {path.stat().st_size / 1e6:.0f} MB in bfloat16")
+    show([f"A small Llama out of noise, as Hugging Face stores it: {source}"])
+    show([f"  config.json and model.safetensors, {path.stat().st_size / 1e6:.0f} MB in bfloat16"])
 
 
 def _shown(*arguments: str | Path) -> None:
@@ -66,14 +67,14 @@ def _shown(*arguments: str | Path) -> None:
     from ckpttools.cli.main import main
 
     words = [str(argument) for argument in arguments]
-    click.echo("\n$ ckpt " + " ".join(words))
+    show(["", "$ ckpt " + " ".join(words)])
     if code := main(words, standalone_mode=False):
         click.get_current_context().exit(code)
 
 
 def _load(source: Path, target: Path) -> None:
     """Restores the result with Orbax itself and compares one layer with the source."""
-    click.echo("\nOrbax restores it (orbax.checkpoint.StandardCheckpointer):")
+    show(["", "Orbax restores it (orbax.checkpoint.StandardCheckpointer):"])
     import numpy as np
     import orbax.checkpoint as ocp
 
@@ -85,5 +86,5 @@ def _load(source: Path, target: Path) -> None:
     if not isinstance(single, ckpttools.LazyArray):
         raise TypeError(single)
     same = np.array_equal(np.asarray(stacked)[:, 5, :], single.read().T)
-    click.echo(f"  decoder/layers/mlp/wi_0/kernel: {stacked.dtype}{list(stacked.shape)}")
-    click.echo(f"  its layer 5 is model.layers.5.mlp.gate_proj.weight, transposed, bit by bit: {same}")
+    show([f"  decoder/layers/mlp/wi_0/kernel: {stacked.dtype}{list(stacked.shape)}"])
+    show([f"  its layer 5 is model.layers.5.mlp.gate_proj.weight, transposed, bit by bit: {same}"])

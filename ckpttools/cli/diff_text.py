@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
-from ckpttools.cli.output import labelled, show, width
+from ckpttools.cli.output import labelled, show, styled, width
 from ckpttools.cli.units import disk
 from ckpttools.compare.renames import indices
 from ckpttools.core.text import folded, plural, printable, type_text
@@ -59,7 +57,7 @@ def _lines(report: DiffReport) -> Iterator[str]:
 def _side(name: str, side: SideReport, remarks: Sequence[Remark]) -> Iterator[str]:
     step = f", step {side.step}" if side.step is not None else ""
     facts = f"{side.format or 'unknown'}{step}, {plural(side.arrays, 'array')}, {disk(side.nbytes)}"
-    yield f"{name}  {click.style(printable(side.path), bold=True)}"
+    yield f"{name}  {styled(printable(side.path), bold=True)}"
     yield from _indented(facts)
     for remark in remarks:
         if remark.side == name:
@@ -74,7 +72,7 @@ def _verdict(report: DiffReport) -> Iterator[str]:
     counts = [f"{plural(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
     verdict, colour = ("Equal", "green") if report.equal else ("Different", "red")
     first, *rest = _indented(f"{verdict}: {', '.join(counts)}")
-    yield first[2:].replace(verdict, click.style(verdict, fg=colour, bold=True), 1)
+    yield first[2:].replace(verdict, styled(verdict, fg=colour, bold=True), 1)
     yield from rest
 
 
@@ -95,7 +93,7 @@ def _words(name: str) -> str:
 def _paragraph(group: Sequence[ArrayDiff]) -> Iterator[str]:
     first = group[0]
     for name in folded(printable(each.name) for each in group):
-        yield click.style(name, bold=True)
+        yield styled(name, bold=True)
     for label, text in _facts(first, group):
         yield from labelled(f"  {label}", printable(text), _MARGIN, width(), dim=True)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, max_index_option, requests_option
-from ckpttools.cli.output import labelled, print_json, print_report, prose_width, show
+from ckpttools.cli.output import labelled, print_json, print_report, prose_width, show, styled
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.place import Place
@@ -101,13 +101,13 @@ def _list(as_json: bool) -> None:
 
 
 def _view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Iterator[str]:
-    yield click.style(printable(diagnosis.path), bold=True)
+    yield styled(printable(diagnosis.path), bold=True)
     if diagnosis.looked_at:
         yield ", ".join(diagnosis.looked_at)
     for line in diagnosis.fixed:
-        yield click.style("fixed: ", fg="green") + printable(line)
+        yield styled("fixed: ", fg="green") + printable(line)
     for each in diagnosis.refused:
-        yield click.style("refused: ", fg="red") + printable(each.place) + ":"
+        yield styled("refused: ", fg="red") + printable(each.place) + ":"
         yield from labelled("", printable(each.what), _COLUMN, prose_width())
         yield from labelled("  next", printable(each.do), _COLUMN, prose_width())
     if fix and not diagnosis.fixed:
@@ -121,7 +121,7 @@ def _view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Iterat
 
 
 def _lines(finding: Finding) -> Iterator[str]:
-    place = click.style(finding.level, fg=_COLOURS[finding.level], bold=True)
+    place = styled(finding.level, fg=_COLOURS[finding.level], bold=True)
     yield f"{place}  {printable(finding.place)}  [{finding.check}]"
     yield from labelled("", printable(finding.what), _COLUMN, prose_width())
     yield from labelled("  why", printable(finding.why), _COLUMN, prose_width())

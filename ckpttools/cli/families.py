@@ -9,7 +9,7 @@ import click
 
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.options import ANY_PATH, json_option
-from ckpttools.cli.output import labelled, print_json, print_report, show, width, wrapped
+from ckpttools.cli.output import labelled, print_json, print_report, show, styled, width, wrapped
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.place import Place
@@ -61,7 +61,7 @@ def _listing(found: Sequence[FamilySummary]) -> Iterator[str]:
 
 
 def _family_lines(family: FamilySummary) -> Iterator[str]:
-    yield click.style(printable(family.name), bold=True)
+    yield styled(printable(family.name), bold=True)
     yield from _entry("models", ", ".join(family.models))
     yield from _entry("model_type", ", ".join(family.model_types))
     never = f"never: {family.never_scanned}" if family.never_scanned else ""
@@ -188,7 +188,7 @@ def check(
 
 
 def _verdict(result: FamilyCheck) -> Iterator[str]:
-    name = click.style(printable(result.family), bold=True)
+    name = styled(printable(result.family), bold=True)
     yield f"{name}: {'sound' if result.sound else plural(len(result.findings), 'finding')}"
     names = {"huggingface": ", with Hugging Face's names", "maxtext": ", with MaxText's names"}
     if result.against:
@@ -213,7 +213,7 @@ def _section(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:
     from ckpttools.core.text import folded
 
     yield ""
-    yield click.style(f"{kind} ({len(findings)})", fg="red")
+    yield styled(f"{kind} ({len(findings)})", fg="red")
     for line in folded(f"{each.place}: {each.text}" for each in findings):
         first, *more = wrapped(printable(line), _room() - 6)
         yield from (f"  {first}", *(f"      {part}" for part in more))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckpttools.cli.options import json_option
-from ckpttools.cli.output import print_json
+from ckpttools.cli.output import print_json, show
 
 
 @click.command()
@@ -27,4 +27,4 @@ def formats(as_json: bool) -> None:
     else:
         width = max(map(len, written))
         lines = [f"{name:<{width}}  {'yes' if is_written else 'no'}" for name, is_written in written.items()]
-        click.echo("\n".join([f"{'format':<{width}}  written", *lines]))
+        show([f"{'format':<{width}}  written", *lines])

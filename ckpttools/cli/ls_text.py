@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from ckpttools.cli.output import labelled, width
+from ckpttools.cli.output import labelled, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import disk
 from ckpttools.core.text import age, plural, printable, some
@@ -29,7 +29,7 @@ _NO_ITEM = "in which MaxText finds no tree: it looks for items"
 
 def lines_of(listing: RunListing) -> Iterator[str]:
     """The run, its steps, and what there is to say of them."""
-    yield click.style(printable(listing.path), bold=True)
+    yield styled(printable(listing.path), bold=True)
     now = time.time()
     rows = [_cells(each, listing, now) for each in listing.steps]
     table = list(draw_table(_COLUMNS, rows, width()))

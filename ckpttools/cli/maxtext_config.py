@@ -11,7 +11,7 @@ import click
 from ckpttools.cli.maxtext_options import like_option, maxtext_option
 from ckpttools.cli.models import family_option
 from ckpttools.cli.options import MODEL, json_option, requests_option, step_option
-from ckpttools.cli.output import end_as_different, labelled, print_json, say, show, width
+from ckpttools.cli.output import end_as_different, labelled, print_json, say, show, styled, width
 from ckpttools.core.errors import near_names
 from ckpttools.core.text import printable
 from ckpttools.stores.place import Place
@@ -133,7 +133,7 @@ def _options_like(word: str) -> list[str]:
 
 def _checked(found: MaxTextConfig) -> Iterator[str]:
     if not (found.contradictions or found.mistakes):
-        yield click.style("nothing contradicts the checkpoint", bold=True)
+        yield styled("nothing contradicts the checkpoint", bold=True)
     for mistake in found.mistakes:
         yield _said(mistake)
         yield from _labelled("  refused", f"{mistake.reason}; {mistake.hint}")
@@ -151,4 +151,4 @@ def _contradiction(found: Contradiction) -> Iterator[str]:
 def _said(found: Contradiction | Mistake) -> str:
     from ckpttools.maxtext.config.report import word
 
-    return click.style(printable(f"{found.name}={word(found.said)}  ({found.said_in})"), bold=True, fg="red")
+    return styled(printable(f"{found.name}={word(found.said)}  ({found.said_in})"), bold=True, fg="red")

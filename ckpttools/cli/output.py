@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.core.text import printable_text
+from ckpttools.core.text import marked, printable_text, unmarked
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -56,18 +57,36 @@ def _plain(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
-def show(lines: Iterable[str]) -> None:
-    """Lines on stdout; click takes the colours out where that is no terminal.
+def styled(text: str, **style: Any) -> str:
+    """Style text for `show` and `say`; takes the arguments of `click.style`.
 
-    Names of files and arrays may hold anything: nothing of it steers the terminal.
+    Every style of the program is made here: a sequence that sets one and was not made here is data, and is
+    escaped.
     """
-    text = "\n".join(map(printable_text, lines))
+    codes = re.findall(r"\x1b\[([0-9;]*)m", click.style("", **style, reset=False))
+    return f"{''.join(map(marked, codes))}{text}{marked('0')}"
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print lines on stdout; click takes the colors out where that is not a terminal.
+
+    Every text for people passes here, through `say` or through `click_error`: names of files and arrays may
+    hold anything, and nothing of it controls the terminal.
+    """
+    text = unmarked("\n".join(map(printable_text, lines)))
     click.echo(text, color=False if "NO_COLOR" in os.environ else None)
 
 
 def say(*texts: str) -> None:
     """A message on stderr, as safe as lines of `show`; each text begins a line."""
-    click.echo("\n".join(map(printable_text, texts)), err=True)
+    click.echo(unmarked("\n".join(map(printable_text, texts))), err=True)
+
+
+def click_error(error: click.ClickException) -> None:
+    """Print an error of click, which quotes what the user typed, as safely as `say`."""
+    text = io.StringIO()
+    error.show(text)
+    say(*text.getvalue().rstrip("\n").split("\n"))
 
 
 def width() -> int | None:
@@ -148,7 +167,7 @@ def labelled(
             before, after = before[:-1], after[1:]
         lines = [*_prose(before, width), found, *_prose(after, width)]
     head = f"{label:<{column}}"
-    heads = (click.style(head, **style) if style else head, *repeat(" " * column, len(lines) - 1))
+    heads = (styled(head, **style) if style else head, *repeat(" " * column, len(lines) - 1))
     return [head + line for head, line in zip(heads, lines, strict=True)]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckpttools.cli.output import say
 from ckpttools.cli.units import disk, duration, memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.resident import current_bytes
@@ -118,7 +119,7 @@ class Lines:
         now, self.tally.done = self.clock(), done
         if now - self.last >= SECONDS_BETWEEN_LINES:
             self.last = now
-            click.echo(self.tally.text(now), err=True)
+            say(self.tally.text(now))
 
     def publish(self) -> None:
         """Indexes are written: nothing to say of it."""

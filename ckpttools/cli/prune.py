@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, count_option, json_option, requests_option
-from ckpttools.cli.output import labelled, print_report, width
+from ckpttools.cli.output import labelled, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import disk
 from ckpttools.core.text import plural, printable
@@ -66,7 +66,7 @@ def prune(path: Place, yes: bool, dry_run: bool, as_json: bool, **options: Any) 
 
 
 def _lines(report: PruneReport) -> Iterator[str]:
-    yield click.style(printable(report.path), bold=True)
+    yield styled(printable(report.path), bold=True)
     rows = [
         [str(each.step), _fate(each.fate, report.is_done), disk(each.nbytes), printable(each.why)]
         for each in report.steps

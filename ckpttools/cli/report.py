@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, SOME_TEXT, json_option, read_options, resource_options
-from ckpttools.cli.output import fields_of, print_json, show
+from ckpttools.cli.output import fields_of, print_json, say, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import disk
 from ckpttools.core.text import plural
@@ -58,7 +58,7 @@ def report(path: Place, name: str, no_stats: bool, progress: bool, as_json: bool
         # Not as text: what it is written in may lack characters.
         sys.stdout.buffer.write(page.html.encode())
         sys.stdout.buffer.flush()
-        click.echo(text, err=True)
+        say(text)
     elif as_json:
         print_json({key: value for key, value in fields_of(page).items() if key != "html"})
     else:

@@ -10,7 +10,7 @@ import click
 
 from ckpttools.cli.maxtext_options import maxtext_option
 from ckpttools.cli.options import json_option, requests_option
-from ckpttools.cli.output import end_as_different, labelled, print_report, width
+from ckpttools.cli.output import end_as_different, labelled, print_report, styled, width
 from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _lines(found: Resolution) -> Iterator[str]:
 
 
 def _head(found: Resolution, before: str) -> Iterator[str]:
-    yield click.style(f"{before}: {printable(found.verdict)}", bold=True, fg=_COLOURS[found.outcome])
+    yield styled(f"{before}: {printable(found.verdict)}", bold=True, fg=_COLOURS[found.outcome])
     if found.path:
         yield from _labelled("from", found.path)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import click
-
-from ckpttools.cli.output import show, width
+from ckpttools.cli.output import show, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import disk
 from ckpttools.core.text import plural, printable
@@ -67,7 +65,7 @@ def print_bad(report: StatsReport) -> None:
 def _bad(array: ArrayStats) -> Iterator[str]:
     found = array.statistics
     place = f"[{', '.join(map(str, array.first_bad or ()))}]"
-    yield f"{click.style(printable(array.path) + place, bold=True)}"
+    yield f"{styled(printable(array.path) + place, bold=True)}"
     yield f"  first of {_bad_counts(found.nan, found.inf)} in {found.elements:,} elements"
 
 
@@ -77,7 +75,7 @@ def _bad_counts(nan: int, inf: int) -> str:
 
 def _head(report: StatsReport) -> Iterator[str]:
     step = None if report.step is None else f"step {report.step}"
-    yield click.style(printable(report.path), bold=True)
+    yield styled(printable(report.path), bold=True)
     yield ", ".join(fact for fact in (report.format, step) if fact)
     yield from map(printable, report.remarks)
     yield ""
@@ -116,10 +114,10 @@ def _histogram(array: ArrayStats) -> Iterator[str]:
     lines = list(_magnitudes(spread, zeros))
     longest = max(share for _, share in lines)
     yield ""
-    yield click.style(printable(array.path), bold=True)
+    yield styled(printable(array.path), bold=True)
     for label, share in lines:
         bar = "█" * round(room * share / longest)
-        yield f"  {label:<22}  {share:7.2%}" + (f"  {click.style(bar, fg='cyan')}" if bar else "")
+        yield f"  {label:<22}  {share:7.2%}" + (f"  {styled(bar, fg='cyan')}" if bar else "")
     shown = [f"{word} {number(spread.quantiles[share])}" for share, word in _SHOWN_QUANTILES.items()]
     yield from _wrapped(shown, width())
 

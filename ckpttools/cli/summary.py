@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, requests_option
-from ckpttools.cli.output import print_report, width
+from ckpttools.cli.output import print_report, styled, width
 from ckpttools.core.text import printable
 from ckpttools.stores.place import Place
 
@@ -33,7 +33,7 @@ def _lines(found: Summary) -> Iterator[str]:
     from ckpttools.cli.ls_text import item_lines, lines_of
     from ckpttools.cli.tree_facts import facts
 
-    yield f"{click.style(printable(found.path), bold=True)}: {printable(found.what)}"
+    yield f"{styled(printable(found.path), bold=True)}: {printable(found.what)}"
     if found.run is not None:
         # Its own path where that is one level below.
         yield from islice(lines_of(found.run), int(found.run.path == found.path), None)

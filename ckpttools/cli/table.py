@@ -11,9 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-import click
-
-from ckpttools.cli.output import wrapped
+from ckpttools.cli.output import styled, wrapped
 from ckpttools.core.dataclass import dataclass
 
 _GAP = 2
@@ -169,7 +167,7 @@ def _stops(columns: Sequence[Column], widths: Mapping[int, int]) -> Iterator[_St
 
 
 def _titles(columns: Sequence[Column], stops: Sequence[_Stop]) -> str:
-    return click.style(_text(_placed([column.head for column in columns], stops)), dim=True)
+    return styled(_text(_placed([column.head for column in columns], stops)), dim=True)
 
 
 def _branch_lines(row: TreeRow, guides: _Guides, stops: Sequence[_Stop], room: int) -> Iterator[str]:
@@ -191,7 +189,7 @@ def _branch_lines(row: TreeRow, guides: _Guides, stops: Sequence[_Stop], room: i
 
 
 def _guided(guide: str, line: str) -> str:
-    return click.style(guide, dim=True) + line if guide else line
+    return styled(guide, dim=True) + line if guide else line
 
 
 Placed = Sequence[tuple[str, int, str]]
@@ -222,4 +220,4 @@ def _text(placed: Placed, styles: Styles | None = None) -> str:
 
 
 def _styled(text: str, style: Mapping[str, Any] | None) -> str:
-    return click.style(text, **style) if style else text
+    return styled(text, **style) if style else text

@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
-
 from ckpttools.adapters.described import AdapterReport
-from ckpttools.cli.output import labelled
+from ckpttools.cli.output import labelled, styled
 from ckpttools.cli.units import count, disk
 from ckpttools.core.text import first_of, plural, printable
 from ckpttools.formats.adapters import LORA
@@ -32,7 +30,7 @@ def facts(report: TreeReport, room: int | None) -> Iterator[str]:
         report: of a checkpoint.
         room: columns of the terminal; None for no limit.
     """
-    yield click.style(printable(report.path), bold=True)
+    yield styled(printable(report.path), bold=True)
     for label, text in _labelled(report):
         style = {"fg": "yellow"} if label == "warning" else {"dim": True}
         yield from labelled(f"  {label}", text, _COLUMN, room, **style)

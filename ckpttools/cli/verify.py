@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from ckpttools.cli.hash import selection_options
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
-from ckpttools.cli.output import end_as_different, print_report
+from ckpttools.cli.output import end_as_different, print_report, styled
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
@@ -111,7 +111,7 @@ def _verify_files(path: Place, as_json: bool, progress: bool, **resources: Any) 
 
 
 def _file_lines(found: FileVerification) -> Iterator[str]:
-    yield click.style(printable(found.path), bold=True)
+    yield styled(printable(found.path), bold=True)
     if found.equal:
         yield f"equal to {found.against}: {plural(found.files, 'file')}, {disk(found.nbytes)}"
         return
@@ -124,7 +124,7 @@ def _file_lines(found: FileVerification) -> Iterator[str]:
 
 
 def _lines(found: Verification) -> Iterator[str]:
-    yield click.style(printable(found.path), bold=True)
+    yield styled(printable(found.path), bold=True)
     yield from map(printable, found.remarks)
     if found.equal:
         held = f"{plural(found.arrays, 'array')}, {disk(found.nbytes)}"

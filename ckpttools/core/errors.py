@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Self
 
-from ckpttools.core.text import folded
+from ckpttools.core.text import folded, printable, printable_text
 
 # How the command line ends, and what that says; docs/errors.md explains them.
 EXIT_CODES: Mapping[int, str] = {
@@ -74,7 +74,7 @@ class CheckpointError(Exception):
     def details(self) -> list[tuple[str, str]]:
         """The labelled lines below the message, in reading order."""
         pairs = (
-            ("at", self.place),
+            ("at", self.place and printable(self.place)),
             ("got", _grouped(self.got)),
             ("wanted", _grouped(self.wanted)),
             ("next", self.hint),
@@ -82,7 +82,8 @@ class CheckpointError(Exception):
         return [(label, text) for label, text in pairs if text is not None]
 
     def __str__(self) -> str:
-        return "\n".join([self.message, *(f"  {label:<7}{text}" for label, text in self.details())])
+        lines = [self.message, *(f"  {label:<7}{text}" for label, text in self.details())]
+        return "\n".join(map(printable_text, lines))
 
 
 def _grouped(text: str | None) -> str | None:
@@ -206,7 +207,7 @@ def first_line(error: BaseException) -> str:
 
 def listing(items: Sequence[str], most: int = 20, *, folds: bool = True) -> str:
     """`items` one to a line and indented; those that differ in numbers only are one line if `folds`."""
-    said = folded(items) if folds else items
+    said = folded(map(printable, items)) if folds else [*map(printable, items)]
     lines = [f"\n    {item}" for item in said[:most]]
     if len(said) > most:
         lines.append(f"\n    … and {len(said) - most} more lines")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -97,20 +98,34 @@ def printable(text: str) -> str:
 
 
 def printable_text(text: str) -> str:
-    """Text of several lines as it can be shown: the program's own colours and indented lines stay.
+    """Escape text of several lines, but keep the styles of `marked` and the breaks before indented lines.
 
-    A line break in a name would begin a line that the program seems to say; its own are followed by a space
-    or an end, or stand between the elements that it was given.
+    A line break in a name would begin a line that seems to be the program's. Its own breaks are followed by a
+    space or an end, or stand between the texts that it is given.
     """
-    if text.isprintable() or _COLOUR.sub("", text).isprintable():
+    if text.isprintable() or _MARKED.sub("", text).isprintable():
         return text
-    return _KEPT.sub(lambda found: found[1] or printable(found[2]), text)
+    return _KEPT.sub(lambda found: found[1] or printable(found[3]), text)
 
 
-# As click sets them.
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+def marked(codes: str) -> str:
+    """Return the escape sequence of a style such that `printable_text` knows it for the program's own.
+
+    Data cannot hold a mark that is drawn anew in each process, so a color in a name is escaped.
+    """
+    return f"\x1b[{_MARK};{codes}m"
+
+
+def unmarked(text: str) -> str:
+    """Return what a terminal gets: text of `printable_text`, with styles as terminals take them."""
+    return _MARKED.sub("\x1b[\\1m", text) if _MARK in text else text
+
+
+# Data was written before this process began, so it cannot contain the time of its beginning.
+_MARK = str(time.time_ns())
+_MARKED = re.compile(rf"\x1b\[{_MARK};([0-9;]*)m")
 # Those, and breaks before indented lines; any other character that may not be printable.
-_KEPT = re.compile(rf"({_COLOUR.pattern}|\n(?=[ \n]|$))|([^ -~])")
+_KEPT = re.compile(rf"({_MARKED.pattern}|\n(?=[ \n]|$))|([^ -~])")
 
 
 def _escaped(character: str) -> str:

@@ -13,6 +13,7 @@ from ckpttools.core.budget import size_text
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
 from ckpttools.core.resident import available_bytes
+from ckpttools.core.text import printable_text
 from ckpttools.core.wording import option
 from ckpttools.run.events import Receipt
 from ckpttools.sharding.save_shards import Abstract, ShardHolder
@@ -127,6 +128,7 @@ class _Background:
 
 def _tell(text: str) -> None:
     """Logs what went wrong, and prints it to stderr as well where Python's logging would not."""
+    text = "\n".join(map(printable_text, text.splitlines()))
     log = logging.getLogger("ckpttools")
     log.error("%s", text)
     if log.hasHandlers():

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from ckpttools.core.text import printable
+
 # In the order in which they use each other.
 _SCRIPTS = ("format", "contents", "elements", "facts", "treemap", "heatmap", "histograms", "table", "main")
 
@@ -21,7 +23,7 @@ def page(contents: Mapping[str, Any], title: str) -> str:
         contents: as `ckpttools.inspect.report.contents.contents` makes them.
         title: of the window.
     """
-    text = json.dumps(contents, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_printable(contents), separators=(",", ":"), allow_nan=False)
     # Compressed, since names and numbers repeat, and because base64 holds nothing that HTML could take amiss.
     packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     slots = {
@@ -34,6 +36,18 @@ def page(contents: Mapping[str, Any], title: str) -> str:
     for name, filling in slots.items():
         made = made.replace(f"<!-- {name} -->", filling)
     return made
+
+
+def _printable(value: object) -> object:
+    """Escape every string of the report, so that nothing from data controls how the page is shown."""
+    match value:
+        case str():
+            return printable(value)
+        case Mapping():
+            return {printable(str(key)): _printable(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_printable(each) for each in value]
+    return value
 
 
 def _part(name: str) -> str:
