@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import ckpttools
 from ckpttools.checks.base import LEVELS, ModelDirectory
 from ckpttools.checks.registry import checks, findings
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import CheckpointError, FormatError
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 17477929\n"
 SIDECARS = ("tokenizer.json", "tokenizer.model", "generation_config.json", "vocab.json", "merges.txt")
@@ -188,3 +188,133 @@ def test_unknown_layer_types_are_never_made_up(tmp_path, writer):
     with pytest.raises(FormatError, match="layer_types has 2 entries, and num_hidden_layers is 3"):
         WRITERS[writer](model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def with_names(arrays, rename):
+    return {rename(name): array for name, array in arrays.items()}
+
+
+def body(prefix):
+    """Give all names but those of the head another prefix than `model.`."""
+    return lambda name: prefix + name.removeprefix("model.") if name.startswith("model.") else name
+
+
+NAMES = {
+    "flat": body(""),
+    "transformer": body("transformer."),
+    "backbone": body("backbone."),
+    "language_model.model": body("language_model.model."),
+    "sentence transformers": body("0.auto_model."),
+    "module": "module.{}".format,
+    "_orig_mod": "_orig_mod.{}".format,
+    "model.model": "model.{}".format,
+    "language_model": "language_model.{}".format,
+    "module.language_model": "module.language_model.{}".format,
+    "policy": "policy.{}".format,
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("names", NAMES)
+def test_names_with_another_prefix_are_recognized(tmp_path, names, tied):
+    plain = arrays_of(head=not tied)
+    source = save_model(tmp_path / "m", with_names(plain, NAMES[names]), tie_word_embeddings=tied)
+    ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    ckpttools.maxtext_to_hf(tmp_path / "mt", tmp_path / "back")
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    assert found.keys() == plain.keys()
+    assert all(np.array_equal(found[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("layers", [2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays | {f"ref.{name}": each for name, each in arrays.items()},
+        lambda arrays: {f"a.{n}": a for n, a in arrays.items()} | {f"b.{n}": a for n, a in arrays.items()},
+        lambda arrays: with_names(arrays, lambda name: name.replace("q_proj", "query")),
+        lambda arrays: {"layers.0.mlp.up_proj.weight": arrays["model.layers.0.mlp.up_proj.weight"]} | arrays,
+    ],
+)
+def test_ambiguous_names_are_refused_without_advice_to_drop_the_model(tmp_path, change, layers):
+    source = save_model(tmp_path / "m", change(arrays_of(layers)))
+    with pytest.raises(CheckpointError) as refused:
+        ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    assert not (tmp_path / "mt").exists()
+    assert reported(source, "coverage")
+    if "query" in str(refused.value):
+        assert "drop" not in (refused.value.hint or "")
+
+
+def test_all_names_unknown_is_no_reason_to_drop_them(tmp_path):
+    source = save_model(tmp_path / "m", with_names(arrays_of(), lambda name: name.replace(".", "_")))
+    with pytest.raises(CheckpointError) as refused:
+        ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    assert "drop" not in (refused.value.hint or "")
+
+
+BUFFERS = {
+    "freqs_cis": np.ones((8, 2), np.complex64),
+    "model.freqs_cos": np.ones((8, 2), np.float32),
+    "model.rotary_emb.inv_freq": np.ones(2, np.float32),
+    "model.rotary_emb.original_inv_freq": np.ones(2, np.float32),
+    "model.layers.0.self_attn.rotary_emb.cos_cached": np.ones((1, 1, 8, 4), np.float32),
+    "model.layers.0.self_attn.rotary_emb.sin_cached": np.ones((1, 1, 8, 4), np.float32),
+    "model.layers.0.self_attn.bias": np.ones((1, 1, 8, 8), np.bool_),
+    "model.layers.0.self_attn.masked_bias": np.array(-1e4, np.float32),
+    "model.position_ids": np.arange(8)[None],
+    "model.causal_mask": np.tril(np.ones((8, 8), np.bool_)),
+    "model.layers.0.self_attn.pos_embeddings.cache": np.ones((8, 2, 2), np.float32),
+}
+# Names that a module could give to values that it learns.
+LEARNED = {
+    "model.layers.0.self_attn.q_proj.bias": np.ones(8, np.float32),
+    "model.layers.0.self_attn.bias": np.ones((8, 8), np.float32),
+    "model.position_ids": np.ones((1, 8), np.float32),
+    "model.mask": np.ones((4, 8), np.float32),
+    "model.cache": np.ones(8, np.float32),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_buffers_are_reported_and_left_out(tmp_path, name):
+    plain = arrays_of()
+    source = save_model(tmp_path / "m", plain | {name: BUFFERS[name]})
+    assert [level for level, _ in reported(source, "buffers")] == ["info"]
+    assert reported(source, "coverage") == []
+    ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    ckpttools.maxtext_to_hf(tmp_path / "mt", tmp_path / "back")
+    ckpttools.convert(source, tmp_path / "hub", names="hub")
+    for written in ("back", "hub"):
+        assert {path[0] for path in ckpttools.open(tmp_path / written).arrays} == {*plain}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_learned_values_are_never_taken_for_buffers(tmp_path, name):
+    source = save_model(tmp_path / "m", arrays_of() | {name: LEARNED[name]})
+    assert reported(source, "buffers") == []
+    assert [level for level, _ in reported(source, "coverage")] == ["error"]
+    with pytest.raises(CheckpointError):
+        ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda arrays: arrays.pop("model.norm.weight"),
+        lambda arrays: arrays.pop("model.layers.1.mlp.up_proj.weight"),
+        lambda arrays: arrays.update({"model.norm.weight": np.ones(9, np.float32)}),
+        lambda arrays: arrays.update({"model.layers.0.mlp.up_proj.weight": np.ones((8, 12), np.float32)}),
+        lambda arrays: arrays.update({"model.layers.0.extra.weight": np.ones(8, np.float32)}),
+        lambda arrays: arrays.update({"model.layers.2.input_layernorm.weight": np.ones(8, np.float32)}),
+        lambda arrays: arrays.pop("lm_head.weight"),
+        lambda arrays: arrays.update({"n": arrays.pop("model.norm.weight")}),
+    ],
+)
+def test_doctor_reports_what_a_conversion_refuses(tmp_path, damage):
+    arrays = arrays_of()
+    damage(arrays)
+    source = save_model(tmp_path / "m", arrays)
+    with pytest.raises(CheckpointError):
+        ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    assert [level for level, _ in reported(source, "coverage")] == ["error"]

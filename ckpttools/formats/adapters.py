@@ -72,6 +72,14 @@ def wrapped_weights(tree: Tree) -> list[str]:
     return [*found] if any(module.rpartition(".")[2] not in _SAVED_TOO for module in found.values()) else []
 
 
+def is_adapter_alone(folder: Place) -> bool:
+    """Whether a directory has the configuration of an adapter, and no weights but those of an adapter."""
+    if not (folder / ADAPTER).is_file():
+        return False
+    weights = (each.name for each in folder.entries() if each.name.endswith((".safetensors", ".bin")))
+    return all(name.startswith(WEIGHTS_STEM) for name in weights)
+
+
 def adapter_in(folder: Place) -> str:
     """What an adapter's configuration says of it: `a LoRA adapter of Qwen/Qwen3-0.6B`."""
     said = _said(folder)

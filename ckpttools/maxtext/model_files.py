@@ -13,7 +13,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.wording import option
-from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter
+from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter, is_adapter_alone
 from ckpttools.formats.base import COMPANIONS, RECORD
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import companions_at, open_tree
@@ -89,7 +89,7 @@ class ModelFiles:
         if path.is_file():
             alone = FormatError("this is a configuration alone", place=path, wanted=_WHOLE_MODEL)
             return cls(read_json(path), str(path), {CONFIG: path.open()}, fault=alone)
-        if (path / ADAPTER).is_file() and not (path / CONFIG).is_file():
+        if is_adapter_alone(path):
             raise FormatError(
                 f"this is {adapter_in(path)}, not a whole model",
                 place=path,

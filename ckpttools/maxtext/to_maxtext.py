@@ -34,12 +34,14 @@ from ckpttools.maxtext.odd_dtypes import odd_dtypes
 from ckpttools.maxtext.parts import refuse_lost
 from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.stacked_on import with_scan_axis
+from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.to_maxtext_notes import remarks_on, value_notes
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.variables import as_variables
 from ckpttools.maxtext.versions import version_called
 from ckpttools.quantized.logical import Logical
 from ckpttools.quantized.refusals import refuse_unmappable
+from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
 from ckpttools.transforms.select import unmatched
@@ -84,6 +86,8 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     bare = without_states(tree, drop)
     tree, noted = bare.tree, tree.metadata.notes + bare.notes
     plain = unwrapped(tree, drop)
+    named = with_family_names(plain.tree, drop)
+    plain = Transformed(named.tree, plain.notes + named.notes)
     hub = with_hub_names(plain.tree)
     options = replace(options, drop=_of_hub_names(drop, tree, plain.tree, hub.tree))
     try:

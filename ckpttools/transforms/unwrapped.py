@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, matches_any, plural, some
@@ -22,6 +23,28 @@ _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 # PyTorch's name for what `Module.get_extra_state` gives: never a weight.
 _STATE = "_extra_state"
 _MODULE, _MODEL = "module.", "model."
+# Last keys of buffers that a model computes from its configuration: tables for rotary positions, by
+# torchtitan and Meta (`freqs_cis`), transformers (`inv_freq`, `cos_cached`), torchtune (`cache`) and others.
+_ROTARY = frozenset(
+    (
+        "freqs",
+        "freqs_cis",
+        "freqs_cos",
+        "freqs_sin",
+        "inv_freq",
+        "original_inv_freq",
+        "cos_cached",
+        "sin_cached",
+        "cos_cache",
+        "sin_cache",
+        "cos_sin_cache",
+        "rope_cache",
+    )
+)
+# A causal mask, in GPT-2's modules `attn.bias` next to `attn.masked_bias`, has the shape (1, 1, n, n).
+_MASKS = frozenset(("bias", "causal_mask", "attn_mask", "attention_mask", "mask"))
+_FILL, _POSITIONS = "masked_bias", "position_ids"
+_ATTENTION = ("attn", "attention", "self_attn", "self_attention")
 
 
 def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
@@ -62,8 +85,40 @@ def _list_of(path: Path) -> Path | None:
     return next((path[:at] for at, key in enumerate(path) if isinstance(key, int)), None)
 
 
+def is_buffer(name: str, array: LazyArray) -> bool:
+    """Whether an array is one that a model computes from its configuration: not learned, and not a weight.
+
+    Args:
+        name: dotted.
+        array: its shape and dtype count; an array that could be a learned bias or embedding is not one.
+    """
+    *above, last = name.split(".")
+    shape, is_float = array.shape, array.dtype.is_float
+    if last in _ROTARY:
+        return True
+    if last == "cache" and above and above[-1] in ("rope", "pos_embeddings", "rotary_emb"):
+        return True
+    if last == _FILL:
+        return not shape and bool(above) and above[-1] in _ATTENTION
+    if last == _POSITIONS:
+        return not is_float and len(shape) <= 2
+    is_square = len(shape) in (2, 4) and shape[-1] == shape[-2] and all(size == 1 for size in shape[:-2])
+    return last in _MASKS and is_square and (len(shape) == 4 or not is_float)
+
+
+def buffers_in(tree: Tree, drop: Collection[str] = ()) -> list[Path]:
+    """The paths of a tree's buffers, without those that match patterns of dotted names in `drop`."""
+    names = {path: dotted(path) for path in tree.arrays}
+    return [
+        path
+        for path, name in names.items()
+        if is_buffer(name, tree.arrays[path]) and not matches_any(name, drop)
+    ]
+
+
 def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
-    """The tree without what modules of PyTorch keep beside weights, as Transformer Engine its scales.
+    """The tree without what modules of PyTorch keep next to weights: states such as scales of Transformer
+    Engine, and buffers that they compute anew.
 
     Args:
         tree: a model.
@@ -71,12 +126,19 @@ def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     """
     names = {path: dotted(path) for path in tree.arrays}
     names = {path: name for path, name in names.items() if name.rpartition(".")[2] == _STATE}
-    left = {path for path, name in names.items() if not matches_any(name, drop)}
+    states = {path for path, name in names.items() if not matches_any(name, drop)}
+    buffers = buffers_in(tree, drop)
+    left = {*states, *buffers}
     if not left:
         return Transformed(tree, Notes())
     kept = [Move(path, path, leaf) for path, leaf in tree.items() if path not in left]
-    remark = f"{array_count(left)} left out, which modules keep beside weights (*.{_STATE})"
-    return Transformed(moved(tree, kept), Notes(remarks=(remark,)))
+    remarks = (
+        [f"{array_count(states)} left out, which modules keep beside weights (*.{_STATE})"] if states else []
+    )
+    if buffers:
+        shown = some([dotted(path) for path in buffers])
+        remarks.append(f"left out, as models compute such buffers themselves: {shown}")
+    return Transformed(moved(tree, kept), Notes(remarks=tuple(remarks)))
 
 
 def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:

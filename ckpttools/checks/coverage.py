@@ -1,0 +1,70 @@
+"""Arrays against the rows of the model's family: the check that a conversion to MaxText makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.array.tree import Tree
+from ckpttools.checks.base import Level, ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, MappingError
+from ckpttools.formats.adapters import has_adapter
+from ckpttools.mapping.coverage import NotCoveredError
+from ckpttools.maxtext.beside import patterns_beside
+from ckpttools.maxtext.recognition import rows_named
+from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.view import view_of
+
+
+def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
+    tree, config = model.tree, model.config
+    if tree is None or config is None or rows_named(config) is None:
+        return
+    if has_adapter(tree) or view_of(tree).is_maxtext:
+        return
+    error = _refusal(tree)
+    if error is None:
+        return
+    summary = error.coverage.summary() if isinstance(error, NotCoveredError) else ""
+    level = _level(error, tree)
+    yield ModelFinding(
+        level,
+        CHECK.name,
+        model.location,
+        f"the arrays do not match config.json:{summary}" if summary else error.line,
+        "conversions to MaxText refuse the model"
+        + (", and transformers fails or makes up missing arrays" if level == "error" else ""),
+        error.hint or "check that config.json belongs to these weights",
+        expected=error.wanted,
+        got=error.got,
+    )
+
+
+def _level(error: CheckpointError, tree: Tree) -> Level:
+    """How bad a refusal is: what a user must choose, or what a trainer saves next to a model, is no damage."""
+    if isinstance(error, NotCoveredError | MappingError):
+        return "info" if patterns_beside(tree) else "error"
+    return "warning" if isinstance(error, ConfigError) else "info"
+
+
+def _refusal(tree: Tree) -> CheckpointError | None:
+    """The error of a conversion, or None."""
+    # Some layers are not scanned by MaxText, which says nothing of the model.
+    for options in (ToMaxText(), ToMaxText(scan=False)):
+        try:
+            to_maxtext(tree, options)
+        except CheckpointError as error:
+            refusal = error
+            if isinstance(error, CoverageError):
+                return error
+        else:
+            return None
+    return refusal
+
+
+CHECK = ModelCheck(
+    "coverage",
+    "arrays that are missing, not expected or of another shape than `config.json` implies",
+    _check,
+    is_own_check=True,
+)
