@@ -143,7 +143,7 @@ def entered(conversion: Conversion, directory: Path) -> Iterator[tuple[int, list
         for line in "".join(journal.read_text() for journal in journals).split("\n")[:-1]:
             kind, content = json.loads(line.partition(" ")[2])
             if kind == "task":
-                number, chunks, _ = content
+                number, chunks, *_ = content
                 ranges = [place for _, *place in chunks] or as_they_are(conversion, number)
                 yield number, [(ending_in(name, files), *place) for name, *place in ranges]
 

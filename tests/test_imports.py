@@ -114,6 +114,7 @@ MAY = {
         "stores",
         "formats",
         "run.apart",
+        "run.bindings",
         "run.journaled",
         "run.threads",
         "digest.digest",

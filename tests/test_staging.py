@@ -465,9 +465,9 @@ def stop_at_change(patch, count):
 
     begin = LocalStaging.publish
 
-    def published(self, plan):
+    def published(self, *arguments):
         publishing.append("publish")
-        begin(self, plan)
+        begin(self, *arguments)
 
     patch.setattr(LocalStaging, "publish", published)
     for name in ("rename", "unlink", "rmdir", "fsync", "open"):
@@ -506,7 +506,7 @@ class TestJournal:
         ]
 
     def records(self, count):
-        return [entry.to_record() for entry in self.entries(count)]
+        return [entry.to_record("run") for entry in self.entries(count)]
 
     def test_it_says_what_was_entered(self, tmp_path):
         journal = Journal(tmp_path)

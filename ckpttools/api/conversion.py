@@ -9,10 +9,13 @@ from typing import Unpack
 
 from ckpttools.api.output_checks import check_output
 from ckpttools.api.sources import PathReading, opened, read_options
+from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked, checked_options
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import StorageError
 from ckpttools.core.notes import Notes
+from ckpttools.core.text import plural
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.reading import cores, reading_costs
@@ -164,6 +167,7 @@ class Conversion:
             parse(destination, is_written=True),
             overwrite=overwrite,
             check_replaced=refuse,
+            check_published=self._check_published,
             observe=observe,
             command=command,
             planned=planned,
@@ -184,6 +188,23 @@ class Conversion:
 
         place = parse(destination, is_written=True)
         check(self.plan, self.writer, place, overwrite, self._check_replaced, planned)
+
+    def _check_published(self, destination: Place) -> None:
+        """Opens what has the name now: what had it before is deleted only if this is what was planned.
+
+        Raises:
+            CheckpointError: it cannot be opened, or has other arrays.
+        """
+        from ckpttools.formats.registry import open_tree
+
+        found = open_tree(destination)
+        refuse_incomplete(found.arrays.values(), str(destination))
+        if len(found.arrays) != len(self.plan.tree.arrays):
+            raise StorageError(
+                f"{destination} is not the checkpoint that was written",
+                got=plural(len(found.arrays), "array"),
+                wanted=plural(len(self.plan.tree.arrays), "array"),
+            )
 
     def _check_replaced(self, destination: Place) -> None:
         from ckpttools.api.occupant import check_replaceable

@@ -17,11 +17,12 @@ from ckpttools.copying.room import CopyRoom
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
+from ckpttools.run.bindings import BindingSink, new_run, sound_records
 from ckpttools.run.journaled import JournaledThreads
 from ckpttools.run.threads import WorkerThread, start_some
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.base import File, Store
-from ckpttools.stores.publishing import DataFiles, Published, Sink, Work
+from ckpttools.stores.publishing import DataFiles, Published, Record, Sink, Work
 
 # A file of less is written in one go, and need not be reserved room for on a disk.
 _SMALL = 1 << 20
@@ -75,8 +76,10 @@ def transfer(
     sizes = {name: found.size for name, found in part.files.items() if name not in last}
     pieces = pieces_of(sizes, None if destination.streams else PIECE_BYTES)
     large = {name: size for name, size in sizes.items() if size > _SMALL}
+    # Before the files are opened, which makes lost ones again.
+    records, _ = sound_records(work)
     with closing(work.data_files(large, {})) as files:
-        run = _TransferState(part, work, files, destination, room, observe)
+        run = _TransferState(part, work, files, destination, room, observe, records)
         return run.done(pieces, verify)
 
 
@@ -90,9 +93,11 @@ class _TransferState:
     destination: Store
     room: CopyRoom
     observe: Callable[[int], None]
+    records: Sequence[Record]
     threads: JournaledThreads = field(init=False)
     digests: dict[int, str] = field(default_factory=dict)
     told: dict[int, int] = field(default_factory=dict)
+    run: str = field(default_factory=new_run)
 
     def done(self, pieces: Sequence[FileRange], verify: bool) -> Transferred:
         """Copies what earlier runs did not, and reads all of it back if that is asked for."""
@@ -108,9 +113,9 @@ class _TransferState:
     def _kept(self, pieces: Sequence[FileRange]) -> dict[int, str]:
         """What an earlier run entered, where the files are still there."""
         found: dict[int, str] = {}
-        for record in self.work.records:
+        for record in self.records:
             match record:
-                case [int(number), str(digest)] if 0 <= number < len(pieces):
+                case [int(number), str(digest), *_] if 0 <= number < len(pieces):
                     found[number] = digest
         content = self.work.content
         sizes = dict.fromkeys((pieces[number].name for number in found), -1)
@@ -160,14 +165,15 @@ class _TransferState:
             if trials is not None and trials.refusal(source) is None and self._linked(source, piece.name):
                 self._note(piece, _UNREAD)
                 return
-            digester = PieceDigester()
+            digester, bindings = PieceDigester(), tuple[str, ...]()
             with closing(self.files.passes(piece.number)) as sinks:
                 for sink in sinks:
-                    digester = PieceDigester()  # each sink gets all of it
-                    if not self._written(piece, source, sink, buffer, digester):
+                    digester, bound = PieceDigester(), BindingSink(sink)  # each sink gets all of it
+                    if not self._written(piece, source, bound, buffer, digester):
                         return
+                    bindings = bound.bindings
         self._tell(piece, piece.stop)
-        self._note(piece, digester.text)
+        self._note(piece, digester.text, bindings)
 
     def _linked(self, source: File, name: str) -> bool:
         content = self.work.content
@@ -207,10 +213,10 @@ class _TransferState:
                 self.told[piece.number] = stop
                 self.observe(stop - before)
 
-    def _note(self, piece: FileRange, digest: str) -> None:
+    def _note(self, piece: FileRange, digest: str, bindings: tuple[str, ...] = ()) -> None:
         with self.threads.lock:
             self.digests[piece.number] = digest
-            self.threads.note([[piece.number, digest]])
+            self.threads.note([[piece.number, digest, list(bindings), self.run]])
 
     # -- once more
 

@@ -10,6 +10,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path
 from ckpttools.core.region import Region
 from ckpttools.plan.plan import Plan
+from ckpttools.run.bindings import BindingSink
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Watch
 from ckpttools.run.run_task import run_task
@@ -52,5 +53,6 @@ class InThread:
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
         """As `DoesTasks`."""
         watch = see_nothing if sink.is_rehearsal else self._watch
-        chunks = run_task(self._plan, self._plan.tasks[number], sink, self._buffer, self._scratch, watch)
-        return FinishedTask(number, chunks, self._scratch.take_counts())
+        bound = BindingSink(sink)
+        chunks = run_task(self._plan, self._plan.tasks[number], bound, self._buffer, self._scratch, watch)
+        return FinishedTask(number, chunks, self._scratch.take_counts(), bound.bindings)

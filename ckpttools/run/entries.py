@@ -27,20 +27,28 @@ class FinishedTask:
         task: its number in the plan.
         chunks: where its encoded chunks went: grid index -> bytes of a file.
         counts: what was counted while it was made, such as values that overflowed.
+        bindings: the files that it wrote to, as `ckpttools.run.bindings` describes them.
     """
 
     task: int
     chunks: Mapping[Shape, Range]
     counts: Mapping[str, float] = field(default_factory=dict)
+    bindings: tuple[str, ...] = ()
 
-    def to_record(self) -> Record:
-        """What a store keeps of it."""
+    def to_record(self, run: str) -> Record:
+        """What a store keeps of it.
+
+        Args:
+            run: that finished it; see `ckpttools.run.bindings.new_run`.
+        """
         chunks = [[index, each.file, each.offset, each.nbytes] for index, each in self.chunks.items()]
-        return [self.task, chunks, dict(self.counts)]
+        return [self.task, chunks, dict(self.counts), list(self.bindings), run]
 
     @classmethod
-    def from_record(cls, task: int, chunks: list[list[object]], counts: Mapping[str, float]) -> FinishedTask:
-        """The inverse of `to_record`, of its items.
+    def from_record(
+        cls, task: int, chunks: list[list[object]], counts: Mapping[str, float], *binding: object
+    ) -> FinishedTask:
+        """The inverse of `to_record`, of its items; the bindings, which are looked at before, are left out.
 
         Raises:
             TypeError, ValueError: they are not such items.

@@ -15,6 +15,7 @@ from ckpttools.formats.base import Extents
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.damaged_scales import naming_all
+from ckpttools.run.bindings import new_run
 from ckpttools.run.doing import DoesTasks, InThread, see_nothing
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
@@ -50,6 +51,7 @@ class Execution:
         observe: Observer,
         watch: Watch = see_nothing,
         processes: Sequence[DoesTasks] = (),
+        run: str = "",
     ) -> None:
         self._plan = plan
         self._files = files
@@ -58,6 +60,7 @@ class Execution:
         self._processes = processes
         self._extents: dict[tuple[Path, Shape], Range] = {}
         self._counts: dict[str, dict[str, float]] = {}
+        self._run = run or new_run()
         # Elsewhere every answer says of which state it is, and looking takes a request for each file.
         near = [each for each in plan.sources if isinstance(each, File) and each.price == 1]
         near = near if len(near) <= _MOST_LOOKED_AT else []
@@ -113,7 +116,7 @@ class Execution:
             with self._threads.lock:
                 for entry in entries:
                     self._note(entry)
-                self._threads.note(entry.to_record() for entry in entries)
+                self._threads.note(entry.to_record(self._run) for entry in entries)
                 self._tell(group[1][-1])
 
     def _entries(self, group: _Group, sink: Sink, doer: DoesTasks) -> Iterator[FinishedTask]:

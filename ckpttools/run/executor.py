@@ -15,6 +15,7 @@ from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import errors_of, without_errors
 from ckpttools.run.apart import check_apart, check_unread
+from ckpttools.run.bindings import sound_records
 from ckpttools.run.doing import see_nothing
 from ckpttools.run.entries import kept, left_of, unfinished
 from ckpttools.run.events import Observer, Publishing, Receipt, Started, Watch
@@ -23,7 +24,7 @@ from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.linking import link_files
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Purpose, Staging, TellsPublished, Work, staging_of
+from ckpttools.stores.publishing import PublishesChecked, Purpose, Staging, TellsPublished, Work, staging_of
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
@@ -36,6 +37,7 @@ def execute(
     *,
     overwrite: bool = False,
     check_replaced: Callable[[Place], None] = lambda destination: None,
+    check_published: Callable[[Place], None] = lambda destination: None,
     observe: Observer = lambda event: None,
     watch: Watch = see_nothing,
     conclude: Callable[[], None] = lambda: None,
@@ -51,6 +53,8 @@ def execute(
         overwrite: whether what has that name, or an unfinished other conversion to it, may be replaced.
         check_replaced: called with the destination where something is there; raises `DestinationExistsError`
             if it may not be replaced by what will be written, whatever the user says.
+        check_published: called with the destination when the checkpoint has its name, where it replaces
+            something. That gets its name back if this raises.
         observe: called with every event, from several threads but never at once.
         watch: sees everything that is written; not what an earlier run wrote or what is only referenced.
         conclude: called when the checkpoint has its name, before the journal goes: what it raises leaves the
@@ -75,7 +79,10 @@ def execute(
             observe(Started(plan, done.tasks, done.bytes_out))
         else:
             done = _made(plan, writer, work, observe, watch, only_last_steps=bool(planned))
-            work.publish()
+            if isinstance(work, PublishesChecked):
+                work.publish_checked(partial(check_published, place))
+            else:
+                work.publish()
         conclude()
         work.conclude()
         published = work.published if isinstance(work, TellsPublished) else None
@@ -151,7 +158,8 @@ def _made(
     plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watch, *, only_last_steps: bool
 ) -> _Done:
     """Makes the content, all but its name."""
-    done = kept(work.records, plan, work.content)
+    records, _ = sound_records(work)
+    done = kept(records, plan, work.content)
     if only_last_steps and len(done) < len(plan.tasks):
         missing = sorted({*range(len(plan.tasks))} - {entry.task for entry in done})
         raise unfinished(missing, len(plan.tasks), work.content)

@@ -12,6 +12,7 @@ from ckpttools.core.errors import SourceChangedError
 from ckpttools.core.resident import peak_bytes
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
+from ckpttools.run.bindings import new_run, sound_records, unvoided, void_run
 from ckpttools.run.doing import DoesTasks
 from ckpttools.run.entries import FinishedTask, kept, left_of
 from ckpttools.run.events import Observer, Started
@@ -19,7 +20,7 @@ from ckpttools.run.execution import Execution
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import DataFiles, Purpose, Record, Sink, staging_of
+from ckpttools.stores.publishing import DataFiles, IdentifiesFiles, Purpose, Record, Sink, staging_of
 from ckpttools.stores.shares import PartWork, Share, shared_staging
 from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
@@ -95,13 +96,15 @@ def execute_part(
     staging = staging_of(destination, overwrite, check_replaced)
     staging.check(purpose.plan, nbytes)
     with counted() as traffic, shared_staging(staging, destination).joined(purpose, nbytes, share) as work:
+        # What other parts have entered is looked at, too: this one makes lost files again, of full length.
+        records, has_voided = sound_records(work, lambda number: first <= number < first + len(plan.tasks))
         shifted = _Shifted(work, first, len(plan.tasks))
-        done = kept(shifted.records, plan, work.content)
+        done = kept(shifted.shifted(records), plan, work.content)
         bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
         with worker_processes(plan, work, left_of(plan, done)) as processes:
             observe(Started(plan, len(done), bytes_done))
             if len(done) < len(plan.tasks):
-                _work(plan, work, shifted, done, observe, processes.doers, sources)
+                _work(plan, work, shifted, done, observe, processes.doers, sources, has_voided=has_voided)
     return PartReceipt(
         share.name,
         destination,
@@ -123,16 +126,22 @@ def _work(
     observe: Observer,
     processes: Sequence[DoesTasks],
     sources: Callable[[], Iterable[object]],
+    *,
+    has_voided: bool,
 ) -> None:
-    """Does what is left of a part; arguments as of `execute_part`."""
+    """Does what is left of a part; arguments as of `execute_part`, and whether it has voided entries."""
+    token = new_run()
     with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
-        run = Execution(plan, _Own(files, work.token), shifted, observe, processes=processes)
+        run = Execution(plan, _Own(files, work.token), shifted, observe, processes=processes, run=token)
         try:
             run.work(done)
             check_unchanged(sources())
         except SourceChangedError:
-            # What was read may be of two states.
-            work.discard()
+            # What was read may be of two states. What this process has voided must stay void.
+            if has_voided:
+                work.enter([void_run(token)])
+            else:
+                work.discard()
             raise
 
 
@@ -142,9 +151,9 @@ class _Shifted:
     def __init__(self, work: PartWork, first: int, count: int) -> None:
         self._work, self._first, self._count = work, first, count
 
-    @property
-    def records(self) -> Iterator[Record]:
-        for number, *rest in self._work.records:
+    def shifted(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Those of the part."""
+        for number, *rest in records:
             if isinstance(number, int) and 0 <= number - self._first < self._count:
                 yield [number - self._first, *rest]
 
@@ -175,6 +184,8 @@ class _OwnSink:
         self._sink, self._token = sink, token
         self.write, self.write_whole = sink.write, sink.write_whole
         self.is_rehearsal = sink.is_rehearsal
+        if isinstance(sink, IdentifiesFiles):
+            self.identity = sink.identity
 
     def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
         return self._sink.append(f"{name}-{self._token}", most, data)
@@ -182,5 +193,5 @@ class _OwnSink:
 
 def finished_tasks(records: Iterable[Record], count: int) -> set[int]:
     """The tasks that records tell of, of so many."""
-    heads: Iterable[Sequence[object]] = records
+    heads: Iterable[Sequence[object]] = unvoided(records)
     return {each[0] for each in heads if each and isinstance(each[0], int) and 0 <= each[0] < count}

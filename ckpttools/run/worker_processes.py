@@ -167,19 +167,19 @@ class InProcess:
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
         """As `InThread`."""
         if self._here is None:
-            counts = self._asked(number)
-            if counts is not None:
-                return FinishedTask(number, {}, counts)
+            done = self._asked(number)
+            if done is not None:
+                return FinishedTask(number, {}, *done)
             # Once more in this process, in the room of that one: an error is raised where it is understood.
             self.close()
             self._here = InThread(self._plan)
         return self._here(number, sink)
 
-    def _asked(self, number: int) -> Mapping[str, float] | None:
-        """What was counted while a task was done; None if it could not be done."""
+    def _asked(self, number: int) -> tuple[Mapping[str, float], tuple[str, ...]] | None:
+        """What was counted while a task was done, and its bindings; None if it could not be done."""
         try:
             self._pipe.send(number)
-            answer: Mapping[str, float] | None = self._pipe.recv()
+            answer: tuple[Mapping[str, float], tuple[str, ...]] | None = self._pipe.recv()
         except (EOFError, OSError):
             raise self._ended() from None
         return answer
@@ -237,11 +237,11 @@ def _serve(
             try:
                 files = files or sink()
                 doer = doer or InThread(plan)
-                counts = dict(doer(number, files).counts)
+                entry = doer(number, files)
             except BaseException:
                 pipe.send(None)
             else:
-                pipe.send(counts)
+                pipe.send((dict(entry.counts), entry.bindings))
         pipe.send(own_bytes())
     # All bytes are with the system then, and what else an interpreter does at its end took 20 ms.
     end_process(0)  # shows what a plug-in printed

@@ -141,6 +141,26 @@ class Sink(Protocol):
         """
 
 
+@runtime_checkable
+class IdentifiesFiles(Protocol):
+    """A sink whose files can be removed or replaced while they are written."""
+
+    def identity(self, name: str) -> str:
+        """Tells a file that was written from another one that gets its name; see `file_identity`."""
+
+
+def file_identity(root: object, file: object) -> str:
+    """What tells a file from others that get its name: the number of its directory's root, and its own.
+
+    Args:
+        root, file: `Status.identity` of both, in a store that has such.
+    """
+    match root, file:
+        case (_, int(above)), (_, int(number)):
+            return f"{above}:{number}"
+    return ""
+
+
 class DataFiles(Protocol):
     """The data files of a checkpoint that grows, written by several threads."""
 
@@ -217,6 +237,22 @@ class Work(Protocol):
 
     def conclude(self) -> None:
         """Removes all traces of the work; errors as `data_files`."""
+
+
+@runtime_checkable
+class PublishesChecked(Protocol):
+    """Work that keeps what had the name before until its successor was looked at under that name."""
+
+    def publish_checked(self, check: Callable[[], None]) -> None:
+        """As `Work.publish`.
+
+        Args:
+            check: called when the checkpoint has its name, and only where it replaces something. What had the
+                name gets it back if this raises.
+
+        Raises:
+            CheckpointError: as `Work.publish`, and as `check`.
+        """
 
 
 @runtime_checkable

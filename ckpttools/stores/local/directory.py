@@ -157,6 +157,15 @@ class StagingDirectory:
             self.sync_names()
             self.content.rename(self.destination)
 
+    def rename_back(self) -> None:
+        """Undoes `rename` where something was replaced."""
+        if os.path.lexists(self._replaced):
+            self.destination.rename(self.content)
+            self.sync_names()
+            self._replaced.rename(self.destination)
+        else:
+            exchange(self.content, self.destination)
+
     def sync_names(self) -> None:
         sync_directory(self.directory)
         sync_directory(self.destination.absolute().parent)

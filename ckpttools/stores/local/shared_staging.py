@@ -14,7 +14,7 @@ from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.marks import mark_of
 from ckpttools.stores.local.parts import PartJournal, members
 from ckpttools.stores.local.staging import LocalStaging
-from ckpttools.stores.local.store import STORE
+from ckpttools.stores.local.written import StagingFiles
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Purpose, Record
 from ckpttools.stores.shares import DONE, Share, Standing, check_free, prepared, published
@@ -51,10 +51,11 @@ class SharedLocalStaging(LocalStaging):
         """Raises LockedError if somebody else has begun on the same tasks at the same moment."""
         with errors_of(self.directory):
             all_members = members(self.directory, plan)
+            files = StagingFiles(self.content)
         others = (each for each in all_members if each.token != own.token)
         check_free(share, others, self.directory)
         records = [record for each in all_members for record in each.records]
-        return LocalPartWork(self, own, [*journal.records, *records])
+        return LocalPartWork(self, own, [*journal.records, *records], files)
 
     def _joined(self, purpose: Purpose, nbytes: int) -> Journal:
         """The journal of this plan, locked together with others; prepared by whoever comes first."""
@@ -107,11 +108,13 @@ class LocalPartWork:
         staging: the directory.
         own: what this process enters.
         records: what all had entered when it began.
+        files: what is written in it.
     """
 
     staging: LocalStaging
     own: PartJournal
     records: Sequence[Record]
+    files: StagingFiles
 
     @property
     def token(self) -> str:
@@ -119,13 +122,14 @@ class LocalPartWork:
 
     @property
     def content(self) -> Place:
-        return Place(STORE, str(self.staging.content))
+        return Place(self.files.store, str(self.staging.content))
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
-        return LocalDataFiles(self.staging.content, sizes, heads, is_alone=False)
+        written = self.files.written
+        return LocalDataFiles(self.staging.content, sizes, heads, is_alone=False, written=written)
 
     def files_of_fork(self, sizes: Mapping[str, int]) -> LocalDataFiles:
-        return self.data_files(sizes, {})
+        return LocalDataFiles(self.staging.content, sizes, {}, is_alone=False)
 
     def enter(self, records: Iterable[Record]) -> None:
         self.own.enter(records)

@@ -31,6 +31,7 @@ from ckpttools.stores.local.occupied import allocated, check_directory, is_free
 from ckpttools.stores.local.partial import JOURNAL
 from ckpttools.stores.local.parts import members, remove_parts
 from ckpttools.stores.local.work import LocalWork
+from ckpttools.stores.local.written import StagingFiles
 from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, check_name
 from ckpttools.stores.shares import named, who_does_what
 
@@ -128,10 +129,14 @@ class LocalStaging(StagingDirectory):
                 self._check_taken()
                 self._check_can_replace()
                 self._begin(journal, purpose)
-            yield LocalWork(self, journal, purpose.plan)
+            yield LocalWork(self, journal, purpose.plan, self._files(journal, purpose.plan))
         finally:
             self._leave(journal)
             journal.close()
+
+    def _files(self, journal: Journal, plan: str) -> StagingFiles | None:
+        with errors_of(self.content):
+            return None if self.is_complete(journal, plan) else StagingFiles(self.content)
 
     def _locked(self) -> Journal:
         """The journal of the directory, which is made if it is not there."""
@@ -265,21 +270,32 @@ class LocalStaging(StagingDirectory):
         if journal.purpose is not None:
             journal.begin(journal.purpose)
 
-    def publish(self, journal: Journal) -> None:
+    def publish(self, journal: Journal, files: StagingFiles | None, check: Callable[[], None]) -> None:
         """Gives the content its final name, in one step; what had the name before goes last.
+
+        Args:
+            journal: of this process.
+            files: what it has written; None where it has written nothing.
+            check: called when the checkpoint has its name, before what had it is removed. If it raises, that
+                gets its name back.
 
         Raises:
             DestinationExistsError: somebody else has taken the name meanwhile.
-            StorageError, NoSpaceError: the system reports an error.
+            StorageError, NoSpaceError: a file is not the one that was written, or the system fails.
+            CheckpointError: as `check`.
         """
         with errors_of(self.destination):
             sync_tree(self.content)
             self._check_taken()
+            if files is not None:
+                journal.check_in_place()
+                files.written.check()
             journal.note_publishing(inventory(self.content))
             self.rename()
             self.sync_names()
         old = self.old(journal)
         if old is not None:
+            self._check_replacement(files, check)
             try:
                 self.remove(old)
             except OSError as error:
@@ -289,6 +305,19 @@ class LocalStaging(StagingDirectory):
                     got=error.strerror,
                     hint=f"delete {self.directory}",
                 ) from error
+
+    def _check_replacement(self, files: StagingFiles | None, check: Callable[[], None]) -> None:
+        """Looks at what has the name now, before what had it is removed. That gets the name back if there is
+        anything wrong."""
+        try:
+            if files is not None:
+                files.written.check_at(self.destination)
+            check()
+        except BaseException:
+            with errors_of(self.destination):
+                self.rename_back()
+                self.sync_names()
+            raise
 
     def conclude(self, journal: Journal) -> None:
         """Removes all traces of the work.

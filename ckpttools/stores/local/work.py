@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
@@ -11,6 +11,7 @@ from ckpttools.stores.local.files import errors_of
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.parts import members
 from ckpttools.stores.local.store import STORE
+from ckpttools.stores.local.written import StagingFiles
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Record
 
@@ -26,15 +27,18 @@ class LocalWork:
         staging: the directory.
         journal: open and locked.
         plan: fingerprint of what is to be done.
+        files: what is written in it; None where all is published already.
     """
 
     staging: LocalStaging
     journal: Journal
     plan: str
+    files: StagingFiles | None
 
     @property
     def content(self) -> Place:
-        return Place(STORE, str(self.staging.content))
+        store = STORE if self.files is None else self.files.store
+        return Place(store, str(self.staging.content))
 
     @property
     def is_complete(self) -> bool:
@@ -47,10 +51,11 @@ class LocalWork:
         return [*self.journal.records, *(record for each in parts for record in each.records)]
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
-        return LocalDataFiles(self.staging.content, sizes, heads)
+        written = None if self.files is None else self.files.written
+        return LocalDataFiles(self.staging.content, sizes, heads, written=written)
 
     def files_of_fork(self, sizes: Mapping[str, int]) -> LocalDataFiles:
-        return self.data_files(sizes, {})
+        return LocalDataFiles(self.staging.content, sizes, {})
 
     def enter(self, records: Iterable[Record]) -> None:
         self.journal.enter(records)
@@ -59,7 +64,10 @@ class LocalWork:
         self.staging.discard(self.journal)
 
     def publish(self) -> None:
-        self.staging.publish(self.journal)
+        self.publish_checked(lambda: None)
+
+    def publish_checked(self, check: Callable[[], None]) -> None:
+        self.staging.publish(self.journal, self.files, check)
 
     def conclude(self) -> None:
         self.staging.conclude(self.journal)

@@ -1,0 +1,397 @@
+"""Files that are lost, cut or replaced while a checkpoint grows: never zeros, never a published ruin."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from support.command_line import ckpt, run
+from support.object_stores import files_in
+
+import ckpttools
+from ckpttools.core.errors import StorageError
+from ckpttools.run.bindings import BindingSink, FileBinding, sound_records, unvoided, void_run
+from ckpttools.run.events import Publishing, TaskDone
+from ckpttools.stores import parse
+from ckpttools.stores.local.data_files import LocalDataFiles
+from ckpttools.stores.local.work import LocalWork
+from ckpttools.stores.local.written import WrittenFiles
+from ckpttools.stores.publishing import Purpose, staging_of
+
+SHAPE, COUNT = (256, 256), 12
+DATA = "content/0/items/d/data"
+
+
+class StopError(Exception):
+    """Ends a run at a chosen moment."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model whose arrays have no zeros, but for one array of zeros and one that ends with zeros."""
+    place = tmp_path_factory.mktemp("source") / "model"
+    place.mkdir()
+    rng = np.random.default_rng(0)
+    arrays = {f"w{i:02}": rng.uniform(1, 2, SHAPE).astype(np.float32) for i in range(COUNT)}
+    arrays["z0"], arrays["z1"] = np.zeros(SHAPE, np.float32), arrays["w00"].copy()
+    arrays["z1"][3:] = 0
+    save_file(arrays, place / "model.safetensors")
+    (place / "config.json").write_text("{}")
+    return place
+
+
+def stop_after(count):
+    seen = []
+
+    def observe(event):
+        seen.extend([event] * isinstance(event, TaskDone))
+        if len(seen) >= count:
+            raise StopError
+
+    return observe
+
+
+def content(place):
+    """All files, without the moment at which the checkpoint was made."""
+    return {name: data for name, data in files_in(place).items() if not name.endswith("_CHECKPOINT_METADATA")}
+
+
+def convert(source, place, **options):
+    with suppress(StopError):
+        ckpttools.convert(source, place, format="orbax", jobs=1, **options)
+
+
+def remove(file):
+    file.unlink()
+
+
+def cut(part):
+    def act(file):
+        os.truncate(file, int(file.stat().st_size * part))
+
+    return act
+
+
+def cut_and_extend(file):
+    size = file.stat().st_size
+    os.truncate(file, size // 3)
+    os.truncate(file, size)
+
+
+def clear(file):
+    size = file.stat().st_size
+    os.truncate(file, 0)
+    os.truncate(file, size)
+
+
+def replace_with_zeros(file):
+    size = file.stat().st_size
+    file.with_name("other").write_bytes(bytes(size))
+    file.with_name("other").replace(file)
+
+
+def replace_with_copy(file):
+    data = bytearray(file.read_bytes())
+    # Everything but the samples is other data.
+    for start in range(4096, len(data) - 8192, 4096):
+        data[start : start + 1024] = b"x" * 1024
+    file.with_name("other").write_bytes(data)
+    file.with_name("other").replace(file)
+
+
+def remove_directory(file):
+    shutil.rmtree(file.parent)
+
+
+DAMAGE = [
+    remove,
+    cut(0),
+    cut(1 / 3),
+    cut(0.9),
+    lambda file: os.truncate(file, file.stat().st_size - 1),
+    cut_and_extend,
+    clear,
+    replace_with_zeros,
+    replace_with_copy,
+    remove_directory,
+]
+NAMES = ["removed", "empty", "third", "most", "byte", "extended", "cleared", "zeros", "copy", "directory"]
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    place = tmp_path_factory.mktemp("whole") / "out"
+    convert(model, place)
+    return content(place)
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=NAMES)
+class TestEntries:
+    """Entries for lost data stay void, however often the work is taken up again."""
+
+    def test_single_runs_write_lost_data_again(self, model, whole, tmp_path, damage):
+        out, data = tmp_path / "out", tmp_path / "out.partial" / DATA
+        convert(model, out, observe=stop_after(9))
+        damage(data)
+        convert(model, out, observe=stop_after(2))
+        convert(model, out, observe=stop_after(1))
+        convert(model, out)
+        assert content(out) == whole
+
+    def test_parts_write_lost_data_again(self, model, whole, tmp_path, damage):
+        out, data, plan = tmp_path / "out", tmp_path / "out.partial" / DATA, tmp_path / "plan"
+        run("plan", "-o", plan, "convert", "to-orbax", model, out)
+        for part in ("0/3", "1/3", "2/3"):
+            run("run", plan, "--part", part)
+        damage(data)
+        # In this order the file is made again by a part whose entries may all be sound.
+        run("run", plan, "--part", "0/3")
+        refused = ckpt("run", plan, "--publish")
+        assert refused.exit_code == 2 and "tasks are missing" in refused.output
+        for part in ("1/3", "2/3"):
+            run("run", plan, "--part", part)
+        run("run", plan, "--publish")
+        assert content(out) == whole
+
+    def test_copies_write_lost_data_again(self, model, tmp_path, damage, monkeypatch):
+        monkeypatch.setattr("ckpttools.copying.transfer.PIECE_BYTES", 1 << 20)
+        out = tmp_path / "out"
+        data = tmp_path / "out.partial" / "content" / "model.safetensors"
+
+        def stop_at(nbytes):
+            def observe(done, total):
+                if done > nbytes:
+                    raise StopError
+
+            return observe
+
+        for nbytes in (2 << 20, 1 << 20):
+            with suppress(StopError):
+                ckpttools.copy(model, out, jobs=1, observe=stop_at(nbytes))
+            if data.exists():
+                damage(data)
+        ckpttools.copy(model, out, verify=True)
+        assert content(out) == content(model)
+
+
+def test_status_counts_no_void_entries(model, tmp_path):
+    out, plan = tmp_path / "out", tmp_path / "plan"
+    run("plan", "-o", plan, "convert", "to-orbax", model, out)
+    run("run", plan, "--part", "0/1")
+    (tmp_path / "out.partial" / DATA).unlink()
+    assert ckpt("run", plan, "--publish").exit_code == 2
+    assert ckpttools.plan_status(plan).tasks_done == 0
+
+
+def test_a_run_without_damage_repeats_nothing(model, whole, tmp_path):
+    convert(model, tmp_path / "out", observe=stop_after(9))
+    receipt = ckpttools.convert(model, tmp_path / "out", format="orbax")
+    assert receipt.tasks_resumed >= 8 and content(tmp_path / "out") == whole
+
+
+def test_work_that_was_moved_to_another_disk_is_resumed(model, whole, tmp_path):
+    """The directory is another one, and so is each file: samples decide."""
+    convert(model, tmp_path / "out", observe=stop_after(9))
+    shutil.copytree(tmp_path / "out.partial", tmp_path / "copied")
+    (tmp_path / "out.partial").rename(tmp_path / "kept")
+    (tmp_path / "copied").rename(tmp_path / "out.partial")
+    receipt = ckpttools.convert(model, tmp_path / "out", format="orbax")
+    assert receipt.tasks_resumed >= 8 and content(tmp_path / "out") == whole
+
+
+zeros_or_data = st.binary(min_size=1, max_size=80) | st.integers(1, 80).map(bytes)
+
+
+@given(pieces=st.lists(zeros_or_data, min_size=1, max_size=5), order=st.randoms(), at=st.integers(0, 400))
+@settings(deadline=None)
+def test_no_cut_goes_unnoticed(tmp_path_factory, pieces, order, at):
+    """Wherever a file is cut and made long again, the entry is void or the bytes are what they were."""
+    place = tmp_path_factory.mktemp("work")
+    size = sum(map(len, pieces))
+    writes = [(sum(map(len, pieces[:number])), data) for number, data in enumerate(pieces)]
+    order.shuffle(writes)
+    files = LocalDataFiles(place, {"f": size}, {})
+    sink = BindingSink(files)
+    for offset, data in writes:
+        sink.write("f", offset, memoryview(data), 1)
+    bindings = sink.bindings
+    files.close()
+    assert [FileBinding.from_text(each).to_text() for each in bindings] == list(bindings)
+    before = (place / "f").read_bytes()
+    os.truncate(place / "f", min(at, size))
+    os.truncate(place / "f", size)
+    entered = []
+    work = _Entered(parse(place), [[0, "", list(bindings), "run"]], entered.extend)
+    records, has_voided = sound_records(work)
+    if (place / "f").read_bytes() == before:
+        assert not has_voided and len(records) == 1
+    else:
+        assert has_voided and not records
+        assert unvoided([*work.records, *entered]) == []
+
+
+@dataclass
+class _Entered:
+    content: object
+    records: object
+    enter: object
+
+
+def test_a_void_entry_leaves_later_ones(tmp_path):
+    records = [[0, "", [], "a"], [1, "", [], "a"], [0, "", [], "b"], [2, "", [], "c"], [-1, [["a", 0]]]]
+    assert unvoided(records) == [records[1], records[2], records[3]]
+    assert unvoided([*records, void_run("c")]) == [records[1], records[2]]
+
+
+def test_entries_without_a_binding_do_not_count(tmp_path):
+    (tmp_path / "f").write_bytes(b"x" * 10)
+    records = [[0, [], {}], [1, "digest"], [2, "", ["broken"], "a"]]
+    work = _Entered(parse(tmp_path), records, lambda each: None)
+    assert sound_records(work)[0] == []
+
+
+# -- while a command writes
+
+
+def rename_directory(file):
+    file.parents[3].rename(file.parents[3].with_name("moved"))
+
+
+def replace_directory(file):
+    top = file.parents[3]
+    shutil.copytree(top, top.with_name("copied"))
+    top.rename(top.with_name("moved"))
+    top.with_name("copied").rename(top)
+
+
+def replace_with_link(file):
+    file.rename(file.with_name("other"))
+    file.symlink_to("elsewhere")
+
+
+ACTS = [remove, cut(0.5), replace_with_zeros, replace_with_copy, rename_directory, replace_directory]
+ACTS += [remove_directory, replace_with_link, lambda file: shutil.rmtree(file.parents[3])]
+ACT_NAMES = ["removed", "cut", "zeros", "copy", "moved", "staging-copied", "directory", "link", "all"]
+
+
+@pytest.mark.parametrize("act", ACTS, ids=ACT_NAMES)
+@pytest.mark.parametrize("moment", [TaskDone, Publishing])
+class TestWhileACommandWrites:
+    """Files that are lost, and what follows: an error, and the old checkpoint keeps its name."""
+
+    @pytest.mark.parametrize("is_replacing", [False, True], ids=["new", "overwrite"])
+    def test_nothing_is_published(self, model, tmp_path, act, moment, is_replacing):
+        out = tmp_path / "out"
+        old = {}
+        if is_replacing:
+            convert(model, out)
+            old = content(out)
+        done = []
+
+        def observe(event):
+            if isinstance(event, moment) and not done and (tmp_path / "out.partial" / DATA).exists():
+                done.append(event)
+                act(tmp_path / "out.partial" / DATA)
+
+        with pytest.raises(StorageError) as error:
+            ckpttools.convert(model, out, format="orbax", overwrite=is_replacing, observe=observe, jobs=1)
+        assert done and error.value.exit_code == 5
+        assert content(out) == old if is_replacing else not out.exists()
+
+
+def test_a_cut_that_a_later_write_would_hide_is_found(model, tmp_path):
+    """The file is cut to nothing after the last task but one, which the last one would make long again."""
+    seen = []
+
+    def observe(event):
+        seen.extend([event] * isinstance(event, TaskDone))
+        if isinstance(event, TaskDone) and len(seen) == COUNT + 1:
+            os.truncate(tmp_path / "out.partial" / DATA, 0)
+
+    with pytest.raises(StorageError, match="was removed, replaced or cut"):
+        ckpttools.convert(model, tmp_path / "out", format="orbax", observe=observe, jobs=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_switched_link_in_the_path_stops_the_run(model, tmp_path):
+    for name in ("s1", "s2"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "current"
+    link.symlink_to("s1")
+
+    def observe(event):
+        if isinstance(event, TaskDone) and link.readlink().name == "s1":
+            link.unlink()
+            link.symlink_to("s2")
+
+    with pytest.raises(StorageError, match="was removed, moved or replaced while it was written"):
+        ckpttools.convert(
+            model, link / "out", format="safetensors", max_shard_size="1MB", observe=observe, jobs=1
+        )
+    assert list((tmp_path / "s2").iterdir()) == []
+    assert not (tmp_path / "s1" / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "d/data"])
+def test_files_that_come_last_are_looked_at(model, tmp_path, monkeypatch, name):
+    """A file that is lost after it was written, and before the checkpoint has its name."""
+    out = tmp_path / "out"
+    convert(model, out)
+    old = content(out)
+    publish = LocalWork.publish_checked
+
+    def lose(self, check):
+        (tmp_path / "out.partial" / "content/0/items" / name).unlink()
+        publish(self, check)
+
+    monkeypatch.setattr(LocalWork, "publish_checked", lose)
+    with pytest.raises(StorageError, match="was removed, replaced or cut while it was written"):
+        ckpttools.convert(model, out, format="orbax", overwrite=True)
+    assert content(out) == old
+    monkeypatch.undo()
+    ckpttools.convert(model, out, format="orbax", overwrite=True)
+    assert content(out) == old
+
+
+@pytest.mark.parametrize("swaps", [True, False], ids=["exchange", "two renames"])
+def test_the_old_one_gets_its_name_back(model, tmp_path, monkeypatch, swaps):
+    """What has the name is looked at before what had it is deleted."""
+    out = tmp_path / "out"
+    convert(model, out)
+    old = content(out)
+    if not swaps:
+        monkeypatch.setattr("ckpttools.stores.local.directory.exchange", lambda a, b: False)
+    check = WrittenFiles.check_at
+
+    def lose(self, directory):
+        (directory / "0/items/d/data").unlink()
+        check(self, directory)
+
+    monkeypatch.setattr(WrittenFiles, "check_at", lose)
+    with pytest.raises(StorageError, match="was removed, replaced or cut"):
+        ckpttools.convert(model, out, format="orbax", overwrite=True)
+    assert content(out) == old
+    monkeypatch.undo()
+    ckpttools.convert(model, out, format="orbax", overwrite=True)
+    assert content(out) == old and not out.with_name("out.partial").exists()
+
+
+def test_a_check_that_fails_gives_the_name_back(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").touch()
+
+    def fail():
+        raise StorageError("not what was written")
+
+    with staging_of(parse(tmp_path / "out"), overwrite=True).opened(Purpose("plan")) as work:
+        (work.content / "new").write_bytes(b"x")
+        with pytest.raises(StorageError, match="not what was written"):
+            work.publish_checked(fail)
+        assert [each.name for each in (tmp_path / "out").iterdir()] == ["old"]
