@@ -9,17 +9,23 @@ from safetensors.numpy import load_file, save_file
 import ckpttools
 from ckpttools.checks.base import LEVELS, ModelDirectory
 from ckpttools.checks.registry import checks, findings
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 17477929\n"
 SIDECARS = ("tokenizer.json", "tokenizer.model", "generation_config.json", "vocab.json", "merges.txt")
-SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "head_dim": 4,
     "vocab_size": 16,
-} | SIZES
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "hidden_act": "silu",
+}
 
 
 def arrays_of(layers=2, head=True):
@@ -318,3 +324,73 @@ def test_doctor_reports_what_a_conversion_refuses(tmp_path, damage):
     with pytest.raises(CheckpointError):
         ckpttools.hf_to_maxtext(source, tmp_path / "mt")
     assert [level for level, _ in reported(source, "coverage")] == ["error"]
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+DIFFERENT = {
+    "rope_theta": {"rope_theta": 5e5},
+    "rope_scaling": {"rope_scaling": YARN},
+    "rope_parameters": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "norm epsilon": {"rms_norm_eps": 1e-6},
+    "activation": {"hidden_act": "gelu"},
+    "heads": {"num_attention_heads": 4, "head_dim": 2},
+    "windows": {"sliding_window": 8},
+    "layer types": {"layer_types": [FULL, "sliding_attention"]},
+    "type": {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+    "attention scale": {"query_pre_attn_scalar": 16},
+    "softcap": {"final_logit_softcapping": 30.0},
+    "unknown": {"new_multiplier": 2.0},
+    "unknown flag": {"use_new_norm": True},
+}
+SAME = {
+    "names and versions": {"_name_or_path": "org/x", "transformers_version": "5.0.0"},
+    "dtype": {"torch_dtype": "bfloat16", "dtype": "bfloat16"},
+    "tokens": {"eos_token_id": [1, 2], "bos_token_id": 0, "pad_token_id": 3},
+    "training": {"attention_dropout": 0.1, "initializer_range": 0.1, "use_cache": False},
+    "default stated": {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "head_dim": 4,
+        "pretraining_tp": 1,
+        "tie_word_embeddings": False,
+    },
+    "layer types stated": {"layer_types": [FULL, FULL]},
+    "head_dim not stated": {"head_dim": None},
+    "null": {"rope_scaling": None, "sliding_window": None},
+    "rope of transformers 5": {
+        "rope_theta": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "window that is off": {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1},
+    "positions": {"max_position_embeddings": 99},
+}
+
+
+def assert_refused_unless_forced(models, path):
+    with pytest.raises(ConfigError, match="compute different functions"):
+        ckpttools.average(models[0], path, others=models[1:])
+    assert not path.exists()
+    ckpttools.average(models[0], path, others=models[1:], force=True)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("difference", DIFFERENT)
+def test_average_refuses_models_that_compute_differently(tmp_path, difference):
+    models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **DIFFERENT[difference])]
+    assert_refused_unless_forced(models, tmp_path / "mean")
+
+
+@pytest.mark.parametrize("difference", ["rope_theta", "norm epsilon"])
+def test_average_reads_configurations_that_maxtext_checkpoints_carry(tmp_path, difference):
+    models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **DIFFERENT[difference])]
+    made = [tmp_path / f"{model.name}-maxtext" for model in models]
+    for model, path in zip(models, made, strict=True):
+        ckpttools.hf_to_maxtext(model, path)
+    assert_refused_unless_forced(made, tmp_path / "mean")
+
+
+@pytest.mark.parametrize("difference", SAME)
+def test_average_accepts_differences_that_change_nothing(tmp_path, difference):
+    models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **SAME[difference])]
+    ckpttools.average(models[0], tmp_path / "mean", others=models[1:])
+    ckpttools.average(models[1], tmp_path / "other", others=models[:1])

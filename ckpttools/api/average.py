@@ -36,6 +36,7 @@ def average(
     normalize: bool = True,
     parameters: str | None = None,
     dtype: DType | str | None = None,
+    force: bool = False,
     **common: Unpack[Changing],
 ) -> Prepared:
     """Writes the weighted mean of steps of a run, or of several checkpoints of any formats.
@@ -57,9 +58,11 @@ def average(
         parameters: in a training state the key of an average that stands for the parameters, such as
             "opt_state/1/ema"; "ema" for the only one there is. One checkpoint is enough then.
         dtype: of the result; None for that of the arrays, the widest of several.
+        force: average models whose configurations differ in what they compute; that of the last is written.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
+        ConfigError: the configurations differ in what the models compute; lists all differences.
         UsageError: one checkpoint alone, steps that are not there, or weights that do not fit.
         CoverageError: names or shapes differ; lists all.
         MappingError: whole numbers that are parameters differ.
@@ -68,7 +71,7 @@ def average(
     if common.get("step") is not None:
         raise UsageError(f"{option('step')} opens one step", hint="name the steps of the mean instead")
     chosen = _numbers(source, others, steps, last)
-    how = Average(MeanWeights(weights, ema, decay, normalize), float_dtype_of(dtype), parameters)
+    how = Average(MeanWeights(weights, ema, decay, normalize), float_dtype_of(dtype), parameters, force)
     if len(others) + len(chosen) < 2 and parameters is None:
         raise UsageError(
             "one checkpoint alone has no mean",

@@ -41,7 +41,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _level(error: CheckpointError, tree: Tree) -> Level:
-    """How bad a refusal is: what a user must choose, or what a trainer saves next to a model, is no damage."""
+    """The level of a refusal: a choice of the user and a trainer's own arrays are not damage."""
     if isinstance(error, NotCoveredError | MappingError):
         return "info" if patterns_beside(tree) else "error"
     return "warning" if isinstance(error, ConfigError) else "info"

@@ -59,6 +59,12 @@ _choice = together(
         help="What stands for the parameters of a training state: the key of an average in it, such as "
         "opt_state/1/ema; ema for the only one there is.",
     ),
+    click.option(
+        "--force",
+        is_flag=True,
+        help="Average models whose config.json differ in what they compute, such as rotary scaling or "
+        "activation. The result has the config.json of the last.",
+    ),
 )
 
 

@@ -12,11 +12,13 @@ from ckpttools.array.nodes import elementwise, mean
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.core.errors import CoverageError, FormatError, MappingError, listing
+from ckpttools.core.errors import ConfigError, CoverageError, FormatError, MappingError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option, step
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.maxtext.config_differences import config_differences, config_of
 from ckpttools.maxtext.layout import FACTOR, STEPS
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.stored_average import StoredAverage
@@ -45,11 +47,13 @@ class Average:
         dtype: of the result; None for that of the arrays, of several the widest.
         parameters: the key below which a state has an average that stands for its parameters, as of
             `StoredAverage`; None for the parameters themselves.
+        force: average models whose configurations differ in what they compute.
     """
 
     weights: MeanWeights = field(default_factory=MeanWeights)
     dtype: DType | None = None
     parameters: str | None = None
+    force: bool = False
 
     def __call__(self, trees: Sequence[Tree]) -> Tree:
         """The mean of checkpoints of one model; metadata, and what is no floating-point number, of the last.
@@ -59,6 +63,7 @@ class Average:
         parameters are read and compared.
 
         Raises:
+            ConfigError: configurations differ in what the models compute.
             UsageError: the weights are not what `MeanWeights.of` wants; a dtype of few bits for the numbers
                 of quantised weights.
             CoverageError: names or shapes of arrays differ; lists all that do.
@@ -68,6 +73,7 @@ class Average:
                 `ckpttools.transforms.dequantize.dequantized`.
         """
         weights = self.weights.of(len(trees))
+        differing = _check_configs(trees, force=self.force)
         counted = [self._counted(tree) for tree in trees]
         plain = [each.tree for each in counted]
         last, named = plain[-1], [each.named for each in counted]
@@ -83,7 +89,7 @@ class Average:
         }
         made = Tree(leaves, last.metadata)
         notes = self._notes(made, averaged, plain, weights) + _of_quantized(counted[:-1])
-        return made.with_metadata(notes=last.metadata.notes + notes)
+        return made.with_metadata(notes=last.metadata.notes + notes + differing)
 
     def _counted(self, tree: Tree) -> _Counted:
         if self.parameters is not None:
@@ -228,6 +234,35 @@ def _check_alike(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]
                 wanted=f"the names and shapes of {_place(trees[-1])}",
                 hint="make them alike first: ckpt stack and ckpt unstack for layers, ckpt convert for names",
             )
+
+
+def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
+    """Compare the configurations of models with that of the last, which is written.
+
+    Returns:
+        A remark for each model with differences, where `force` accepts them.
+
+    Raises:
+        ConfigError: they differ in what the models compute, and `force` is not given.
+    """
+    *others, last = ((tree, config_of(tree)) for tree in trees)
+    wanted, remarks = last[1], []
+    for tree, config in others:
+        found = [] if config is None or wanted is None else config_differences(config, wanted)
+        if found and not force:
+            raise ConfigError(
+                "these models compute different functions, so a mean of their weights belongs to neither:"
+                + listing(found),
+                place=_place(tree),
+                wanted=f"the configuration of {_place(last[0])}",
+                hint=f"take checkpoints of one model, or average them anyway with {option('force', True)}; "
+                "the result has the configuration of the last",
+            )
+        if found:
+            remarks.append(
+                f"{CONFIG} is that of {_place(last[0])}; {_place(tree)} differs: {'; '.join(found)}"
+            )
+    return Notes(remarks=tuple(remarks))
 
 
 def _check_equal(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree]) -> None:

@@ -25,12 +25,17 @@ _PARTS = (*TEXT_PARTS, "thinker_config")
 # `rope_scaling` until transformers 4, `rope_parameters` from 5 on; by kind of layers where there are two.
 # Where a file has both, transformers takes the older one.
 _ROPES = ("rope_scaling", "rope_parameters")
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+FULL_ATTENTION, _LOCAL = "full_attention", "sliding_attention"
 # DeepSeek V4 has one of layers that are not compressed, "main", which is never stretched.
 _COMPRESSED = "compress"
 # Fields that are lists with an entry for each layer, which may go on for layers that a model does not have ->
 # the entry of layers that attend to everything; None where it says nothing of that.
-BY_LAYER = {LAYER_TYPES: _GLOBAL, "no_rope_layers": 0, "mlp_layer_types": None, "compress_ratios": None}
+BY_LAYER = {
+    LAYER_TYPES: FULL_ATTENTION,
+    "no_rope_layers": 0,
+    "mlp_layer_types": None,
+    "compress_ratios": None,
+}
 # Those that tell which layers attend to everything.
 ATTENDING = tuple(name for name, entry in BY_LAYER.items() if entry is not None)
 # Names of the older way.
@@ -82,7 +87,9 @@ class ModelFacts:
             where, said = self._found(_CONFIG + name)
             if where is not None and isinstance(said, Mapping):
                 kinds = [
-                    kind for kind in (_GLOBAL, _LOCAL, _COMPRESSED) if isinstance(said.get(kind), Mapping)
+                    kind
+                    for kind in (FULL_ATTENTION, _LOCAL, _COMPRESSED)
+                    if isinstance(said.get(kind), Mapping)
                 ]
                 yield from ((f"{where}.{kind}", said[kind]) for kind in kinds)
                 if not kinds:
@@ -130,7 +137,7 @@ class ModelFacts:
 
     def _rope(self, name: str) -> tuple[str | None, Any]:
         is_local = name.startswith("local_")
-        where, rope = self._rope_of(_LOCAL if is_local else _GLOBAL)
+        where, rope = self._rope_of(_LOCAL if is_local else FULL_ATTENTION)
         plain = name.removeprefix("local_")
         if plain == "type":
             key = next((each for each in _TYPES if rope.get(each)), None)
@@ -168,7 +175,7 @@ class ModelFacts:
             where, said = self._found(_CONFIG + name)
             if not isinstance(said, Mapping):
                 continue
-            if _GLOBAL in said or _LOCAL in said:
+            if FULL_ATTENTION in said or _LOCAL in said:
                 where, said = f"{where}.{kind}", said.get(kind)
             elif _COMPRESSED in said:
                 where, said = f"{where}.{_COMPRESSED}", said[_COMPRESSED]
@@ -181,7 +188,7 @@ class ModelFacts:
 
 def layer_types(every: int, layers: int) -> list[str]:
     """The kinds of layers of which every N-th attends to everything, and the others have a window."""
-    return [_GLOBAL if k % every == every - 1 else _LOCAL for k in range(layers)]
+    return [FULL_ATTENTION if k % every == every - 1 else _LOCAL for k in range(layers)]
 
 
 def _yarn(factor: float, scale: float) -> float:
