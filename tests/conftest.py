@@ -124,6 +124,14 @@ def no_waiting_for_the_disk(request):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_records_of_the_user(tmp_path_factory):
+    """Copies are recorded in a directory of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def gcs_server():
     """Google Cloud Storage on loopback, for the whole session; each test fills buckets of its own."""

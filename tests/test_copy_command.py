@@ -250,7 +250,7 @@ class TestAgain:
         shutil.rmtree(run_of_steps / "5")
         shutil.copytree(run_of_steps / "0", run_of_steps / "5")
         before = files_in(out)
-        with pytest.raises(DestinationExistsError, match="not what would be copied"):
+        with pytest.raises(DestinationExistsError, match="differs from what would be copied"):
             ckpttools.copy(run_of_steps, out)
         assert files_in(out) == before
         ckpttools.copy(run_of_steps, out, overwrite=True)

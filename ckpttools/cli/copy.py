@@ -101,9 +101,15 @@ def _more(part: CopiedPart) -> str:
         parts.append(f"{disk(part.bytes_resumed)} by an earlier run")
     if part.bytes_by_store:
         parts.append(f"{disk(part.bytes_by_store)} by the store itself")
-    if part.bytes_verified:
-        how = "compared" if part.outcome == "there already" else "read again"
-        parts.append(f"{disk(part.bytes_verified)} {how}")
+    if part.files_unchanged:
+        files = plural(part.files_unchanged, "file")
+        parts.append(f"{files} unchanged since the last copy, by inode and times, or by ETag")
+    if part.files_compared:
+        parts.append(
+            f"{plural(part.files_compared, 'file')}, {disk(part.bytes_verified)}, compared byte by byte"
+        )
+    elif part.bytes_verified:
+        parts.append(f"{disk(part.bytes_verified)} read again")
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttools.copying.comparison import equal_files
+from ckpttools.copying.comparison import differing_file, proof_of
 from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.room import CopyRoom, room_for
 from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_sizes, transfer
 from ckpttools.core.errors import SourceChangedError, UsageError
-from ckpttools.core.wording import again
+from ckpttools.core.wording import again, option
 from ckpttools.formats.orbax.metadata import COMMIT_TEXT
 from ckpttools.run.apart import check_unread
 from ckpttools.stores.at_once import at_once
+from ckpttools.stores.evidence import record
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Purpose, Staging, TellsPublished, Work, staging_of
+from ckpttools.stores.publishing import PublishesChecked, Purpose, Staging, TellsPublished, Work, staging_of
 from ckpttools.stores.registry import parse
 
 
@@ -82,10 +83,12 @@ def copy_part(
     """
     staging = staging_of(place, overwrite, check_replaced)
     plan = _checked(part, place, staging)
+    _ = part.evidence  # before anything is read
     directory = str(parse(".").absolute()) if command else ""
     purpose = Purpose(plan, str(part.source.absolute()), command, directory)
     with staging.opened(purpose, part.nbytes) as work:
-        if work.is_complete:
+        was_complete = work.is_complete
+        if was_complete:
             done = Transferred(bytes_resumed=part.nbytes)
             observe(part.nbytes)
         else:
@@ -94,32 +97,49 @@ def copy_part(
             done = _made(part, place, work, room, verify and is_readable, add_commits, observe)
             if is_readable:
                 check_sizes(part, _sizes(work.content), place)
-            work.publish()
+            _publish(work, part, place)
         # What a store has listed before is not what is there now: `work` tells it so when it ends.
         work.conclude()
         if isinstance(work, TellsPublished):
             done = replace(done, published=work.published)
-    check_sizes(part, _sizes(place), place)
-    if not verify:
-        return done
-    names = part.last if done.bytes_verified else list(part.files)
-    nbytes = sum(verified(part, place, name) for name in names)
-    return replace(done, bytes_verified=done.bytes_verified + nbytes)
+    there = files_below(place)
+    check_sizes(part, {name: found.size for name, found in there.items()}, place)
+    proof = proof_of(part, place, there)
+    if was_complete and (other := differing_file(part, place, list(part.files))) is not None:
+        # Its time and length, and the bytes that the plan goes by, are the same.
+        raise SourceChangedError(
+            f"{part.source / other} was changed since an earlier run copied it to {place}",
+            hint=f"replace the copy with {option('overwrite', True)}",
+        )
+    if verify:
+        names = part.last if done.bytes_verified else list(part.files)
+        done = replace(done, bytes_verified=done.bytes_verified + verified(part, place, names))
+    record(part.source, place, proof)
+    return done
 
 
 def _sizes(place: Place) -> Mapping[str, int]:
     return {name: found.size for name, found in files_below(place).items()}
 
 
-def verified(part: FileGroup, place: Place, name: str) -> int:
-    """Bytes of a file that is read again.
+def _publish(work: Work, part: FileGroup, place: Place) -> None:
+    """Gives a copy its name; what had that is deleted only if all files are there under it."""
+    if isinstance(work, PublishesChecked):
+        work.publish_checked(lambda: check_sizes(part, _sizes(place), place))
+    else:
+        work.publish()
+
+
+def verified(part: FileGroup, place: Place, names: Sequence[str]) -> int:
+    """Bytes of files that are read again.
 
     Raises:
-        WrittenWrongError: it is not what was copied.
+        WrittenWrongError: one is not what was copied.
     """
-    if not equal_files(part, place, name):
-        raise WrittenWrongError(f"{place}/{name} does not hold what was written to it")
-    return part.files[name].size
+    other = differing_file(part, place, names)
+    if other is not None:
+        raise WrittenWrongError(f"{place}/{other} does not hold what was written to it")
+    return sum(part.files[name].size for name in names)
 
 
 def _made(

@@ -14,6 +14,7 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARD
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import Status
+from ckpttools.stores.evidence import evidence
 from ckpttools.stores.outside_links import outside_links
 from ckpttools.stores.place import Place
 from ckpttools.stores.samples import sampled_files
@@ -61,6 +62,13 @@ class FileGroup:
     def outside_links(self) -> Mapping[str, str]:
         """The files that symbolic links pull in; as `ckpttools.stores.outside_links.outside_links`."""
         return outside_links(self.source, ((self.source / name).key for name in self.files))
+
+    @cached_property
+    def evidence(self) -> Mapping[str, str]:
+        """What each file has only as long as its content is what it was when this was first asked for."""
+        return {
+            name: evidence(self.source / name, found, is_source=True) for name, found in self.files.items()
+        }
 
     @property
     def nbytes(self) -> int:

@@ -163,7 +163,8 @@ class PreparedCopy:
         found = self.there.get(part.name)
         if found is None:
             return None
-        return self._copied(part, "there already", bytes_verified=found.bytes_compared)
+        made = self._copied(part, "there already", bytes_verified=found.bytes_compared)
+        return replace(made, files_compared=found.files_compared, files_unchanged=found.files_unchanged)
 
     def _copied(
         self,

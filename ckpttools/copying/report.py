@@ -28,6 +28,9 @@ class CopiedPart:
         bytes_resumed: copied by an earlier run.
         bytes_by_store: copied by the store itself, from one place in it to another.
         bytes_verified: read again where they were written, or compared with what was there already.
+        files_compared: that were there already, and whose content was compared.
+        files_unchanged: that were there already, and not read: source and copy are what they were when they
+            were copied or compared last, by inode, length and times, or by generation or ETag.
         commits_added: names of the commit files that were written and that the source lacks.
     """
 
@@ -40,6 +43,8 @@ class CopiedPart:
     bytes_by_store: int = 0
     bytes_verified: int = 0
     commits_added: tuple[str, ...] = ()
+    files_compared: int = 0
+    files_unchanged: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ckpttools.copying.comparison import CopyComparison, compared_part
+from ckpttools.copying.comparison import CopyComparison, compared_content, compared_status
 from ckpttools.copying.files import files_below
 from ckpttools.copying.kinds import kind_of, others_in
 from ckpttools.copying.part import FileGroup
@@ -78,11 +78,14 @@ class CopyTarget:
         def look(part: FileGroup) -> CopyComparison | None:
             place = self.of(part)
             # What was begun is gone on with, or refused by who looks into its journal.
-            return None if begun_at(place) else compared_part(part, place, verify=verify)
+            return None if begun_at(place) else compared_status(part, place, verify=verify)
 
         found: dict[str, CopyComparison] = {}
         compared_parts = at_once(self.place.store, look, selection.parts)
-        for part, comparison in zip(selection.parts, compared_parts, strict=True):
+        for part, status in zip(selection.parts, compared_parts, strict=True):
+            comparison = status
+            if status is not None and status.difference is None:
+                comparison = compared_content(part, self.of(part), status)
             if comparison is not None and comparison.difference is None:
                 found[part.name] = comparison
             elif comparison is not None and comparison.difference is not None and not self.overwrite:
@@ -146,7 +149,7 @@ def _refuse_begun(place: Place) -> None:
 
 def _other_content(place: Place, difference: str) -> DestinationExistsError:
     return DestinationExistsError(
-        f"{place} exists, and is not what would be copied there",
+        f"{place} already exists, and differs from what would be copied",
         got=difference,
         wanted="a new name, or the same content",
         hint=f"choose another destination, or allow its replacement with {option('overwrite', True)}",

@@ -12,7 +12,15 @@ import numpy as np
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.copying.part import FileGroup
-from ckpttools.copying.pieces import PIECE_BYTES, FileRange, PieceDigester, digest_of, parts_of, pieces_of
+from ckpttools.copying.pieces import (
+    BLOCK_BYTES,
+    PIECE_BYTES,
+    FileRange,
+    PieceDigester,
+    digest_of,
+    parts_of,
+    pieces_of,
+)
 from ckpttools.copying.room import CopyRoom
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
@@ -111,19 +119,33 @@ class _TransferState:
         return Transferred(resumed, sum(piece.size for piece in by_store), verified)
 
     def _kept(self, pieces: Sequence[FileRange]) -> dict[int, str]:
-        """What an earlier run entered, where the files are still there."""
+        """What an earlier run entered, where the files are still there and the source is what it was."""
         found: dict[int, str] = {}
+        then: dict[int, str] = {}
         for record in self.records:
             match record:
-                case [int(number), str(digest), *_] if 0 <= number < len(pieces):
-                    found[number] = digest
+                case [int(number), str(digest), str(proof), *_] if 0 <= number < len(pieces):
+                    found[number], then[number] = digest, proof
         content = self.work.content
         sizes = dict.fromkeys((pieces[number].name for number in found), -1)
         for name in sizes:
             status = (content / name).status()
             sizes[name] = -1 if status is None else status.size
         whole = {number for number in found if sizes[pieces[number].name] == pieces[number].size}
-        return {number: digest for number, digest in found.items() if number in whole}
+        now = self.part.evidence
+        return {
+            number: digest
+            for number, digest in found.items()
+            if number in whole
+            and (then[number] == now[pieces[number].name] != "" or self._is_source(pieces[number], digest))
+        }
+
+    def _is_source(self, piece: FileRange, digest: str) -> bool:
+        """Whether a piece of the source, which nothing else tells, has the digest that it had."""
+        if digest == _UNREAD:
+            return False
+        with self._open(piece.name) as source:
+            return digest_of(piece, source.read_into, memoryview(bytearray(BLOCK_BYTES))) == digest
 
     # -- threads
 
@@ -216,7 +238,8 @@ class _TransferState:
     def _note(self, piece: FileRange, digest: str, bindings: tuple[str, ...] = ()) -> None:
         with self.threads.lock:
             self.digests[piece.number] = digest
-            self.threads.note([[piece.number, digest, list(bindings), self.run]])
+            proof = self.part.evidence[piece.name]
+            self.threads.note([[piece.number, digest, proof, list(bindings), self.run]])
 
     # -- once more
 

@@ -1,0 +1,295 @@
+"""Copying a checkpoint again: other bytes are never taken for the same ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from support.command_line import ckpt, run
+from support.object_stores import files_in
+
+import ckpttools
+from ckpttools.core.errors import DestinationExistsError, SourceChangedError
+from ckpttools.stores import evidence, parse
+
+WEIGHTS, CONFIG, OTHER = "model.safetensors", "config.json", "other.safetensors"
+
+
+class StopError(Exception):
+    """Ends a copy at a chosen moment."""
+
+
+@pytest.fixture(params=["recent", "old"])
+def is_old(request, monkeypatch):
+    """Whether files are old enough for their times to show anything, and records therefore count."""
+    monkeypatch.setattr(evidence, "_RECENT_NS", 0 if request.param == "old" else 1 << 60)
+    return request.param == "old"
+
+
+@pytest.fixture(autouse=True)
+def own_records(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model(tmp_path):
+    place = tmp_path / "model"
+    place.mkdir()
+    write(place / WEIGHTS, 1)
+    write(place / OTHER, 2)
+    (place / CONFIG).write_text('{"a": 1}')
+    return place
+
+
+def write(file, seed, megabytes=2):
+    rng = np.random.default_rng(seed)
+    save_file({"w" + file.name: rng.standard_normal((megabytes << 18,)).astype(np.float32)}, file)
+    time.sleep(0.01)  # beyond a tick of the clock of the file system
+
+
+def keeping_times(act):
+    """The same change, after which the file has the times that it had before."""
+
+    def changed(file):
+        before = file.stat()
+        act(file)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    return changed
+
+
+def train(file):
+    write(file, 7)
+
+
+def change_one_bit(file):
+    """In place, far from where samples are taken."""
+    with file.open("r+b") as opened:
+        opened.seek(100_003)
+        byte = opened.read(1)[0]
+        opened.seek(100_003)
+        opened.write(bytes([byte ^ 1]))
+
+
+def replace(file):
+    """Another file with the name."""
+    shutil.copy2(file, file.with_name("new"))
+    change_one_bit(file.with_name("new"))
+    file.with_name("new").replace(file)
+
+
+CHANGES = [train, change_one_bit, replace]
+CHANGES += [keeping_times(act) for act in CHANGES]
+IDS = ["trained", "bit", "replaced", "trained-times", "bit-times", "replaced-times"]
+
+
+@pytest.mark.parametrize("act", CHANGES, ids=IDS)
+class TestOtherContent:
+    @pytest.mark.parametrize("name", [WEIGHTS, OTHER])
+    def test_a_changed_source_is_refused_and_replaced_when_asked(self, model, tmp_path, is_old, act, name):
+        out = tmp_path / "out"
+        ckpttools.copy(model, out)
+        before = files_in(out)
+        act(model / name)
+        for dry in ("--dry-run", "--no-progress"):
+            refused = ckpt("copy", model, out, dry)
+            assert refused.exit_code == 2 and f"{name} has other content than" in refused.output
+            assert "--overwrite" in refused.output
+        assert files_in(out) == before
+        assert "copied" in run("copy", model, out, "--overwrite")
+        assert files_in(out) == files_in(model) != before
+
+    def test_a_changed_copy_is_refused_and_replaced_when_asked(self, model, tmp_path, is_old, act):
+        out = tmp_path / "out"
+        ckpttools.copy(model, out)
+        act(out / WEIGHTS)
+        with pytest.raises(DestinationExistsError, match=f"{WEIGHTS} has other content"):
+            ckpttools.copy(model, out)
+        ckpttools.copy(model, out, overwrite=True)
+        assert files_in(out) == files_in(model)
+
+    def test_an_interrupted_copy_has_no_old_bytes(self, model, tmp_path, is_old, act, monkeypatch):
+        monkeypatch.setattr("ckpttools.copying.transfer.PIECE_BYTES", 1 << 20)
+        out = tmp_path / "out"
+
+        def observe(done, total):
+            if done > 3 << 20:
+                raise StopError
+
+        with suppress(StopError):
+            ckpttools.copy(model, out, jobs=1, observe=observe)
+        act(model / WEIGHTS)
+        act(model / OTHER)
+        # Where times differ it is another copy.
+        ckpttools.copy(model, out, overwrite=True)
+        assert files_in(out) == files_in(model)
+
+
+def test_one_step_of_many_is_named(tmp_path, is_old, model):
+    source, out = tmp_path / "run", tmp_path / "out"
+    for step in (1, 2):
+        ckpttools.convert(model / WEIGHTS, source / "new", format="orbax")
+        (source / "new" / "0").rename(source / str(step))
+        shutil.rmtree(source / "new")
+    ckpttools.copy(source, out)
+    data = next((source / "2").rglob("d/data"))
+    keeping_times(change_one_bit)(data)
+    with pytest.raises(DestinationExistsError, match="d/data has other content"):
+        ckpttools.copy(source, out)
+    report = ckpttools.copy(source, out, overwrite=True)
+    assert [part.outcome for part in report.parts] == ["there already", "copied"]
+    assert files_in(out) == files_in(source)
+
+
+class TestTheSameContent:
+    def test_what_is_unchanged_is_not_read(self, model, tmp_path, is_old):
+        out = tmp_path / "out"
+        ckpttools.copy(model, out)
+        (part,) = ckpttools.copy(model, out).parts
+        counts = part.files_unchanged, part.files_compared, part.bytes_verified
+        assert counts == ((3, 0, 0) if is_old else (0, 3, part.bytes))
+        text = run("copy", model, out)
+        assert ("3 files unchanged since the last copy" if is_old else "compared byte by byte") in text
+
+    @pytest.mark.parametrize("act", ["touch", "move", "link"])
+    def test_content_decides_where_times_differ(self, model, tmp_path, monkeypatch, act):
+        monkeypatch.setattr(evidence, "_RECENT_NS", 0)
+        out = tmp_path / "out"
+        ckpttools.copy(model, out)
+        if act == "touch":
+            os.utime(model / WEIGHTS)
+        elif act == "link":
+            os.link(model / WEIGHTS, tmp_path / "another")
+        else:
+            shutil.copy(model / WEIGHTS, tmp_path / "another")
+            (tmp_path / "another").replace(model / WEIGHTS)
+        (part,) = ckpttools.copy(model, out).parts
+        assert (part.files_unchanged, part.files_compared) == (2, 1)
+        # What was compared is recorded.
+        (part,) = ckpttools.copy(model, out).parts
+        assert (part.files_unchanged, part.files_compared) == (3, 0)
+
+    @pytest.mark.parametrize("damage", ["removed", "garbage", "list", "no directory", "a file", "relative"])
+    def test_content_decides_where_there_is_no_record(self, model, tmp_path, monkeypatch, damage):
+        monkeypatch.setattr(evidence, "_RECENT_NS", 0)
+        out = tmp_path / "out"
+        if damage == "a file":
+            (tmp_path / "cache").touch()
+        elif damage == "relative":
+            monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+        ckpttools.copy(model, out)
+        if damage in ("removed", "garbage", "list"):
+            (record,) = (tmp_path / "cache" / "ckpttools" / "copies").iterdir()
+            record.write_text("[1]" if damage == "list" else "{")
+            if damage == "removed":
+                record.unlink()
+        elif damage == "no directory":
+            shutil.rmtree(tmp_path / "cache")
+        (part,) = ckpttools.copy(model, out).parts
+        assert (part.files_unchanged, part.files_compared) == (0, 3)
+        keeping_times(change_one_bit)(model / WEIGHTS)
+        with pytest.raises(DestinationExistsError, match="has other content"):
+            ckpttools.copy(model, out)
+
+    def test_verify_compares_all(self, model, tmp_path, is_old):
+        ckpttools.copy(model, tmp_path / "out")
+        (part,) = ckpttools.copy(model, tmp_path / "out", verify=True).parts
+        assert (part.files_compared, part.bytes_verified) == (3, part.bytes)
+
+    def test_nothing_is_added_to_a_copy(self, model, tmp_path, is_old):
+        ckpttools.copy(model, tmp_path / "out")
+        assert files_in(tmp_path / "out") == files_in(model)
+
+
+@pytest.mark.parametrize("name", ["model", "renamed"])
+def test_another_source_of_the_same_files_is_compared(model, tmp_path, monkeypatch, name):
+    """A record is of one source and one copy."""
+    monkeypatch.setattr(evidence, "_RECENT_NS", 0)
+    ckpttools.copy(model, tmp_path / "out")
+    shutil.copytree(model, tmp_path / "second")
+    keeping_times(change_one_bit)(tmp_path / "second" / WEIGHTS)
+    if name == "model":
+        model.rename(tmp_path / "first")
+        (tmp_path / "second").rename(model)
+        source = model
+    else:
+        source = tmp_path / "second"
+    with pytest.raises(DestinationExistsError, match="has other content"):
+        ckpttools.copy(source, tmp_path / "out")
+
+
+class TestInABucket:
+    def test_to_a_bucket(self, model, gcs, is_old):
+        target = f"gs://{gcs.bucket}/model"
+        ckpttools.copy(model, target)
+        (part,) = ckpttools.copy(model, target).parts
+        assert part.files_unchanged == (3 if is_old else 0)
+        keeping_times(change_one_bit)(model / WEIGHTS)
+        with pytest.raises(DestinationExistsError, match="has other content"):
+            ckpttools.copy(model, target)
+        ckpttools.copy(model, target, overwrite=True)
+        assert (parse(target) / WEIGHTS).read_bytes() == (model / WEIGHTS).read_bytes()
+
+    def test_from_a_bucket(self, model, gcs, tmp_path):
+        source, out = f"gs://{gcs.bucket}/model", tmp_path / "out"
+        ckpttools.copy(model, source)
+        ckpttools.copy(source, out)
+        (part,) = ckpttools.copy(source, out).parts
+        assert part.files_unchanged == 3
+        change_one_bit(model / WEIGHTS)
+        ckpttools.copy(model, source, overwrite=True)
+        with pytest.raises(DestinationExistsError, match="has other content"):
+            ckpttools.copy(source, out)
+        ckpttools.copy(source, out, overwrite=True)
+        assert files_in(out) == files_in(model)
+
+
+@given(
+    at=st.integers(0, (1 << 20) + 50),
+    keeps=st.booleans(),
+    side=st.sampled_from(["source", "copy"]),
+    is_old=st.booleans(),
+)
+@settings(deadline=None, max_examples=30)
+def test_no_byte_is_overlooked(tmp_path_factory, at, keeps, side, is_old):
+    with pytest.MonkeyPatch.context() as patch:
+        if is_old:
+            patch.setattr(evidence, "_RECENT_NS", 0)
+        place = tmp_path_factory.mktemp("copies")
+        (place / "source").mkdir()
+        write(place / "source" / WEIGHTS, 1, 1)
+        ckpttools.copy(place / "source", place / "copy")
+
+        def change(file):
+            data = bytearray(file.read_bytes())
+            data[max(200, at) % len(data)] ^= 255
+            file.write_bytes(data)
+
+        (keeping_times(change) if keeps else change)(place / side / WEIGHTS)
+        with pytest.raises(DestinationExistsError, match="has other content"):
+            ckpttools.copy(place / "source", place / "copy")
+
+
+def test_a_source_that_changed_after_it_was_published_is_an_error(model, tmp_path, monkeypatch):
+    """A copy that was killed between its name and the end of its journal."""
+    from ckpttools.stores.local.work import LocalWork
+
+    def stop(self):
+        raise StopError
+
+    monkeypatch.setattr(LocalWork, "conclude", stop)
+    with suppress(StopError):
+        ckpttools.copy(model, tmp_path / "out")
+    monkeypatch.undo()
+    keeping_times(change_one_bit)(model / WEIGHTS)
+    with pytest.raises(SourceChangedError, match="was changed since an earlier run copied it"):
+        ckpttools.copy(model, tmp_path / "out")
+    ckpttools.copy(model, tmp_path / "out", overwrite=True)
+    assert files_in(tmp_path / "out") == files_in(model)
