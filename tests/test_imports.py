@@ -153,7 +153,7 @@ ONLY_IN = {
     "concurrent": {"run", "stores", "sharding", "cli"},
     "click": {"cli"},
     "rich": {"cli"},
-    "xxhash": {"digest"},
+    "xxhash": {"digest", "run"},
     "hypothesis": {"testing"},
 }
 MECHANISM = ("__init__", "family", "file", "registry", "silent", "summary", "toml_read", "toml_write")

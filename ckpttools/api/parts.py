@@ -20,10 +20,11 @@ from ckpttools.core.options import size_of
 from ckpttools.core.wording import as_planned
 from ckpttools.plan.dealing import Part, dealt, parse_part
 from ckpttools.plan.engines import part_here
-from ckpttools.plan.plan_file import Header, PlanFile
+from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource
 from ckpttools.plan.reading import cores
 from ckpttools.run.events import Observer
 from ckpttools.run.parts import PartReceipt, execute_part, finished_tasks
+from ckpttools.run.source_copies import SourceCopy, copy_of
 from ckpttools.stores.costs import Costs
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
@@ -127,7 +128,7 @@ def part_done(
             plan, opened = replace(whole, tasks=whole.tasks[tasks.start : tasks.stop]), None
         execute = partial(
             execute_part,
-            plan,
+            replace(plan, has_digests=True),
             tasks.start,
             share,
             destination,
@@ -135,6 +136,7 @@ def part_done(
             nbytes=header.nbytes,
             overwrite=header.overwrite,
             sources=lambda: plan.sources if opened is None else opened.files,
+            copy=copy_here(file, relocation),
             check_replaced=partial(check_unpublished, file, destination),
             observe=observe,
         )
@@ -148,6 +150,24 @@ def part_done(
                     raise
                 # Somebody publishes it.
                 time.sleep(_LOOK_SECONDS)
+
+
+def copy_here(file: PlanFile, relocation: Relocation) -> SourceCopy:
+    """The copy of a plan's sources that this process reads.
+
+    Raises:
+        StorageError: a file cannot be looked at.
+    """
+    return copy_of(_version_here(each, relocation) for each in file.sources if not each.is_inline)
+
+
+def _version_here(source: PlannedSource, relocation: Relocation) -> tuple[str, str]:
+    path = relocation.there(source.path)
+    if path == source.path:
+        return path, source.version
+    # A host need not have the files that its part does not read.
+    found = parse(path).status()
+    return path, found.version if found else ""
 
 
 def part_share(file: PlanFile, part: Part) -> Share:

@@ -15,7 +15,7 @@ from ckpttools.cli.output import say
 from ckpttools.cli.units import disk, duration, memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.resident import current_bytes
-from ckpttools.run.events import Event, Fetching, Observer, Publishing, Started, TaskDone
+from ckpttools.run.events import Comparing, Event, Fetching, Observer, Publishing, Started, TaskDone
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -62,7 +62,7 @@ class Listener:
     total: int = 0
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Fetching):
+        if isinstance(event, Fetching | Comparing):
             self.display.watch(event.done, event.total)
         elif isinstance(event, Started):
             self.done, self.total = event.bytes_done, event.plan.bytes_out

@@ -79,6 +79,7 @@ class Plan:
         reserved: bytes of the memory that something else takes meanwhile.
         streams: how files are written where that goes from the first byte to the last; None where tasks may
             be done in any order.
+        has_digests: whether what a task made is digested, for whoever reads another copy of the source.
     """
 
     tree: Tree
@@ -91,6 +92,7 @@ class Plan:
     notes: Notes = field(default_factory=Notes)
     reserved: int = 0
     streams: Streams | None = None
+    has_digests: bool = False
 
     def __repr__(self) -> str:
         arrays, tasks = array_count(self.tree.arrays), plural(len(self.tasks), "task")

@@ -54,5 +54,6 @@ class InThread:
         """As `DoesTasks`."""
         watch = see_nothing if sink.is_rehearsal else self._watch
         bound = BindingSink(sink)
-        chunks = run_task(self._plan, self._plan.tasks[number], bound, self._buffer, self._scratch, watch)
-        return FinishedTask(number, chunks, self._scratch.take_counts(), bound.bindings)
+        task = self._plan.tasks[number]
+        chunks, digest = run_task(self._plan, task, bound, self._buffer, self._scratch, watch)
+        return FinishedTask(number, chunks, self._scratch.take_counts(), bound.bindings, digest)

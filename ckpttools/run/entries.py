@@ -28,25 +28,38 @@ class FinishedTask:
         chunks: where its encoded chunks went: grid index -> bytes of a file.
         counts: what was counted while it was made, such as values that overflowed.
         bindings: the files that it wrote to, as `ckpttools.run.bindings` describes them.
+        digest: of what it made; "" where processes cannot have read different copies of the source.
+        copy: which copy of the source it read (`ckpttools.run.source_copies`); set once it is read from a
+            record.
+        process: that did it, in words; set as `copy`.
     """
 
     task: int
     chunks: Mapping[Shape, Range]
     counts: Mapping[str, float] = field(default_factory=dict)
     bindings: tuple[str, ...] = ()
+    digest: str = ""
+    copy: str = ""
+    process: str = ""
 
-    def to_record(self, run: str) -> Record:
+    def to_record(self, run: str, copy: str = "", process: str = "") -> Record:
         """What a store keeps of it.
 
         Args:
+            copy, process: that read the source; see `ckpttools.run.source_copies.SourceCopy`.
             run: that finished it; see `ckpttools.run.bindings.new_run`.
         """
         chunks = [[index, each.file, each.offset, each.nbytes] for index, each in self.chunks.items()]
-        return [self.task, chunks, dict(self.counts), list(self.bindings), run]
+        return [self.task, chunks, dict(self.counts), [self.digest, copy, process], list(self.bindings), run]
 
     @classmethod
     def from_record(
-        cls, task: int, chunks: list[list[object]], counts: Mapping[str, float], *binding: object
+        cls,
+        task: int,
+        chunks: list[list[object]],
+        counts: Mapping[str, float],
+        source: list[str],
+        *binding: object,
     ) -> FinishedTask:
         """The inverse of `to_record`, of its items; the bindings, which are looked at before, are left out.
 
@@ -54,7 +67,8 @@ class FinishedTask:
             TypeError, ValueError: they are not such items.
         """
         places: dict[Shape, Range] = {tuple(index): Range(*place) for index, *place in chunks}  # type: ignore
-        return cls(int(task), places, dict(counts))
+        digest, copy, process = map(str, source)
+        return cls(int(task), places, dict(counts), (), digest, copy, process)
 
 
 def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[FinishedTask]:

@@ -33,6 +33,18 @@ class Fetching:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparing:
+    """What other processes made of another copy of the source is being compared with this one.
+
+    Attributes:
+        done, total: bytes that were compared, and that will be.
+    """
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """Work begins.
 
@@ -113,7 +125,7 @@ class Receipt:
         return f"Receipt({str(self.destination)!r}: {', '.join(parts)})"
 
 
-Event = Fetching | Started | TaskDone | Publishing | Receipt
+Event = Fetching | Comparing | Started | TaskDone | Publishing | Receipt
 Observer = Callable[[Event], None]
 Watch = Callable[[TreePath, Region, "np.ndarray"], None]
 """Sees what is written, an array's path, region and elements, as carriers of its dtype and in any strides, as

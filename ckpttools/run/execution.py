@@ -20,6 +20,7 @@ from ckpttools.run.doing import DoesTasks, InThread, see_nothing
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
 from ckpttools.run.journaled import Enters, JournaledThreads
+from ckpttools.run.source_copies import FROM_NO_FILE, SourceCopy
 from ckpttools.run.threads import WorkerThread, is_ending, start_some
 from ckpttools.stores.base import File
 from ckpttools.stores.publishing import Sink
@@ -52,6 +53,7 @@ class Execution:
         watch: Watch = see_nothing,
         processes: Sequence[DoesTasks] = (),
         run: str = "",
+        copy: SourceCopy = FROM_NO_FILE,
     ) -> None:
         self._plan = plan
         self._files = files
@@ -61,6 +63,7 @@ class Execution:
         self._extents: dict[tuple[Path, Shape], Range] = {}
         self._counts: dict[str, dict[str, float]] = {}
         self._run = run or new_run()
+        self._copy = copy
         # Elsewhere every answer says of which state it is, and looking takes a request for each file.
         near = [each for each in plan.sources if isinstance(each, File) and each.price == 1]
         near = near if len(near) <= _MOST_LOOKED_AT else []
@@ -116,7 +119,9 @@ class Execution:
             with self._threads.lock:
                 for entry in entries:
                     self._note(entry)
-                self._threads.note(entry.to_record(self._run) for entry in entries)
+                self._threads.note(
+                    entry.to_record(self._run, self._copy.identity, self._copy.process) for entry in entries
+                )
                 self._tell(group[1][-1])
 
     def _entries(self, group: _Group, sink: Sink, doer: DoesTasks) -> Iterator[FinishedTask]:

@@ -18,10 +18,11 @@ from ckpttools.run.apart import check_apart, check_unread
 from ckpttools.run.bindings import sound_records
 from ckpttools.run.doing import see_nothing
 from ckpttools.run.entries import kept, left_of, unfinished
-from ckpttools.run.events import Observer, Publishing, Receipt, Started, Watch
+from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.linking import link_files
+from ckpttools.run.source_copies import check_same_model, copy_read, of_same_copy
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PublishesChecked, Purpose, Staging, TellsPublished, Work, staging_of
@@ -159,10 +160,13 @@ def _made(
 ) -> _Done:
     """Makes the content, all but its name."""
     records, _ = sound_records(work)
-    done = kept(records, plan, work.content)
+    done, copy = kept(records, plan, work.content), copy_read(plan)
+    if only_last_steps:
+        done = of_same_copy(done, copy)
     if only_last_steps and len(done) < len(plan.tasks):
         missing = sorted({*range(len(plan.tasks))} - {entry.task for entry in done})
         raise unfinished(missing, len(plan.tasks), work.content)
+    check_same_model(plan, done, copy, work.content, lambda *nbytes: observe(Comparing(*nbytes)))
     bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
     # What is watched is done in this process.
     left = left_of(plan, done) if watch is see_nothing else ()
@@ -171,7 +175,7 @@ def _made(
         observe(Started(plan, len(done), bytes_done))
         unlinked = link_files(plan.layout, work.content)
         with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
-            run = Execution(plan, files, work, observe, watch, processes.doers)
+            run = Execution(plan, files, work, observe, watch, processes.doers, copy=copy)
             try:
                 extents = run.work(done)
                 observe(Publishing())

@@ -17,6 +17,7 @@ from ckpttools.run.doing import DoesTasks
 from ckpttools.run.entries import FinishedTask, kept, left_of
 from ckpttools.run.events import Observer, Started
 from ckpttools.run.execution import Execution
+from ckpttools.run.source_copies import FROM_NO_FILE, SourceCopy, of_same_copy
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place
@@ -69,6 +70,7 @@ def execute_part(
     nbytes: int,
     overwrite: bool,
     sources: Callable[[], Iterable[object]],
+    copy: SourceCopy = FROM_NO_FILE,
     check_replaced: Callable[[], None] = lambda: None,
     observe: Observer = lambda event: None,
 ) -> PartReceipt:
@@ -83,6 +85,7 @@ def execute_part(
         nbytes: bytes that all parts will write.
         overwrite: whether what is at the destination may be replaced when all is published.
         sources: the files that were read.
+        copy: of the source that this process reads.
         check_replaced: as of `ckpttools.stores.publishing.staging_of`.
         observe: called with every event, from several threads but never at once.
 
@@ -99,12 +102,14 @@ def execute_part(
         # What other parts have entered is looked at, too: this one makes lost files again, of full length.
         records, has_voided = sound_records(work, lambda number: first <= number < first + len(plan.tasks))
         shifted = _Shifted(work, first, len(plan.tasks))
-        done = kept(shifted.shifted(records), plan, work.content)
+        done = of_same_copy(kept(shifted.shifted(records), plan, work.content), copy)
         bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
         with worker_processes(plan, work, left_of(plan, done)) as processes:
             observe(Started(plan, len(done), bytes_done))
             if len(done) < len(plan.tasks):
-                _work(plan, work, shifted, done, observe, processes.doers, sources, has_voided=has_voided)
+                _work(
+                    plan, work, shifted, done, observe, processes.doers, sources, copy, has_voided=has_voided
+                )
     return PartReceipt(
         share.name,
         destination,
@@ -126,13 +131,15 @@ def _work(
     observe: Observer,
     processes: Sequence[DoesTasks],
     sources: Callable[[], Iterable[object]],
+    copy: SourceCopy,
     *,
     has_voided: bool,
 ) -> None:
     """Does what is left of a part; arguments as of `execute_part`, and whether it has voided entries."""
     token = new_run()
     with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
-        run = Execution(plan, _Own(files, work.token), shifted, observe, processes=processes, run=token)
+        own = _Own(files, work.token)
+        run = Execution(plan, own, shifted, observe, processes=processes, run=token, copy=copy)
         try:
             run.work(done)
             check_unchanged(sources())

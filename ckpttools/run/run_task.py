@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def run_task(
     buffer: Scratch,
     scratch: Scratch,
     watch: Watch = lambda path, region, values: None,
-) -> Mapping[Shape, Range]:
+) -> tuple[Mapping[Shape, Range], str]:
     """Does a task.
 
     Args:
@@ -36,7 +37,30 @@ def run_task(
         watch: sees what is made.
 
     Returns:
-        Where its encoded chunks went; nothing for chunks that are stored as they are.
+        Where its encoded chunks went, nothing for chunks that are stored as they are; and the digest of what
+        it made, "" unless `plan.has_digests`.
+
+    Raises:
+        CheckpointError: as `task_values`, or what is made cannot be written.
+    """
+    placement = plan.layout.placements[task.path]
+    with task_values(plan, task, buffer, scratch) as (memory, values):
+        digest = digest_of(memory) if plan.has_digests and not files.is_rehearsal else ""
+        watch(task.path, task.region, values)
+        if placement.codec is None:
+            _write_raw(task, placement, memory, files)
+            return {}, digest
+        return _write_encoded(task, placement, placement.codec.encode, values, files, scratch), digest
+
+
+@contextmanager
+def task_values(
+    plan: Plan, task: Task, buffer: Scratch, scratch: Scratch
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Makes what a task writes; arguments as of `run_task`.
+
+    Returns:
+        The elements in the order in which they are stored, contiguous, and the same with the array's axes.
 
     Raises:
         CheckpointError: what is read is not there, cannot be read, or is not a value of its dtype.
@@ -48,11 +72,14 @@ def run_task(
         values = memory.transpose(np.argsort(placement.order))
         array.read_into(task.region, values, scratch)
         require_booleans(values, array.dtype, keystr(task.path))
-        watch(task.path, task.region, values)
-        if placement.codec is None:
-            _write_raw(task, placement, memory, files)
-            return {}
-        return _write_encoded(task, placement, placement.codec.encode, values, files, scratch)
+        yield memory, values
+
+
+def digest_of(memory: np.ndarray) -> str:
+    """A digest of contiguous memory: 20 GB/s, and without the interpreter's lock."""
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(memory.reshape(-1).view(np.uint8).data)
 
 
 def _write_raw(task: Task, placement: Placement, memory: np.ndarray, files: Sink) -> None:

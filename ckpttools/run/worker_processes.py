@@ -18,7 +18,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ckpttools.core.ending import end_process
 from ckpttools.core.errors import OtherProcessError
@@ -130,6 +130,10 @@ def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
     )
 
 
+_Answer: TypeAlias = tuple[Mapping[str, float], tuple[str, ...], str]
+"""What a process answers: counts, bindings and digest of a `FinishedTask`."""
+
+
 class InProcess:
     """Does tasks in a process that is forked for it."""
 
@@ -175,11 +179,11 @@ class InProcess:
             self._here = InThread(self._plan)
         return self._here(number, sink)
 
-    def _asked(self, number: int) -> tuple[Mapping[str, float], tuple[str, ...]] | None:
-        """What was counted while a task was done, and its bindings; None if it could not be done."""
+    def _asked(self, number: int) -> _Answer | None:
+        """What was counted while a task was done, its bindings and digest; None if it could not be done."""
         try:
             self._pipe.send(number)
-            answer: tuple[Mapping[str, float], tuple[str, ...]] | None = self._pipe.recv()
+            answer: _Answer | None = self._pipe.recv()
         except (EOFError, OSError):
             raise self._ended() from None
         return answer
@@ -241,7 +245,7 @@ def _serve(
             except BaseException:
                 pipe.send(None)
             else:
-                pipe.send((dict(entry.counts), entry.bindings))
+                pipe.send((dict(entry.counts), entry.bindings, entry.digest))
         pipe.send(own_bytes())
     # All bytes are with the system then, and what else an interpreter does at its end took 20 ms.
     end_process(0)  # shows what a plug-in printed

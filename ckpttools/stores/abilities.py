@@ -43,6 +43,20 @@ class Writes(Protocol):
 
 
 @runtime_checkable
+class DistinguishesCopies(Protocol):
+    """A store in which the version of a file is a time: copies of a file can have the same, whatever is in
+    them."""
+
+    def copy_identity(self, key: str) -> str:
+        """What a file does not share with its copies, nor with what it was before a change; "" where nothing
+        is.
+
+        Raises:
+            StorageError: the store cannot answer.
+        """
+
+
+@runtime_checkable
 class Walks(Protocol):
     """A store that lists all below a key at less cost than directory by directory."""
 
