@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SECONDS ?= 60
 CI_SECONDS ?= 5
 
-.PHONY: demo test crash crash-remote memory oracle oracle-one lint types fuzz bench docs clean
+.PHONY: demo test crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,12 @@ crash: $(STAMP)
 # 100 conversions to gs:// killed at random moments, about 8 minutes, where `make test` tries a few.
 crash-remote: $(STAMP)
 	$(BIN)/python tests/crash/remote.py 100
+
+# 500 damaged models: what doctor and conversions make of each, where `make test` tries 60, against the verdicts of
+# transformers. TORCH=python of an environment with torch and transformers records those again.
+damage: $(STAMP)
+	$(if $(TORCH),$(TORCH) tests/damage/verdicts.py 500 tests/damage/verdicts.json)
+	CKPTTOOLS_DAMAGE=all $(BIN)/python -m pytest -q -n 2 tests/test_damage.py
 
 # Every command at every budget on 100,000 tensors, an hour or more, where `make test` tries some.
 memory: $(STAMP)

@@ -20,8 +20,13 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         if not matches_any(name, PATTERNS) or model.size(name) > _MAX_POINTER_BYTES:
             continue
         head = model.read(name, _MAX_POINTER_BYTES)
-        if head.startswith(_POINTER):
+        if is_pointer(head):
             yield _pointer(model, name, head)
+
+
+def is_pointer(content: bytes) -> bool:
+    """Return whether a file holds a Git LFS pointer."""
+    return len(content) <= _MAX_POINTER_BYTES and content.startswith(_POINTER)
 
 
 def _pointer(model: ModelDirectory, name: str, head: bytes) -> ModelFinding:

@@ -10,10 +10,10 @@ from importlib import import_module
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
-from ckpttools.core.text import natural_key
+from ckpttools.core.text import first_of, natural_key
 from ckpttools.core.wording import option
 from ckpttools.doctor import checks as checks_room
-from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, finding_of
+from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, finding_of, pasted
 from ckpttools.doctor.checks.checksums import has_checksums
 from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.inventory import Inventory, inventory_of
@@ -21,6 +21,7 @@ from ckpttools.doctor.model_checks import model_checks
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import refuse_empty
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.unanswered import is_unanswered
@@ -115,6 +116,14 @@ def examine(where: Where, read: ReadOptions | None = None, reading: Observe | No
         raise inventory.denied[inventory.path]
     if inventory.is_empty:
         refuse_empty(path)
+        if model := next(iter(inventory.models), None):
+            names = sorted(name for name in model.files if name != CONFIG)
+            raise FormatError(
+                f"the model in {model.location} has no weights",
+                got=f"{CONFIG}{f', {first_of(names, 5)}' if names else ''}",
+                wanted="model.safetensors, or shards and model.safetensors.index.json",
+                hint=f"fetch them: hf download REPO --include '*.safetensors' --local-dir {pasted(path)}",
+            )
         raise foreign_error(path) or FormatError(
             f"{path} is not a checkpoint",
             wanted="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",

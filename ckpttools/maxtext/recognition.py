@@ -123,6 +123,11 @@ def rows_named(config: Mapping[str, object]) -> Callable[[str], bool] | None:
     return lambda name: numberless(name) in texts or matches_any(name, homeless)
 
 
+def is_known(model_type: str) -> bool:
+    """Return whether a family has a `model_type`."""
+    return any(model_type in each.model_types for each in families().values())
+
+
 def _families_of(config: Mapping[str, object]) -> list[Family]:
     """The families of a configuration; none where code of its own makes the model."""
     kind = config.get("model_type")

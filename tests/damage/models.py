@@ -421,7 +421,7 @@ def spoil_header(model: Model, rng: random.Random) -> None:
         ]
     )
     model.files[file] = content
-    model.note(f"replace {file} by {content[:20]!r}", file)
+    model.note(f"replace {file} by {content[:20]!r}", file, *list(model.shards[file])[:1])
 
 
 @_damage
@@ -432,7 +432,7 @@ def lose_file(model: Model, rng: random.Random) -> None:
     if rng.random() < 0.5:
         new = rng.choice(["weights.safetensors", "model-00009-of-00009.safetensors", file + ".bak"])
         model.shards[new] = tensors
-        model.note(f"rename file {file} to {new}", file, new)
+        model.note(f"rename file {file} to {new}", file, new, *list(tensors)[:1])
     else:
         model.note(f"lose file {file}", file, "weights", next(iter(tensors), file))
 

@@ -1,0 +1,68 @@
+"""Values of the configuration that transformers refuses, whatever the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.maxtext.model_config import config_parts
+from ckpttools.maxtext.recognition import families_with_names_of, is_known
+
+_INTEGERS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+
+
+def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
+    if model.config is None:
+        return
+    yield from _integers(model)
+    yield from _model_type(model)
+
+
+def _integers(model: ModelDirectory) -> Iterator[ModelFinding]:
+    for prefix, part in config_parts(model.config or {}):
+        for name in _INTEGERS:
+            value = part.get(name)
+            if value is None or isinstance(value, list) or (type(value) is int and value > 0):
+                continue
+            yield ModelFinding(
+                "error",
+                CHECK.name,
+                model.path(CONFIG),
+                f"{prefix}{name} is {value!r}",
+                "transformers refuses the configuration, or fails while it makes the model",
+                f"correct {prefix}{name} in {CONFIG}",
+                expected="a positive integer",
+                got=repr(value),
+            )
+
+
+def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
+    """Report a type that no family has, where the arrays have the names of one."""
+    config = model.config or {}
+    kind = config.get("model_type")
+    if model.tree is None or config.get("auto_map") or not isinstance(kind, str) or is_known(kind):
+        return
+    names = families_with_names_of(model.tree)
+    if names:
+        yield ModelFinding(
+            "warning",
+            CHECK.name,
+            model.path(CONFIG),
+            f"model_type {kind!r} is unknown, and the arrays have the names of {' or '.join(names)}",
+            "transformers refuses a type that it does not know, and conversions to MaxText do, too",
+            f"correct model_type in {CONFIG}, or name the family: --family {names[0]}",
+            got=kind,
+        )
+
+
+CHECK = ModelCheck(
+    "config-values", "sizes that are not positive integers, and a `model_type` that no model has", _check
+)

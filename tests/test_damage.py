@@ -1,0 +1,182 @@
+"""Random damage to model directories, against what transformers does with each of them.
+
+`tests/damage/verdicts.json` records the verdict of transformers for each seed. `make damage` records them
+again, where transformers is installed, and tries all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damage.models import BASES, Model, base, damaged
+from damage.verdicts import digest, verdict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command_line import ckpt, succeed
+
+from ckpttools.formats.registry import open_tree
+
+RECORDED: dict[str, Any] = json.loads(
+    Path(__file__).with_name("damage").joinpath("verdicts.json").read_bytes()
+)
+SEEDS = [int(each) for each in RECORDED if each.isdecimal()]
+IS_ALL = os.environ.get("CKPTTOOLS_DAMAGE") == "all"
+
+
+def digest_of(model: Model) -> str:
+    return digest({name: values for tensors in model.shards.values() for name, values in tensors.items()})
+
+
+def converted(source: Path, scratch: Path) -> tuple[int, str, Path]:
+    """Convert a model to MaxText and back: the exit code, the output, and where what comes back is."""
+    there = ckpt("convert", "hf-to-maxtext", source, scratch / "maxtext", "--no-progress")
+    if there.exit_code == 0:
+        words = "--dtype", "float32", "--no-progress"
+        succeed("convert", "maxtext-to-hf", scratch / "maxtext", scratch / "back", *words)
+    return there.exit_code, there.output, scratch / "back"
+
+
+def loaded(directory: Path) -> str:
+    """Return the digest of the weights of a model that ckpt wrote."""
+    arrays = open_tree(directory).arrays
+    return digest({".".join(path): array.read() for path, array in arrays.items()})
+
+
+def check_doctor(model: Model, found: dict[str, Any], source: Path) -> None:
+    """Where transformers refuses or warns, doctor names the damage."""
+    complaints = [f"{what}: {found[what]}" for what in ("why", "tokenizer", "generation") if what in found]
+    result = ckpt("doctor", source)
+    has_weights = any(name.endswith(".safetensors") for name in (*model.shards, *model.files))
+    assert result.exit_code in ((0, 1) if has_weights else (3,)), result.output
+    if not complaints:
+        return
+    assert "healthy" not in result.output, complaints
+    text = "".join(result.output.split())
+    words = [word for each in model.words for word in each if word]
+    assert any("".join(word.split()) in text for word in words), (complaints, words, result.output)
+
+
+def check_conversion(model: Model, found: dict[str, Any], source: Path, scratch: Path) -> None:
+    """What ckpt converts at exit 0 comes back with the values that transformers loads."""
+    code, output, back = converted(source, scratch)
+    assert code in (0, 2, 3), output
+    if code == 0:
+        # Where transformers refuses, for its own files, the values are those without damage.
+        wanted = found.get("digest") or digest_of(base(*model.made_of))
+        assert loaded(back) == wanted, (found, output)
+
+
+def check(seed: int, found: dict[str, Any]) -> None:
+    model = damaged(seed)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        source = scratch / "model"
+        model.write(source)
+        try:
+            check_doctor(model, found, source)
+            check_conversion(model, found, source, scratch)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, {model.made_of}: {model.damage}: {error}") from error
+
+
+@pytest.mark.skipif(IS_ALL, reason="all are tried")
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sampled_from(SEEDS))
+def test_doctor_and_convert_agree_with_transformers(seed):
+    check(seed, RECORDED[str(seed)])
+
+
+@pytest.mark.skipif(not IS_ALL, reason="`make damage` tries all")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_doctor_and_convert_agree_with_transformers_on_every_seed(seed):
+    check(seed, RECORDED[str(seed)])
+
+
+def test_recorded_verdicts_are_of_every_kind():
+    kinds = Counter(RECORDED[str(seed)]["model"] for seed in SEEDS)
+    assert min(kinds[each] for each in ("loaded", "warned", "refused")) >= 50, kinds
+    assert len(SEEDS) >= 500
+
+
+@pytest.mark.parametrize(("name", "shards"), BASES)
+def test_models_without_damage_are_healthy(tmp_path, name, shards):
+    model = base(name, shards)
+    model.write(tmp_path / "model")
+    assert "healthy" in ckpt("doctor", tmp_path / "model").output
+    code, output, back = converted(tmp_path / "model", tmp_path)
+    assert code == 0, output
+    assert loaded(back) == digest_of(model)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:20])
+def test_recorded_verdicts_are_those_of_transformers(tmp_path, seed):
+    pytest.importorskip("torch", reason="the extra `transformers` is not installed")
+    pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+    damaged(seed).write(tmp_path / "model")
+    found, recorded = verdict(tmp_path / "model"), RECORDED[str(seed)]
+    assert (found["model"], found.get("digest")) == (recorded["model"], recorded.get("digest"))
+
+
+class TestChecks:
+    """The checks that damage showed to be missing, on about ten variations each."""
+
+    def reported(self, directory: Path, check: str) -> list[dict[str, Any]]:
+        found = json.loads(ckpt("doctor", directory, "--json").output)["findings"]
+        return [each for each in found if each["check"] == check]
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"{", b"[]", b"null", b"<html>", b'{"a": 1', b"\xff\xfe{}", b"{}x"]
+    )
+    @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+    def test_sidecar_json(self, tmp_path, name, content):
+        model = base("llama", 1)
+        model.files[name] = content
+        model.write(tmp_path / "model")
+        (found,) = self.reported(tmp_path / "model", "sidecar-json")
+        assert found["level"] == "error" and name in found["what"]
+
+    @pytest.mark.parametrize("is_whole", [True, False])
+    def test_a_large_sidecar_is_compared_at_both_ends(self, tmp_path, is_whole):
+        model = base("llama", 1)
+        content = json.dumps({"a": "b" * (1 << 21)}).encode()
+        model.files["tokenizer.json"] = content if is_whole else content[:-2]
+        model.write(tmp_path / "model")
+        assert len(self.reported(tmp_path / "model", "sidecar-json")) == (not is_whole)
+
+    @pytest.mark.parametrize("name", ["weights.safetensors", "pytorch_model.safetensors", "a b.safetensors"])
+    def test_weight_names(self, tmp_path, name):
+        model = base("llama", 1)
+        model.shards = {name: model.shards["model.safetensors"]}
+        model.write(tmp_path / "model")
+        (found,) = self.reported(tmp_path / "model", "weight-names")
+        assert name in found["what"]
+        assert os.system(found["command"]) == 0
+        assert "healthy" in ckpt("doctor", tmp_path / "model").output
+
+    @pytest.mark.parametrize("value", ["4", 4.0, 0, -1, True, {}])
+    @pytest.mark.parametrize("name", ["num_attention_heads", "hidden_size", "vocab_size"])
+    def test_config_values(self, tmp_path, name, value):
+        model = base("llama", 2)
+        model.config[name] = value
+        model.write(tmp_path / "model")
+        assert any(name in each["what"] for each in self.reported(tmp_path / "model", "config-values"))
+
+    def test_model_type(self, tmp_path):
+        model = base("qwen3", 2)
+        model.config["model_type"] = "qwen33"
+        model.write(tmp_path / "model")
+        (found,) = self.reported(tmp_path / "model", "config-values")
+        assert "qwen33" in found["what"] and "qwen3" in found["what"]
+
+    def test_a_model_without_weights_is_called_one(self, tmp_path):
+        model = base("llama", 1)
+        model.shards = {}
+        model.write(tmp_path / "model")
+        result = ckpt("doctor", tmp_path / "model")
+        assert result.exit_code == 3 and "has no weights" in result.output and "config.json" in result.output
