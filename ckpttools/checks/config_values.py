@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.text import some
+from ckpttools.core.wording import option
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.model_config import config_parts
 from ckpttools.maxtext.recognition import families_with_names_of, is_known
@@ -19,10 +21,33 @@ _INTEGERS = (
 )
 
 
+# What transformers 5.23 accepts in lists with one entry for each layer.
+_LAYER_TYPES = {
+    "layer_types": {
+        "chunked_attention",
+        "compressed_sparse_attention",
+        "conv",
+        "full_attention",
+        "heavily_compressed_attention",
+        "hybrid",
+        "hybrid_sliding",
+        "indexed_attention",
+        "linear_attention",
+        "minimax_m3_sparse",
+        "moe",
+        "reference_sliding_attention",
+        "sliding_attention",
+        "window_attention",
+    },
+    "mlp_layer_types": {"dense", "sparse"},
+}
+
+
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if model.config is None:
         return
     yield from _integers(model)
+    yield from _layer_types(model)
     yield from _model_type(model)
 
 
@@ -44,6 +69,25 @@ def _integers(model: ModelDirectory) -> Iterator[ModelFinding]:
             )
 
 
+def _layer_types(model: ModelDirectory) -> Iterator[ModelFinding]:
+    for prefix, part in config_parts(model.config or {}):
+        for name, known in _LAYER_TYPES.items():
+            entries = part.get(name)
+            listed = entries if isinstance(entries, list) else []
+            unknown = {str(each) for each in listed} - known
+            if unknown and not (model.config or {}).get("auto_map"):
+                yield ModelFinding(
+                    "warning",
+                    CHECK.name,
+                    model.path(CONFIG),
+                    f"{prefix}{name} has entries that transformers does not know: {some(sorted(unknown))}",
+                    "transformers refuses the configuration, unless a later version knows them",
+                    f"correct {prefix}{name} in {CONFIG}",
+                    expected=some(sorted(known), len(known)),
+                    got=some(sorted(unknown)),
+                )
+
+
 def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
     """Report a type that no family has, where the arrays have the names of one."""
     config = model.config or {}
@@ -58,11 +102,13 @@ def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
             model.path(CONFIG),
             f"model_type {kind!r} is unknown, and the arrays have the names of {' or '.join(names)}",
             "transformers refuses a type that it does not know, and conversions to MaxText do, too",
-            f"correct model_type in {CONFIG}, or name the family: --family {names[0]}",
+            f"correct model_type in {CONFIG}, or name the family: {option('family', names[0])}",
             got=kind,
         )
 
 
 CHECK = ModelCheck(
-    "config-values", "sizes that are not positive integers, and a `model_type` that no model has", _check
+    "config-values",
+    "sizes and layer types that transformers refuses, and a `model_type` that no model has",
+    _check,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ckpttools.array.tree import Tree
 from ckpttools.checks.base import Level, ModelCheck, ModelDirectory, ModelFinding
@@ -18,20 +19,26 @@ from ckpttools.maxtext.view import view_of
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     tree, config = model.tree, model.config
-    if tree is None or config is None or rows_named(config) is None:
+    if tree is None or config is None:
         return
     if has_adapter(tree) or view_of(tree).is_maxtext:
         return
     error = _refusal(tree)
     if error is None:
         return
+    if rows_named(config) is None:
+        # A model with another head, or with code of its own, has other arrays, but not of another shape.
+        if config.get("auto_map") or not isinstance(error, NotCoveredError) or not error.coverage.misshapen:
+            return
+        found = replace(error.coverage, missing={}, extra=())
+        error = NotCoveredError(error.message, found, place="", hint="")
     summary = error.coverage.summary() if isinstance(error, NotCoveredError) else ""
     level = _level(error, tree)
     yield ModelFinding(
         level,
         CHECK.name,
         model.location,
-        f"the arrays do not match config.json:{summary}" if summary else error.line,
+        CheckpointError(f"the arrays do not match config.json:{summary}").line if summary else error.line,
         "conversions to MaxText refuse the model"
         + (", and transformers fails or makes up missing arrays" if level == "error" else ""),
         error.hint or "check that config.json belongs to these weights",

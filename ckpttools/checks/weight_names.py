@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from shlex import quote
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
-from ckpttools.formats.sidecar_files import CONFIG
 
 # The names that transformers looks for, in its order.
 _EXPECTED = (
@@ -15,6 +15,8 @@ _EXPECTED = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# Another check reports shards without their index.
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _SUFFIX, _ADAPTER = ".safetensors", "adapter_model"
 
 
@@ -22,7 +24,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     names = sorted(
         name
         for name in model.files
-        if name.endswith(_SUFFIX) and not name.startswith((".", _ADAPTER)) and name != CONFIG
+        if name.endswith(_SUFFIX) and not name.startswith((".", _ADAPTER)) and not _SHARD.fullmatch(name)
     )
     config = model.config or {}
     is_of_transformers = "model_type" in config and "architectures" in config

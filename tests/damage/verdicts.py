@@ -31,7 +31,9 @@ def verdict(directory: Path) -> dict[str, Any]:
     try:
         config = transformers.AutoConfig.from_pretrained(directory)
         names = config.architectures or []
-        kind = getattr(transformers, names[0]) if names else transformers.AutoModelForCausalLM
+        # A class that does not exist is ignored, as Auto classes ignore the whole field.
+        automatic = transformers.AutoModelForCausalLM
+        kind = getattr(transformers, names[0], automatic) if names else automatic
         model, info = kind.from_pretrained(directory, output_loading_info=True, dtype="float32")
     except Exception as error:
         found |= {"model": "refused", "why": f"{type(error).__name__}: {error}".split("\n")[0][:100]}
@@ -40,6 +42,8 @@ def verdict(directory: Path) -> dict[str, Any]:
         if reported:
             found |= {"model": "warned", "why": json.dumps(reported)[:200]}
         state = {name: each.detach().numpy() for name, each in model.state_dict().items()}
+        if "embed_tokens.weight" in state:  # of a class without a head
+            state = {f"model.{name}": each for name, each in state.items()}
         if getattr(config, "tie_word_embeddings", False):
             state.pop("lm_head.weight", None)
         if not info.get("missing_keys") and not info.get("mismatched_keys"):

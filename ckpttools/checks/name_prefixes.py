@@ -1,0 +1,36 @@
+"""Prefixes of array names that ckpt recognizes and transformers does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+
+from ckpttools.array.tree import dotted
+from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.text import plural, some
+from ckpttools.maxtext.structural_names import with_family_names
+
+# transformers itself adds or removes this one, as between AutoModel and AutoModelForCausalLM.
+_BACKBONE = "model."
+
+
+def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
+    if model.tree is None or model.is_output:
+        return
+    before = {dotted(path) for path in model.tree.arrays}
+    after = {dotted(path) for path in with_family_names(model.tree).tree.arrays}
+    unknown = sorted(name for name in before - after if f"{_BACKBONE}{name}" not in after)
+    if not unknown:
+        return
+    folder = quote(model.location)
+    yield ModelFinding(
+        "warning",
+        CHECK.name,
+        model.location,
+        f"{plural(len(unknown), 'array')} with another prefix than the model's: {some(unknown)}",
+        "conversions to MaxText recognize them; transformers does not, and makes up what it misses",
+        f"convert the model, which gives them the model's names: ckpt convert hf-to-maxtext {folder} DST",
+    )
+
+
+CHECK = ModelCheck("name-prefixes", "array names with a prefix that transformers does not remove", _check)
