@@ -395,3 +395,53 @@ def test_a_check_that_fails_gives_the_name_back(tmp_path):
         with pytest.raises(StorageError, match="not what was written"):
             work.publish_checked(fail)
         assert [each.name for each in (tmp_path / "out").iterdir()] == ["old"]
+
+
+LAYOUTS = {
+    "shards": {"format": "safetensors", "max_shard_size": "1MB"},
+    "chunk files": {"format": "orbax", "ocdbt": False},
+    "compressed": {"format": "orbax", "compression": "zstd"},
+    "compressed files": {"format": "orbax", "ocdbt": False, "compression": "zstd"},
+    "zarr": {"format": "zarr3"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+class TestLayouts:
+    """The same where files are many, or grow."""
+
+    def files(self, tmp_path):
+        """The largest files of a checkpoint that grows, those written last first."""
+        found = (tmp_path / "out.partial" / "content").rglob("*")
+        data = [each for each in found if each.is_file() and each.stat().st_size > 4096]
+        return sorted(data, key=lambda each: -each.stat().st_mtime_ns)
+
+    @pytest.mark.parametrize("act", [remove, cut(0.5), replace_with_zeros], ids=["removed", "cut", "zeros"])
+    @pytest.mark.parametrize("which", [0, -1], ids=["last", "first"])
+    def test_lost_data_is_written_again(self, model, tmp_path, layout, act, which):
+        convert_as(model, tmp_path / "whole", layout)
+        convert_as(model, tmp_path / "out", layout, observe=stop_after(9))
+        act(self.files(tmp_path)[which])
+        convert_as(model, tmp_path / "out", layout, observe=stop_after(2))
+        convert_as(model, tmp_path / "out", layout)
+        ckpttools.verify(tmp_path / "whole", tmp_path / "out")
+        assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(tmp_path / "whole").digest
+
+    @pytest.mark.parametrize("act", [remove, cut(0.5), replace_with_zeros], ids=["removed", "cut", "zeros"])
+    @pytest.mark.parametrize("which", [0, -1], ids=["last", "first"])
+    def test_nothing_is_published(self, model, tmp_path, layout, act, which):
+        done = []
+
+        def observe(event):
+            if isinstance(event, Publishing) and not done:
+                act(self.files(tmp_path)[which])
+                done.append(event)
+
+        with pytest.raises(StorageError, match="was removed, replaced or cut"):
+            convert_as(model, tmp_path / "out", layout, observe=observe)
+        assert done and not (tmp_path / "out").exists()
+
+
+def convert_as(source, place, layout, **options):
+    with suppress(StopError):
+        ckpttools.convert(source, place, jobs=1, **LAYOUTS[layout], **options)
