@@ -445,3 +445,27 @@ class TestLayouts:
 def convert_as(source, place, layout, **options):
     with suppress(StopError):
         ckpttools.convert(source, place, jobs=1, **LAYOUTS[layout], **options)
+
+
+@pytest.mark.parametrize("is_replacing", [False, True], ids=["new", "overwrite"])
+def test_an_object_that_is_deleted_is_noticed(model, cloud, is_replacing):
+    """The checkpoint does not get its name; the same command writes the lost object again."""
+    place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
+    if is_replacing:
+        ckpttools.convert(model, place, format="orbax")
+    digest = ckpttools.hash(model).digest
+    done = []
+
+    def observe(event):
+        if isinstance(event, Publishing) and not done:
+            top = parse(f"{place}.partial/content") if is_replacing else place
+            name = next(name for name, found in top.walk() if found.size > 100_000)
+            top.store.remove((top / name).key)
+            done.append(name)
+
+    with pytest.raises(StorageError, match="was removed or replaced while the checkpoint was written"):
+        ckpttools.convert(model, place, format="orbax", overwrite=is_replacing, observe=observe)
+    if is_replacing:
+        assert ckpttools.hash(place).digest == digest
+    ckpttools.convert(model, place, format="orbax", overwrite=is_replacing)
+    assert ckpttools.hash(place).digest == digest

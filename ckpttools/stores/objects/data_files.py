@@ -61,6 +61,11 @@ class ObjectDataFiles:
                 with self.begun(name, 0):
                     self.check()
 
+    @property
+    def written(self) -> Mapping[str, int]:
+        """The files that there must be, and how many bytes each has at least."""
+        return {**dict.fromkeys(self._begun, 0), **self._sizes}
+
     def extend(self, name: str, end: int) -> None:
         """Each group appends to files of its own."""
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.core.wording import again
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket, Object
@@ -44,6 +44,7 @@ class ObjectWork:
     purpose: Purpose
     pending: PendingFiles = field(init=False)
     entries: JournalEntries = field(init=False)
+    files: ObjectDataFiles | None = None
 
     def __post_init__(self) -> None:
         self.pending = PendingFiles(self.staging.store, self._note_link)
@@ -77,7 +78,9 @@ class ObjectWork:
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
         self.staging.check_copied(self.journal, sizes)
-        return ObjectDataFiles(self._bucket, self._content, sizes, heads, self.purpose.plan, self.lock.check)
+        bucket, plan = self._bucket, self.purpose.plan
+        self.files = ObjectDataFiles(bucket, self._content, sizes, heads, plan, self.lock.check)
+        return self.files
 
     def enter(self, records: Iterable[Record]) -> None:
         self.lock.check()
@@ -95,6 +98,7 @@ class ObjectWork:
 
     def publish(self) -> None:
         self.lock.renew()
+        self._check_written()
         if not self.journal.is_beside:
             self.pending.put_all(self._put)
         else:
@@ -108,7 +112,39 @@ class ObjectWork:
                 )
             self._replace(*self.journal.replacing or ({}, {}))
         self.lock.renew()
-        self.journal.note_published(self.staging.inventory())
+        self.journal.note_published(self._checked_inventory())
+
+    def _check_written(self) -> None:
+        """Raises StorageError if an object that was written is gone, or shorter than it was; one listing."""
+        if self.files is None or self.journal.replacing is not None:
+            return
+        there = {name: found.size for name, found in self.staging.objects(self._content)}
+        lost = [name for name, size in self.files.written.items() if there.get(name, -1) < size]
+        if lost:
+            name = min(lost)
+            raise StorageError(
+                f"{self.content / name} was removed or replaced while the checkpoint was written",
+                got=f"{there[name]} bytes" if name in there else "no such object",
+                wanted=f"at least {self.files.written[name]} bytes",
+                hint=f"look for what deletes objects there; then {again()}: what is lost is written again",
+            )
+
+    def _checked_inventory(self) -> Inventory:
+        """What has the name now. What is beside it is deleted only after this.
+
+        Raises:
+            StorageError: it is not what was copied there.
+        """
+        found = self.staging.inventory()
+        _, new = self.journal.replacing or ({}, {})
+        lost = [name for name, (size, _) in new.items() if name not in found or found[name][0] != size]
+        if lost:
+            raise StorageError(
+                f"{self.staging.place} is not what was copied there",
+                got=f"{len(lost)} of {len(new)} objects changed or missing, such as {min(lost)}",
+                hint=f"{self.staging.place}{SUFFIX} is complete: {again()}",
+            )
+        return found
 
     def _put(self, key: str, content: bytes) -> None:
         """Puts one of the small files, where nothing is yet but what an earlier run of this plan put."""
