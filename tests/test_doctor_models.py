@@ -14,7 +14,7 @@ from support.places import GOLDEN, GOLDEN_0_2_5
 import ckpttools
 from ckpttools.doctor.tokenizers import token_count
 
-CHECKS = {"dtype", "layers", "vocabulary"}
+CHECKS = {"dtype", "layers", "vocabulary", "vocabulary-rows"}
 
 
 def found(model: Path) -> dict[str, tuple[str, str]]:
@@ -55,7 +55,7 @@ FAULTS = [
     (
         "config.json",
         {"vocab_size": 300},
-        "vocabulary",
+        "vocabulary-rows",
         "error",
         "256 rows, and config.json says vocab_size 300",
     ),

@@ -1,6 +1,8 @@
 """The library of checks over one model directory, alone and as doctor and writing commands call it."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -394,3 +396,55 @@ def test_average_accepts_differences_that_change_nothing(tmp_path, difference):
     models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **SAME[difference])]
     ckpttools.average(models[0], tmp_path / "mean", others=models[1:])
     ckpttools.average(models[1], tmp_path / "other", others=models[:1])
+
+
+def run_in(directory, command):
+    done = subprocess.run(
+        ["bash", "-ec", command], cwd=directory, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "head_rows", "vocab", "is_reported"),
+    [(16, 16, 16, False), (16, 16, 12, True), (16, 16, 20, True), (16, 12, 16, True), (20, 20, 16, True)],
+)
+def test_rows_beyond_the_vocabulary_are_reported(tmp_path, rows, head_rows, vocab, is_reported):
+    tables = {"model.embed_tokens.weight": rows, "lm_head.weight": head_rows}
+    arrays = arrays_of() | {name: np.ones((count, 8), np.float32) for name, count in tables.items()}
+    source = save_model(tmp_path / "m", arrays, vocab_size=vocab)
+    assert [level for level, _ in reported(source, "vocabulary-rows")] == ["error"] * is_reported
+
+
+def test_commands_for_further_rows_keep_or_trim_them(tmp_path):
+    source = save_model(tmp_path / "m", vocab_size=12)
+    (found,) = (each for each in ckpttools.doctor(source).findings if each.check == "vocabulary-rows")
+    run_in(tmp_path, found.command)
+    assert ckpttools.doctor(source).healthy
+    assert "--vocab 12" in found.do
+    ckpttools.shrink(source, tmp_path / "trimmed", vocab=12)
+    assert ckpttools.doctor(tmp_path / "trimmed").healthy
+    kept, whole = (load_file(path / "model.safetensors") for path in (tmp_path / "trimmed", source))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert np.array_equal(kept[name], whole[name][:12])
+
+
+def test_arrays_without_elements_are_refused_with_the_command_that_drops_them(tmp_path):
+    source = tmp_path / "z" / "model.safetensors"
+    source.parent.mkdir()
+    save_file({"a": np.zeros((0, 4), np.float32), "b": np.ones(4, np.float32)}, source)
+    with pytest.raises(FormatError) as refused:
+        ckpttools.convert(source.parent, tmp_path / "out", format="orbax")
+    command = refused.value.hint.split(": ")[1].partition("; ")[0].replace("DST", str(tmp_path / "kept"))
+    assert command.startswith("ckpt select ")
+    run_in(tmp_path, f"{sys.executable} -m ckpttools {command.removeprefix('ckpt ')}")
+    assert list(ckpttools.open(tmp_path / "kept").arrays) == [("b",)]
+
+
+@pytest.mark.parametrize("code", ["U128", "I4", "BF8", "F128", "C128", "E4M3", "NF4", "Q4_0", "", "F8"])
+def test_unknown_dtype_codes_are_never_taken_for_another_width(tmp_path, code):
+    header = json.dumps({"w": {"dtype": code, "shape": [8], "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(FormatError, match="unknown dtype") as refused:
+        ckpttools.open(tmp_path)
+    assert "did you mean" not in refused.value.hint and "pip install" in refused.value.hint

@@ -274,7 +274,10 @@ BROKEN = {
     "no fields": (file_of({"x": {}}), ["lacks dtype and shape and data_offsets"]),
     "dtype of wrong type": (file_of({"x": entry(code=3)}), ["'x'", "dtype is not a string", "3"]),
     "unknown dtype": (file_of({"x": entry(code="bf16")}), ["'x'", "'bf16'", "did you mean BF16"]),
-    "unheard-of dtype": (file_of({"x": entry(code="qqq")}), ["'qqq'", "F8_E4M3FNUZ", "update"]),
+    "unheard-of dtype": (
+        file_of({"x": entry(code="qqq")}),
+        ["'qqq'", "F8_E4M3FNUZ", "pip install"],
+    ),
     "shape of wrong type": (file_of({"x": entry(shape="4")}), ["'x'", "shape is " + NOT_WHOLE, "'4'"]),
     "negative length": (file_of({"x": entry(shape=[2, -1])}), ["shape is " + NOT_WHOLE, "[2, -1]"]),
     "boolean length": (file_of({"x": entry(shape=[True])}), ["shape is " + NOT_WHOLE, "[True]"]),

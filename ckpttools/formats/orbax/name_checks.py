@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from fnmatch import fnmatchcase
+from shlex import quote
 
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.errors import FormatError, listing
@@ -13,14 +14,23 @@ from ckpttools.formats.checks import LONGEST_NAME, is_file_name
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax.index import PROCESSES
 
+# Options that a command in a message shows.
+_MAX_DROPS = 8
+
 
 def check_sizes(tree: Tree) -> None:
-    empty = [f"{keystr(path)}: {list(array.shape)}" for path, array in tree.arrays.items() if not array.size]
-    if empty:
+    """Refuse arrays without elements, which Orbax cannot hold."""
+    paths = [path for path, array in tree.arrays.items() if not array.size]
+    if paths:
+        empty = [f"{keystr(path)}: {list(tree.arrays[path].shape)}" for path in paths]
+        source = quote(tree.metadata.place or "SRC")
+        drops = " ".join(f"--drop {quote(keystr(path))}" for path in paths[:_MAX_DROPS])
+        more = " and so on" if len(paths) > _MAX_DROPS else ""
         raise FormatError(
             "Orbax cannot hold arrays without elements:" + listing(empty),
             place=tree.metadata.place or None,
-            hint="leave them out; plain zarr v3 (to-zarr3) holds them",
+            hint=f"leave them out: ckpt select {source} DST --to orbax {drops}{more}; or keep them in plain "
+            f"zarr v3: ckpt convert to-zarr3 {source} DST",
         )
 
 
@@ -31,11 +41,13 @@ def check_names(tree: Tree) -> None:
     """
     unclear = [json.dumps(path) for path in tree.arrays if path and "" in keystr(path).split("/")]
     if unclear:
+        source = quote(tree.metadata.place or "SRC")
         raise FormatError(
             "these names have empty parts, so that they are others' in Orbax:" + listing(unclear),
             place=tree.metadata.place or None,
             wanted="keys that are not empty, neither begin nor end with '/', and have no '//'",
-            hint="rename them: ckpt remap SRC DST --map RULES",
+            hint=f"rename them: ckpt remap {source} DST --to orbax --map RULES.toml; "
+            'the file has [[rules]] with from = "" and to = "unnamed", and so on',
         )
     names: dict[str, Path] = {}
     for path in tree:

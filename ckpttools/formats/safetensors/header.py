@@ -9,6 +9,7 @@ from __future__ import annotations
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
 from functools import cache, lru_cache
 from math import prod
 from typing import Any, NamedTuple, NoReturn, TypeGuard
@@ -227,9 +228,20 @@ def _dtype(code: object, place: str) -> DType:
     if dtype is not None:
         return dtype
     known = _known_dtypes()
-    near = near_names(code.upper(), known)
-    hint = f"did you mean {' or '.join(near)}?" if near else "if the dtype is a new one, update ckpttools"
+    # `U128` resembles `U8` and is not one misspelled; `bf16` and `FP8_E4M3` are.
+    near = [each for each in near_names(code.upper(), known, 1) if _resembles(code.upper(), each)]
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else "the safetensors library refuses the file, too: save the tensor again in one of these dtypes; "
+        "if the dtype is new, `pip install -U ckpttools` may know it"
+    )
     _refuse("unknown dtype", place, reprlib.repr(code), ", ".join(known), hint)
+
+
+def _resembles(code: str, known: str) -> bool:
+    """Whether a code is a known one in lower case or with a letter more, not another width."""
+    return SequenceMatcher(None, code, known).ratio() > 0.85
 
 
 @cache
