@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,10 @@ from oracle_table import oracle_page
 from proofs import proofs
 from reference import reference_page
 
+from ckpttools.checks.registry import checks as model_checks
 from ckpttools.cli.main import main
+from ckpttools.doctor.base import Check
+from ckpttools.doctor.examine import checks as doctor_checks
 from ckpttools.families.registry import families
 from ckpttools.families.summary import FamilySummary, ValueSummary, summary
 
@@ -80,11 +84,60 @@ def _rows(value: ValueSummary) -> str:
     return f"`{value.rows[0]}`" if len(value.rows) == 1 else f"{len(value.rows)} rows"
 
 
+# What shows that the checks of doctor alone are right; those of models declare it themselves.
+CONSUMERS = {
+    "access": "the operating system",
+    "checksums": "the checksums in the files",
+    "config": "transformers",
+    "deepspeed-universal": "DeepSpeed",
+    "deepspeed-zero": "DeepSpeed",
+    "dtype": "transformers",
+    "flax-msgpack": "Flax",
+    "generation": "transformers",
+    "layers": "transformers",
+    "leftovers": "ckpttools",
+    "locks": "ckpttools",
+    "quantization": "transformers",
+    "safetensors": "the safetensors library",
+    "safetensors-index": "transformers",
+    "torch": "PyTorch",
+    "torch-distributed": "PyTorch",
+    "torch-ranks": "PyTorch",
+    "uploads": "the object store",
+    "vocabulary": "transformers",
+    "zarr-tree": "zarr",
+}
+CHECKS = re.compile(r"(?<=<!-- checks -->\n).*(?=<!-- end of checks -->)", re.DOTALL)
+
+
+def reliability_page() -> str:
+    """The page as it is, with the table of checks made of their declarations."""
+    text = Path(__file__).with_name("reliability.md").read_text()
+    rows = [
+        ("check", "what it reports", "commands", "consumer"),
+        ("---",) * 4,
+        *map(check_cells, doctor_checks()),
+    ]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return CHECKS.sub(lambda _: table, text)
+
+
+def check_cells(check: Check) -> tuple[str, ...]:
+    """One row of the table."""
+    own = {each.name: each for each in model_checks()}.get(check.name)
+    consumer = own.consumer if own else CONSUMERS.get(check.name, "Orbax")
+    writing = "all that write a model, before they write"
+    if own and own.is_own_check:
+        writing = "conversions, by the code that converts"
+    return f"`{check.name}`", check.summary, f"`doctor`{f'; {writing}' if own else ''}", consumer
+
+
 PAGES = {
     "cli.md": commands_page,
     "families.md": families_page,
     "oracle.md": oracle_page,
     "reference.md": reference_page,
+    "reliability.md": reliability_page,
 }
 
 if __name__ == "__main__":

@@ -35,4 +35,9 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     )
 
 
-CHECK = ModelCheck("adapter-files", "files of an adapter next to a complete model", _check)
+CHECK = ModelCheck(
+    "adapter-files",
+    "files of an adapter next to a complete model",
+    _check,
+    consumer="transformers with PEFT",
+)

@@ -142,9 +142,11 @@ class ModelCheck:
         summary: what it reports, in a line.
         run: yields the findings. It reads headers and small files, not arrays.
         is_own_check: whether conversions check the same themselves, so that they do not run it again.
+        consumer: what refuses or misreads a model with the defect; docs/reliability.md lists it.
     """
 
     name: str
     summary: str
     run: Callable[[ModelDirectory], Iterator[ModelFinding]]
     is_own_check: bool = False
+    consumer: str = "transformers"

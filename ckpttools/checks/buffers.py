@@ -29,4 +29,9 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     )
 
 
-CHECK = ModelCheck("buffers", "buffers among the weights, such as `freqs_cis` or a causal mask", _check)
+CHECK = ModelCheck(
+    "buffers",
+    "buffers among the weights, such as `freqs_cis` or a causal mask",
+    _check,
+    consumer="vLLM",
+)

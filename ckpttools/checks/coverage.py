@@ -74,4 +74,5 @@ CHECK = ModelCheck(
     "arrays that are missing, not expected or of another shape than `config.json` implies",
     _check,
     is_own_check=True,
+    consumer="MaxText and transformers",
 )

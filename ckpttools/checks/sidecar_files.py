@@ -48,4 +48,9 @@ def _pointer(model: ModelDirectory, name: str, head: bytes) -> ModelFinding:
     raise AssertionError("a pointer is always refused")
 
 
-CHECK = ModelCheck("sidecar-files", "a Git LFS pointer in place of a tokenizer or configuration file", _check)
+CHECK = ModelCheck(
+    "sidecar-files",
+    "a Git LFS pointer in place of a tokenizer or configuration file",
+    _check,
+    consumer="transformers, tokenizers",
+)

@@ -46,4 +46,9 @@ def _is_object(content: bytes) -> bool:
     return True
 
 
-CHECK = ModelCheck("sidecar-json", "a tokenizer or generation file that is not a JSON object", _check)
+CHECK = ModelCheck(
+    "sidecar-json",
+    "a tokenizer or generation file that is not a JSON object",
+    _check,
+    consumer="transformers, tokenizers",
+)

@@ -432,7 +432,7 @@ def lose_file(model: Model, rng: random.Random) -> None:
     if rng.random() < 0.5:
         new = rng.choice(["weights.safetensors", "model-00009-of-00009.safetensors", file + ".bak"])
         model.shards[new] = tensors
-        model.note(f"rename file {file} to {new}", file, new, *list(tensors)[:1])
+        model.note(f"rename file {file} to {new}", file, new, *list(tensors)[:1], "of-00009")
     else:
         model.note(f"lose file {file}", file, "weights", next(iter(tensors), file))
 
@@ -447,7 +447,7 @@ def leave_file(model: Model, rng: random.Random) -> None:
     if rng.random() < 0.5:
         values = dict(list(values.items())[:3])
     model.shards[name] = values
-    model.note(f"leave {name} with {len(values)} tensors", name, *list(values)[:1])
+    model.note(f"leave {name} with {len(values)} tensors", name, *list(values)[:1], "of-00009")
 
 
 @_damage
