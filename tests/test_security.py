@@ -11,12 +11,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command_line import ckpt, run, succeed
 from support.places import HF, ROOT
+from support.safetensors_files import packed
 
 import ckpttools
 from ckpttools.core.user_code import CodeNotAllowedError
@@ -273,6 +275,37 @@ def test_rules_in_toml_run_no_code(
     )
     ckpt("remap", HF, tmp_path / "out", "--map", tmp_path / "rules.toml")
     assert not mark.exists()
+
+
+HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(1)//", "--><svg onload=x>", "'\"&<b>")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_report_contains_no_markup_from_data(name: str, tmp_path: Path) -> None:
+    """Names of arrays and of the directory; without names the page has the same elements."""
+
+    def elements(directory: str, array: str) -> list[str]:
+        model = tmp_path / directory.replace("/", "|") / "m"
+        model.mkdir(parents=True)
+        content = packed({array: ("F32", (1,), bytes(4))}, metadata={"format": array})
+        (model / "model.safetensors").write_bytes(content)
+        succeed("inspect", "report", model, "-o", model.parent / "page.html")
+        found = ElementNames()
+        found.feed((model.parent / "page.html").read_text())
+        return found.names
+
+    assert elements(name, name) == elements("plain", "plain")
+
+
+class ElementNames(HTMLParser):
+    """Collects the elements of a page with the names of their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(" ".join([tag, *(name for name, _ in attrs)]))
 
 
 PAGE = (ROOT / "docs" / "security.md").read_text()
