@@ -7,16 +7,21 @@ import re
 import shutil
 import warnings
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.command_line import succeed
+from support import peft_choices
+from support.command_line import ckpt, succeed
 from support.places import FIXTURES
 
 import ckpttools
+from ckpttools.adapters import bases
 from ckpttools.adapters.config import PeftConfig
-from ckpttools.adapters.peft import modules_of
+from ckpttools.adapters.merge import merged
+from ckpttools.adapters.peft import modules_of, open_peft
 from ckpttools.array.tree import dotted
-from ckpttools.core.errors import ConfigError
+from ckpttools.core.errors import CheckpointError, ConfigError
+from ckpttools.stores.registry import parse
 
 PEFT = FIXTURES / "peft"
 CONFIG = "adapter_config.json"
@@ -260,3 +265,105 @@ def test_a_part_of_maxtexts_adapter(tmp_path, layout, scan):
     assert ckpttools.open(tmp_path / "same").metadata.custom["lora"] == before
     ckpttools.select(made, tmp_path / "halves", drop="*lora_a*")
     assert ckpttools.open(tmp_path / "halves").metadata.custom["lora"] == before
+
+
+def test_merges_are_those_of_peft_for_drawn_configurations(tmp_path):
+    """PEFT 0.21.2 decided which factors apply; `fixtures/make_peft_choices.py` recorded what it changed."""
+    recorded = json.loads((PEFT / "choices.json").read_bytes())
+    peft_choices.write_base(tmp_path / "base")
+    base = bases.base_of(ckpttools.open(tmp_path / "base"))
+    refused = []
+    for seed, expected in enumerate(recorded):
+        config = peft_choices.draw_adapter(tmp_path / str(seed), seed)
+        try:
+            tree = merged(base, open_peft(parse(tmp_path / str(seed)))).tree
+        except CheckpointError as error:
+            # PEFT ignores an adapter none of whose factors apply; a merge of nothing is refused here.
+            if not isinstance(expected, str):
+                assert "applies none of the stored factors" in str(error), (seed, config)
+                refused.append(seed)
+            continue
+        assert not isinstance(expected, str), (seed, config, expected)
+        changed, probe = peft_choices.result({dotted(at): each.read() for at, each in tree.arrays.items()})
+        assert changed == expected[0] and probe == pytest.approx(expected[1], abs=0.02), (seed, config)
+    assert len(recorded) == 200 and len(refused) < 8
+
+
+def write_choice(place, ranks=None, whole=(), **config):
+    modules = peft_choices.MODULES if ranks is None else ranks
+    peft_choices.write_adapter(place, config, dict.fromkeys(modules, 2), whole)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("config", "skipped"),
+    [
+        ({"target_modules": ["q_proj"]}, {"target_modules": 40}),
+        ({"target_modules": r".*\.[qk]_proj"}, {"target_modules": 34}),
+        ({"target_modules": "all-linear"}, {"target_modules": 4}),
+        ({"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [0]}, {"layers_to_transform": 8}),
+        ({"target_modules": ["proj", "up_proj"], "exclude_modules": ["mlp.up_proj"]}, None),
+        ({"target_modules": "all-linear", "exclude_modules": r".*\.0\..*"}, {"exclude_modules": 14}),
+        ({"target_modules": ["q_proj"], "layers_to_transform": 1, "layers_pattern": "layers"}, {}),
+        ({"target_modules": ["q_proj"], "layers_to_transform": 1, "layers_pattern": "h"}, None),
+        ({"target_modules": ["layers.1.mlp.up_proj"]}, {"target_modules": 44}),
+        ({"target_modules": None}, None),
+        ({"target_modules": []}, None),
+    ],
+)
+def test_skipped_factors_are_reported_everywhere(tmp_path, config, skipped):
+    adapter = write_choice(tmp_path / "adapter", **config)
+    peft_choices.write_base(base := tmp_path / "base")
+    report = ckpttools.inspect(adapter).adapter
+    if skipped is None:
+        assert report.problem
+        refused = ckpt("adapter", "merge", base, adapter, tmp_path / "merged")
+        assert refused.exit_code == 3 and not (tmp_path / "merged").exists()
+        found = ckpttools.doctor(adapter).findings
+        assert any(each.level == "error" and "adapter" in each.place for each in found)
+        return
+    assert skipped.items() <= report.skipped.items()
+    field = next(iter(report.skipped))
+    told = succeed("adapter", "merge", base, adapter, tmp_path / "merged").output
+    assert f"{field} in adapter_config.json leaves out" in " ".join(told.split())
+    assert "PEFT ignores" in " ".join(succeed("inspect", "tree", adapter).output.split())
+    assert any("which PEFT ignores" in each.what for each in ckpttools.doctor(adapter).findings)
+    only_linear = all(
+        each in ("target_modules", "layers_to_transform", "exclude_modules") for each in report.skipped
+    )
+    if only_linear:
+        words = ("adapter", "to-maxtext", adapter, tmp_path / "lora", "--base", base, "--no-scan")
+        assert f"{field} in adapter_config.json" in " ".join(succeed(*words).output.split())
+
+
+def test_part_of_an_adapter_does_not_revive_skipped_factors(tmp_path):
+    """Complete paths in target_modules count whatever layers_to_transform names."""
+    config = {"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [0, 1]}
+    adapter = write_choice(tmp_path / "adapter", **config)
+    succeed(
+        "select", adapter, tmp_path / "part", "--drop", "*layers.0.self_attn.q_proj*", "--to", "safetensors"
+    )
+    targets = PeftConfig(said_of(tmp_path / "part"), "part")
+    applied = {module for module in modules_of(names(tmp_path / "part")) if targets.is_target(module)}
+    assert applied == {
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.0.self_attn.v_proj",
+        "model.layers.1.self_attn.v_proj",
+    }
+
+
+def test_dora_measures_the_weight_that_the_adapter_replaces(tmp_path):
+    whole = ["model.layers.0.self_attn.q_proj.base_layer.weight"]
+    config = {"target_modules": ["q_proj"], "use_dora": True}
+    ranks = {"model.layers.0.self_attn.q_proj": 2}
+    peft_choices.write_adapter(tmp_path / "adapter", config, ranks, whole, is_dora=True)
+    peft_choices.write_base(tmp_path / "base")
+    ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=tmp_path / "adapter")
+    made = load_file(tmp_path / "merged" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    weight = stored[f"{name}.base_layer.weight"] + 1.5 * (
+        stored[f"{name}.lora_B.weight"] @ stored[f"{name}.lora_A.weight"]
+    )
+    lengths = stored[f"{name}.lora_magnitude_vector"] / np.linalg.norm(weight, axis=1)
+    assert np.allclose(made, weight * lengths[:, None], atol=1e-5)

@@ -851,6 +851,7 @@ def test_a_head_that_is_kept_tied_to_its_table(tmp_path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     said = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "ensure_weight_tying": True}
+    said["target_modules"] = ["embed_tokens"]
     (adapter / "adapter_config.json").write_text(json.dumps(said))
     a, b = (random.normal(0, 1, shape).astype("f4") for shape in ((2, 256), (64, 2)))
     above, head = "base_model.model.model.embed_tokens", "base_model.model.lm_head"

@@ -107,7 +107,16 @@ MAY = {
         "sharding",
         "digest.pairing",
     },
-    "doctor": {"array", "quantized", "stores", "codecs", "formats", "maxtext.prediction", "checks"},
+    "doctor": {
+        "array",
+        "quantized",
+        "stores",
+        "codecs",
+        "formats",
+        "maxtext.prediction",
+        "checks",
+        "adapters.peft",
+    },
     "runs": {"array", "stores", "formats", "plan", "run", "transforms", "maxtext"},
     "copying": {
         "array",

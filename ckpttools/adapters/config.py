@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, FormatError, listing
-from ckpttools.core.patterns import PatternError, is_match
+from ckpttools.core.patterns import PatternError, is_match, match_start
 from ckpttools.formats.adapters import MERGE_WITH_PEFT
 
 WITH_PEFT = f"merge it with PEFT, {MERGE_WITH_PEFT}"
@@ -37,6 +38,13 @@ _PLAIN = """
     eva_config corda_config lora_ga_config use_dora velora_config qalora_group_size runtime_config
     target_parameters ensure_weight_tying
 """
+ALL_LINEAR = "all-linear"
+"""What `target_modules` is for all linear layers but the model's output."""
+# What models of transformers call their output: of text, and, in PEFT 0.21 (constants.py), of classes.
+_HEADS = ("lm_head", "embed_out", "output_projection")
+_CLASSIFIERS = ("score", "classifier")
+# Which PEFT 0.21 keeps tied where `ensure_weight_tying` is set (EMBEDDING_LAYER_NAMES).
+_TIED = ("embed_tokens", "lm_head")
 _MOST = sys.float_info.max
 _CONVERTED = "path_initial_model_for_weight_conversion"
 
@@ -80,9 +88,21 @@ class PeftConfig:
                 yield f"{name}: {why}"
         if self.said.get("bias", "none") != "none":
             yield f"bias {self.said['bias']!r}: it trains the model's own biases"
+        yield from self._contradictions()
         begun = str(self.said.get("init_lora_weights", "")).lower()
         if begun.startswith(_CHANGING) and not self.said.get(_CONVERTED):
             yield f"init_lora_weights {begun!r}: its base is not the model that it names"
+
+    def _contradictions(self) -> Iterator[str]:
+        """Settings that PEFT refuses together (LoraConfig.__post_init__)."""
+        layers, pattern = (self.said.get(name) for name in ("layers_to_transform", "layers_pattern"))
+        if isinstance(self.said.get("target_modules"), str):
+            if layers is not None:
+                yield "layers_to_transform: PEFT refuses it where target_modules is a pattern"
+            if pattern is not None:
+                yield "layers_pattern: PEFT refuses it where target_modules is a pattern"
+        elif pattern and layers is None:
+            yield "layers_pattern: PEFT refuses it without layers_to_transform"
 
     def rank(self, module: str) -> int:
         """The rank of a module's factors. Raises ConfigError where that is no whole number."""
@@ -112,12 +132,107 @@ class PeftConfig:
         return listed_names(self.said, "target_parameters", self.place)
 
     def is_target(self, module: str) -> bool:
-        """Whether `target_modules` names a module: one text is a pattern, several are ends of paths."""
+        """Whether PEFT gives a linear module factors; errors as of `skip_reason`."""
+        return self.skip_reason(module) is None
+
+    def skip_reason(self, module: str, *, is_embedding: bool = False) -> str | None:
+        """Return the field because of which PEFT ignores factors that are stored for a module.
+
+        The order of the tests is that of `check_target_module_exists` in PEFT 0.21 (tuners/tuners_utils.py).
+
+        Args:
+            module: its path in the model.
+            is_embedding: whether it is a table of embeddings.
+
+        Returns:
+            The field's name; None where PEFT adds the factors.
+
+        Raises:
+            ConfigError: a field has no names or patterns where they belong.
+        """
+        if self._is_tied(module):
+            return None
+        if self._is_excluded(module):
+            return "exclude_modules"
+        if any(self._is_in_saved(module, each) for each in self.replaced):
+            return "modules_to_save"
         said = self.said.get("target_modules")
         if isinstance(said, str):
-            return self._matches(said, module, "target_modules")
-        ends = listed_names(self.said, "target_modules", self.place)
-        return any(f".{module}".endswith(f".{end}") for end in ends)
+            if said.lower() == ALL_LINEAR:
+                found = not is_embedding and module.rpartition(".")[2] not in self._heads
+            else:
+                found = self._matches(said, module, "target_modules")
+            return None if found else "target_modules"
+        names = listed_names(self.said, "target_modules", self.place)
+        if module in names:
+            return None
+        if not any(module.endswith(f".{name}") for name in names):
+            return "target_modules"
+        return None if self._is_in_layers(module) else "layers_to_transform"
+
+    def _is_tied(self, module: str) -> bool:
+        """Whether PEFT ties the factors of the embeddings and of the head, whichever is a target."""
+        if not self._is_said("ensure_weight_tying") or module.rpartition(".")[2] not in _TIED:
+            return False
+        said = self.said.get("target_modules")
+        if isinstance(said, str):
+            return any(self._matches(said, each, "target_modules") for each in _TIED)
+        names = listed_names(self.said, "target_modules", self.place)
+        return any(name.rpartition(".")[2] in _TIED for name in names)
+
+    @property
+    def names_targets(self) -> bool:
+        """Whether a field names the modules that have factors, without which PEFT asks the kind of model."""
+        return self.said.get("target_modules") is not None or bool(self.parameters)
+
+    @property
+    def _heads(self) -> tuple[str, ...]:
+        """Names of the modules that "all-linear" leaves out: those of the output of the model."""
+        return (*_HEADS, *_CLASSIFIERS) if self.said.get("task_type") == "SEQ_CLS" else _HEADS
+
+    def _is_excluded(self, module: str) -> bool:
+        said = self.said.get("exclude_modules")
+        if isinstance(said, str):
+            return bool(said) and self._matches(said, module, "exclude_modules")
+        names = listed_names(self.said, "exclude_modules", self.place)
+        return any(f".{module}".endswith(f".{name}") for name in names)
+
+    def _is_in_saved(self, module: str, saved: str) -> bool:
+        """Whether a module is in one that is trained as a whole; PEFT takes these names for patterns."""
+        if re.escape(saved) == saved.replace(".", r"\."):
+            # The dot of a pattern is any character: names with others in its place are not those of models.
+            return f".{saved}." in f".{module}."
+        return self._matches(rf"(^|.*\.){saved}($|\..*)", module, "modules_to_save")
+
+    def _is_in_layers(self, module: str) -> bool:
+        """Whether `layers_to_transform` names the layer of a module, or nothing."""
+        layers = self._layers
+        if layers is None:
+            return True
+        said = self.said.get("layers_pattern")
+        patterns = (said,) if isinstance(said, str) and said else listed_names(self.said, "layers_pattern")
+        before = [rf"(?:^|.*?\.){each}" for each in patterns] or [r".*?\.[^.]*"]
+        for each in before:
+            try:
+                found = match_start(rf"{each}\.(?P<idx>\d+)\.", module)
+            except PatternError as error:
+                raise self._bad_pattern("layers_pattern", each, error) from error
+            if found is not None:
+                return found["idx"] is not None and int(found["idx"]) in layers
+        return False
+
+    @property
+    def _layers(self) -> tuple[int, ...] | None:
+        """The numbers in `layers_to_transform`; None where all layers are meant."""
+        said = self.said.get("layers_to_transform")
+        if said is None or said == []:
+            return None
+        layers = said if isinstance(said, list | tuple) else [said]
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in layers):
+            return tuple(layers)
+        raise ConfigError(
+            "layers_to_transform is not a list of layer numbers", place=self.place, got=repr(said)[:40]
+        )
 
     def parameters_of(self, module: str) -> set[str]:
         """Names of a module's own parameters that have factors in place of its weight."""
@@ -159,12 +274,15 @@ class PeftConfig:
         try:
             return is_match(pattern, module, below=below)
         except PatternError as error:
-            raise ConfigError(
-                f"{what} is no pattern that can be matched",
-                place=self.place,
-                got=f"{repr(pattern)[:80]}: {error}",
-                hint="write the names of the modules, or a pattern with fewer repeats",
-            ) from error
+            raise self._bad_pattern(what, pattern, error) from error
+
+    def _bad_pattern(self, what: str, pattern: str, error: PatternError) -> ConfigError:
+        return ConfigError(
+            f"{what} is no pattern that can be matched",
+            place=self.place,
+            got=f"{repr(pattern)[:80]}: {error}",
+            hint="write the names of the modules, or a pattern with fewer repeats",
+        )
 
     def _number(self, value: object, name: str) -> float:
         if not is_number(value):

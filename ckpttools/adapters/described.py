@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
@@ -23,6 +24,7 @@ class AdapterReport:
         replaced: number of arrays that it replaces as a whole.
         problem: why it is not read; None where it is.
         kind: what PEFT calls its kind; "LORA" where nothing says another.
+        skipped: field of its configuration -> number of stored arrays that PEFT ignores because of it.
     """
 
     base_model: str
@@ -33,6 +35,7 @@ class AdapterReport:
     replaced: int = 0
     problem: str | None = None
     kind: str = LORA
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 def unmerged(tree: Tree) -> list[str]:

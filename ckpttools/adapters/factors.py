@@ -139,12 +139,14 @@ class Adapter:
         factors: of each weight that it changes.
         replaced: name -> array that stands in for the base's own (`modules_to_save`).
         config: what `adapter_config.json` says.
+        skipped: name of a stored array that PEFT ignores -> the field that leaves it out.
     """
 
     place: str
     factors: tuple[FactorPair, ...]
     replaced: Mapping[str, LazyArray] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def require_finite(adapter: Adapter) -> None:

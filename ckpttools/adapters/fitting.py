@@ -142,7 +142,8 @@ def _said_to_be_replaced(base: Base, adapter: Adapter) -> Iterator[str]:
     """Weights of the base in modules that `modules_to_save` names: PEFT compares the ends of their paths."""
     ends = listed_names(adapter.config, "modules_to_save")
     for name in base.weights if ends else ():
-        if name.rpartition(".")[0].endswith(ends):
+        keys = name.split(".")
+        if any(".".join(keys[:at]).endswith(ends) for at in range(1, len(keys))):
             yield name
 
 

@@ -9,11 +9,13 @@ from dataclasses import replace
 from ckpttools.adapters.base_names import said_of_another
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.config import unknown_settings
-from ckpttools.adapters.factors import Adapter, finite, require_finite
+from ckpttools.adapters.factors import Adapter, FactorPair, finite, require_finite
 from ckpttools.adapters.fitting import HEAD, TABLE, fitted
+from ckpttools.adapters.peft import skip_remarks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import plus
 from ckpttools.array.tree import Leaf, Path, Tree
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, folded, some
@@ -21,7 +23,9 @@ from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.cast import cast
 
+_FLOAT32 = DTYPES["float32"]
 _NUMBER = re.compile(r"\d+")
 
 
@@ -45,10 +49,7 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
             got=option("scale", scale),
             hint="leave it out",
         )
-    deltas = {
-        each.name: each.change((base.weights if each.magnitude is None else base.in_float32)[each.name])
-        for each in factors
-    }
+    deltas = {each.name: each.change(_weight(base, fit, each)) for each in factors}
     # An embedding may be replaced, and changed then.
     replaced = _replaced(base, fit)
     leaves: dict[Path, Leaf] = {**base.tree.leaves, **replaced}
@@ -57,6 +58,14 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
     added = Note.of_arrays(len(deltas), _said(fit, scale))
     notes = Notes((added,), remarks=tuple(_remarks(base, fit, scale)))
     return Transformed(Tree(leaves, base.tree.metadata), notes)
+
+
+def _weight(base: Base, adapter: Adapter, factor: FactorPair) -> LazyArray:
+    """The weight that factors are added to, in float32 where its values are read (DoRA)."""
+    if factor.magnitude is None:
+        return base.weights[factor.name]
+    own = adapter.replaced.get(factor.name)
+    return base.in_float32[factor.name] if own is None else cast(own, _FLOAT32)
 
 
 def _replaced(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
@@ -88,6 +97,7 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     yield from said_of_another(base, adapter, "merged into")
     if unknown := unknown_settings(adapter.config):
         yield f"{ADAPTER} says {some(unknown)}, which is not known here: it is taken to change nothing"
+    yield from skip_remarks(adapter)
     if adapter.replaced:
         yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"
     names = [*(each.name for each in adapter.factors), *adapter.replaced]

@@ -23,8 +23,6 @@ from ckpttools.maxtext.layout import LORA_KEY, MODULE_PATH
 from ckpttools.transforms.base import Transformed
 
 _PATTERNS = ("rank_pattern", "alpha_pattern")
-# What `target_modules` may be in place of names.
-_ALL = "all-linear"
 
 
 @dataclass(frozen=True)
@@ -141,11 +139,13 @@ def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[st
 
 def _targets(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
     said = config.said.get("target_modules")
+    # Modules that PEFT ignores stay ignored: a complete path counts whatever layers_to_transform names.
+    left = {module: None for module in left if said is None or config.is_target(module)}
     if isinstance(said, list | tuple):
         return _narrowed(listed_names(config.said, "target_modules", config.place), left, lost)
 
     def is_target(module: str) -> bool:
-        return config.is_target(module) if said not in (None, _ALL) else not config.parameters_of(module)
+        return not config.parameters_of(module) if said is None else config.is_target(module)
 
     return list(filter(is_target, left)) if any(map(is_target, lost)) else None
 

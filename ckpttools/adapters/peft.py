@@ -11,15 +11,17 @@ base_model.model.lm_head.original_module.weight                     the base's o
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ckpttools.adapters.config import WITH_PEFT, PeftConfig
+from ckpttools.adapters.config import ALL_LINEAR, WITH_PEFT, PeftConfig
 from ckpttools.adapters.factors import Adapter, FactorPair, same_bits
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, listing
+from ckpttools.core.text import array_count, folded
 from ckpttools.formats.adapters import ADAPTER, PREFIX, WEIGHTS_STEM
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
@@ -38,6 +40,8 @@ _BASE_LAYER = ".base_layer"
 # Between the name of a module that is trained as a whole and those of its arrays; PEFT leaves them out.
 _TRAINED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
 _ORIGINAL = ".original_module."
+_MOST_LISTED = 4
+_TABLES = ("embed_tokens", "wte", "wpe", "word_embeddings")
 _FUSED = ("gate_up_proj", "down_proj")
 
 
@@ -85,11 +89,114 @@ def open_peft(place: Place) -> Adapter:
 def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     """The adapter that these arrays are; errors as of `open_peft`."""
     place = tree.metadata.place
-    parts, whole = _sorted(unwrapped(tree).tree)
+    plain = unwrapped(tree).tree
+    _require_targets(config, plain)
+    skipped = _skipped(config, plain)
+    kept = {path: leaf for path, leaf in plain.leaves.items() if dotted(path) not in skipped}
+    parts, whole = _sorted(Tree(kept, plain.metadata))
+    if not parts and any(_PART.match(name.removeprefix(PREFIX)) for name in skipped):
+        raise ConfigError(
+            "the configuration applies none of the stored factors, so PEFT would ignore them or refuse them:"
+            + listing([f"{name} ({field})" for name, field in skipped.items()]),
+            place=place,
+            wanted=f"factors of modules that {config.place} names",
+            hint=f"correct {', '.join(dict.fromkeys(skipped.values()))} in {ADAPTER}, or copy the file that "
+            "was saved with these weights",
+        )
     _check_all_there(config, parts, whole, place)
     reader = _FactorReader(config, parts, place)
     factors = [factor for module in parts for factor in reader.factors(module)]
-    return Adapter(place, tuple(factors), whole, config.said)
+    return Adapter(place, tuple(factors), whole, config.said, skipped)
+
+
+def _require_targets(config: PeftConfig, tree: Tree) -> None:
+    """Raises ConfigError where nothing names the modules of stored factors, or a pattern names others.
+
+    Without names PEFT has defaults for a few kinds of models.
+    """
+    modules = modules_of(map(dotted, tree.arrays))
+    if modules and not config.names_targets:
+        names = sorted({module.rpartition(".")[2] for module in modules})
+        raise ConfigError(
+            "the configuration does not name the modules that are adapted",
+            place=config.place,
+            got="target_modules null",
+            wanted="target_modules: without it PEFT adapts the modules that it prefers for a kind of model",
+            hint=f'add "target_modules": {json.dumps(names)} to {ADAPTER}',
+        )
+    said = config.said.get("target_modules")
+    if not isinstance(said, str) or said.lower() == ALL_LINEAR:
+        return
+    keys = [module.split(".") for module in modules]
+    above = dict.fromkeys(".".join(each[:at]) for each in keys for at in range(1, len(each)))
+    if wrong := [module for module in above if module not in modules and config.is_target(module)]:
+        raise ConfigError(
+            "the pattern in target_modules matches modules that contain others, which PEFT refuses:"
+            + listing(wrong),
+            place=config.place,
+            wanted="a pattern that matches linear layers alone",
+            hint=f"correct target_modules in {ADAPTER}",
+        )
+
+
+def _skipped(config: PeftConfig, tree: Tree) -> dict[str, str]:
+    """The arrays that PEFT ignores when it loads an adapter, and the field because of which it does.
+
+    PEFT makes modules as the configuration names them, and then loads arrays whose names are those of its
+    parameters (`set_peft_model_state_dict`); others are left out without an error.
+
+    Returns:
+        Name of an array -> field of the configuration.
+    """
+    found: dict[str, str] = {}
+    reasons: dict[str, str | None] = {}
+    for path, array in tree.arrays.items():
+        name = dotted(path).removeprefix(PREFIX)
+        if part := _PART.match(name):
+            module, is_table = part["module"].replace(_BASE_LAYER, ""), "embedding" in part["part"]
+        else:
+            module = _whole_name(name).rpartition(".")[0]
+            # PEFT tells modules by their classes; of these only tables have matrices and are not linear.
+            is_table = array.ndim != 2 or module.rpartition(".")[2] in _TABLES
+        if module not in reasons:
+            is_parameter = bool(config.parameters_of(module))
+            reasons[module] = None if is_parameter else config.skip_reason(module, is_embedding=is_table)
+        reason = reasons[module] if part else _whole_skip_reason(config, name, module, reasons[module])
+        if reason is not None:
+            found[dotted(path)] = reason
+    return found
+
+
+def _whole_skip_reason(config: PeftConfig, name: str, module: str, factors: str | None) -> str | None:
+    """Why PEFT ignores a complete array of a module; None where it takes the array.
+
+    Args:
+        config: the adapter's.
+        name: of the array.
+        module: that it is of.
+        factors: why the module has no factors. PEFT calls the weight of a module with factors
+            `base_layer.weight`.
+    """
+    keys = module.split(".")
+    above = (".".join(keys[:at]) for at in range(1, len(keys) + 1))
+    if _ORIGINAL in name or (config.replaced and any(each.endswith(config.replaced) for each in above)):
+        return None
+    if _TRAINED.search(name):
+        return "modules_to_save"
+    return None if (factors is None) == (_BASE_LAYER in name) else "target_modules"
+
+
+def skip_remarks(adapter: Adapter) -> Iterator[str]:
+    """What the user should know of stored arrays that PEFT ignores: a sentence for each field."""
+    for field in dict.fromkeys(adapter.skipped.values()):
+        names = [name for name, each in adapter.skipped.items() if each == field]
+        modules = [*modules_of(names), *saved_names(names)]
+        listed = ", ".join(folded(modules)[:_MOST_LISTED])
+        more = ", …" if len(folded(modules)) > _MOST_LISTED else ""
+        yield (
+            f"{field} in {ADAPTER} leaves out {array_count(names)} of the adapter, which PEFT ignores: "
+            f"skipped here as well ({listed}{more})"
+        )
 
 
 def modules_of(names: Iterable[str]) -> dict[str, None]:

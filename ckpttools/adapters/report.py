@@ -80,6 +80,7 @@ def _described(adapter: Adapter, base: str, alpha: float | None) -> AdapterRepor
         dict(targets),
         (*named, *sorted(features)),
         len(adapter.replaced),
+        skipped=dict(Counter(adapter.skipped.values())),
     )
 
 

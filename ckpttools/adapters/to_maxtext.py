@@ -12,6 +12,7 @@ from ckpttools.adapters.base_names import said_of_another
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.adapters.fitting import fitted
+from ckpttools.adapters.peft import skip_remarks
 from ckpttools.adapters.rows import (
     PARTS,
     WEIGHT,
@@ -97,7 +98,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: said, **named})
     is_rslora = bool(adapter.config.get("use_rslora"))
     notes = _notes(mapped, fit.factors, ratios, said, is_rslora=is_rslora)
-    another = Notes(remarks=tuple(said_of_another(base, adapter, "converted as one of")))
+    another = Notes(remarks=(*said_of_another(base, adapter, "converted as one of"), *skip_remarks(adapter)))
     return Transformed(tree, notes + another)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import NoReturn
@@ -36,9 +36,32 @@ def is_match(pattern: str, text: str, *, below: bool = False) -> bool:
         PatternError: it is none, or takes longer.
     """
     whole = rf"(.*\.)?({pattern})" if below else pattern
+    return _limited_match(re.fullmatch, whole, pattern, text) is not None
+
+
+def match_start(pattern: str, text: str) -> re.Match[str] | None:
+    """Match a regular expression at the start of a text, within the limits of `is_match`.
+
+    Args:
+        pattern: the expression.
+        text: a name.
+
+    Returns:
+        The match, or None.
+
+    Raises:
+        PatternError: the text is not an expression, or takes too long to match.
+    """
+    return _limited_match(re.match, pattern, pattern, text)
+
+
+def _limited_match(
+    method: Callable[[str, str], re.Match[str] | None], expression: str, pattern: str, text: str
+) -> re.Match[str] | None:
+    """Call a method of `re`; raises as `is_match`. Only the user's own `pattern` decides about a limit."""
     try:
         with nullcontext() if _REPEATS.isdisjoint(pattern) else _limited(_SECONDS):
-            return re.fullmatch(whole, text) is not None
+            return method(expression, text)
     except RecursionError:
         raise PatternError("it is nested too deeply") from None
     except (re.error, OverflowError) as error:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.fitting import as_saved
+from ckpttools.adapters.peft import skip_remarks
 from ckpttools.core.errors import FormatError
 from ckpttools.inspect.comparison import ArraySpec, Comparison, Different
 
@@ -26,6 +27,7 @@ def against_base(adapter: Adapter, base: Base) -> Comparison:
         num_compared=len(shapes),
         extra=tuple(extra),
         different=tuple(_different(adapter, base)),
+        reasons=tuple(skip_remarks(adapter)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, finding_of, on_disk
 from ckpttools.doctor.inventory import Inventory, json_or_error
-from ckpttools.formats.adapters import ADAPTER, adapter_in, merge_command, merging
+from ckpttools.formats.adapters import ADAPTER, adapter_in, is_lora, merge_command, merging
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.place import Place
 
@@ -19,8 +19,11 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             continue
         place = weights.folder / CONFIG
         if CONFIG not in listed[weights.folder]:
-            is_adapter = ADAPTER in listed[weights.folder]
-            yield _adapter(weights.folder) if is_adapter else _without(weights.folder)
+            if ADAPTER in listed[weights.folder]:
+                yield _adapter(weights.folder)
+                yield from _adapter_faults(weights.folder)
+            else:
+                yield _without(weights.folder)
             continue
         found = json_or_error(place)
         if isinstance(found, CheckpointError):
@@ -38,6 +41,23 @@ def _adapter(folder: Place) -> Finding:
     what = f"{ADAPTER} and no {CONFIG}: {adapter_in(folder)}, not a whole model"
     why = "ckpt convert takes whole models to MaxText and from it; for adapters there is ckpt adapter"
     return Finding(INFO, str(folder), what, why, merging(folder), command=merge_command(folder))
+
+
+def _adapter_faults(folder: Place) -> Iterator[Finding]:
+    """Why an adapter is not read, or which of its arrays PEFT ignores."""
+    from ckpttools.adapters.peft import open_peft, skip_remarks
+
+    if not is_lora(folder):
+        return
+    why = "PEFT adds factors as the configuration says, not as the file of weights has them"
+    try:
+        adapter = open_peft(folder)
+    except CheckpointError as error:
+        yield finding_of(error, folder / ADAPTER, why=why)
+        return
+    for text in skip_remarks(adapter):
+        do = f"correct {ADAPTER}, or copy the one that was saved with these weights"
+        yield Finding(WARNING, str(folder / ADAPTER), text, why, do)
 
 
 CHECK = Check("config", f"no {CONFIG} beside safetensors, or an unreadable one", _look)
