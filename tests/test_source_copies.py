@@ -228,7 +228,8 @@ def test_three_percent_are_noticed_before_part_begins(
     plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "bfloat16")
     size = shard(copy).stat().st_size
     change(shard(copy), range(size // 3, size // 3 + size * 3 // 100))
-    assert "other bytes" in run("run", plan, "--part", "0/1", *root, code=3)
+    refused = run("run", plan, "--part", "0/1", *root, code=3)
+    assert "other bytes at" in refused and "(in 1." in refused and f"on {socket.gethostname()}" in refused
 
 
 @settings(max_examples=12, deadline=None)

@@ -40,9 +40,9 @@ def replanned(
         UsageError: another plan comes of it, or the file does not say how it is made.
     """
     there = {relocation.there(each.path): each for each in file.sources}
-    for each in file.sources:
+    for number, each in enumerate(file.sources):
         if not each.is_inline:
-            each.opened(relocation.there).close()
+            file.opened_source(number, relocation.there).close()
     made = prepared or _made_again(file, relocation, code or {})
 
     def planned(source: ByteSource) -> PlannedSource | None:

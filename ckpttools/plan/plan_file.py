@@ -18,10 +18,12 @@ from itertools import accumulate
 from typing import Any
 
 from ckpttools.array.lazy import ByteSource
-from ckpttools.array.tree import Path, Tree
+from ckpttools.array.nodes import Stored, distinct
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, SourceChangedError
 from ckpttools.core.region import Region
+from ckpttools.core.text import first_of
 from ckpttools.core.wording import option
 from ckpttools.formats.base import Layout
 from ckpttools.plan.node_lines import Nodes
@@ -32,8 +34,11 @@ from ckpttools.stores.base import File
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
-from ckpttools.stores.samples import sample_digests
+from ckpttools.stores.samples import BLOCK_BYTES, sample_digests, sample_starts
+from ckpttools.stores.shares import this_process
 
+# Arrays that a message names.
+_MOST_NAMES = 4
 KINDS = "ckpttools-plan-"
 KIND = f"{KINDS}3"
 
@@ -102,11 +107,12 @@ class PlannedSource:
     sample: str = ""
     is_inline: bool = False
 
-    def opened(self, there: Callable[[str], str]) -> File:
+    def opened(self, there: Callable[[str], str], owners: Callable[[int], str] = lambda offset: "") -> File:
         """The file as it is here.
 
         Args:
             there: where what had a path has it here.
+            owners: the arrays that have a byte of the file, in words, for messages.
 
         Raises:
             SourceChangedError: it is another one.
@@ -122,22 +128,30 @@ class PlannedSource:
             raise error.at(hint=hint) from error
         # A copy elsewhere need not have the time of change, and what has it may be another model.
         is_known = file.version == self.version or (path != self.path and bool(self.sample))
-        if file.size != self.size or not is_known or not self._is_sampled(file):
+        is_alike = file.size == self.size and is_known
+        differs = self._differing_byte(file) if is_alike else None
+        if not is_alike or differs is not None:
             file.close()
+            others = "" if differs is None else f", other bytes at {differs:,}{owners(differs)}"
             raise SourceChangedError(
                 f"{file.path} is not the file that the plan was made of",
-                got=f"{file.size} bytes, version {file.version}{self._others(file)}",
+                got=f"{file.size} bytes, version {file.version}{others}, read by {this_process()}",
                 wanted=f"{self.size} bytes, version {self.version}",
-                hint="make the plan again; if the file was copied here, copy it with its time of change",
+                hint="make the plan again; if the file was copied here, copy it with its time of change"
+                if differs is None
+                else "replace it by a copy of the model that the plan was made of, or make the plan again",
             )
         return file
 
-    def _is_sampled(self, file: File) -> bool:
-        return not self.sample or sample_digests(file, self.sample.count(":") + 1) == self.sample
-
-    def _others(self, file: File) -> str:
-        """Where sizes and times are the same: that bytes are not."""
-        return ", other bytes" if (file.size, file.version) == (self.size, self.version) else ""
+    def _differing_byte(self, file: File) -> int | None:
+        """Where the first block begins that differs from the sample of the plan; None if none does."""
+        if not self.sample:
+            return None
+        planned = self.sample.split(":")
+        found = sample_digests(file, len(planned)).split(":")
+        starts = sample_starts(self.size, len(planned))
+        differing = (start for start, a, b in zip(starts, planned, found, strict=True) if a != b)
+        return next(differing, None)
 
 
 @dataclass(frozen=True)
@@ -169,6 +183,33 @@ class PlanFile:
     def tasks_of(self, first: int, stop: int) -> range:
         """The numbers of the tasks of groups."""
         return range(self._starts[first], self._starts[stop])
+
+    def opened_source(self, number: int, there: Callable[[str], str]) -> File:
+        """The file of a number, as it is here; errors name the arrays in it that differ.
+
+        Raises:
+            SourceChangedError: it is another one.
+            CheckpointError: it cannot be opened.
+        """
+        return self.sources[number].opened(there, lambda offset: self._owners(number, offset))
+
+    def _owners(self, number: int, offset: int) -> str:
+        """The arrays that have bytes of a block of a file, in words; "" where the plan has no tasks."""
+        files = [Bytes(each.path, b"") for each in self.sources]
+        nodes = Nodes(self._lines[self._sizes[0] : self._sizes[0] + self._sizes[1]], files.__getitem__)
+        names = []
+        for line in self._lines[: self._sizes[0]]:
+            path, node, _ = json.loads(line)
+            parts = distinct([nodes.array(node)])
+            if any(
+                isinstance(each, Stored)
+                and each.source is files[number]
+                and each.offset < offset + BLOCK_BYTES
+                and offset < each.offset + each.stored_nbytes
+                for each in parts
+            ):
+                names.append(keystr(tuple(path)))
+        return f" (in {first_of(names, _MOST_NAMES)})" if names else ""
 
     @cached_property
     def _starts(self) -> Sequence[int]:
@@ -207,7 +248,7 @@ class PlanFile:
             FormatError: the file is damaged.
         """
         arrays_at, nodes_at, tasks_at = 0, self._sizes[0], self._sizes[0] + self._sizes[1]
-        opened = Opened(self.sources, self._inline, there)
+        opened = Opened(self, self._inline, there)
         nodes = Nodes(self._lines[nodes_at:tasks_at], opened)
         said = [json.loads(self._lines[tasks_at + number]) for number in self.tasks_of(first, stop)]
         paths: dict[int, Path] = {}
@@ -236,10 +277,8 @@ class PlanFile:
 class Opened:
     """The files that a part reads, each opened when it is needed for the first time."""
 
-    def __init__(
-        self, sources: Sequence[PlannedSource], inline: Mapping[int, bytes], there: Callable[[str], str]
-    ) -> None:
-        self._sources, self._inline, self._there = sources, inline, there
+    def __init__(self, plan: PlanFile, inline: Mapping[int, bytes], there: Callable[[str], str]) -> None:
+        self._plan, self._inline, self._there = plan, inline, there
         self._files: dict[int, File] = {}
 
     def __call__(self, number: int) -> ByteSource:
@@ -247,8 +286,11 @@ class Opened:
         found = self._files.get(number)
         if found is None:
             content = self._inline.get(number)
-            source = self._sources[number]
-            made = source.opened(self._there) if content is None else Bytes(source.path, content)
+            made = (
+                self._plan.opened_source(number, self._there)
+                if content is None
+                else Bytes(self._plan.sources[number].path, content)
+            )
             # Another thread may have been quicker.
             found = self._files.setdefault(number, made)
             if found is not made and isinstance(made, File):

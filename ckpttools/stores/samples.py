@@ -26,10 +26,15 @@ def sample_digests(file: File, blocks: int = MOST_BLOCKS) -> str:
     Raises:
         FormatError, StorageError: as `File.read`.
     """
-    last = max(0, file.size - BLOCK_BYTES)
-    starts = [last * number // max(1, blocks - 1) for number in range(blocks)]
+    starts = sample_starts(file.size, blocks)
     read = (file.read(start, min(BLOCK_BYTES, file.size - start)) for start in starts)
     return ":".join(hashlib.sha256(block).hexdigest()[:16] for block in read)
+
+
+def sample_starts(size: int, blocks: int) -> list[int]:
+    """Where the blocks of `sample_digests` begin in a file of so many bytes."""
+    last = max(0, size - BLOCK_BYTES)
+    return [last * number // max(1, blocks - 1) for number in range(blocks)]
 
 
 def sampled_files(files: Sequence[File]) -> str:
