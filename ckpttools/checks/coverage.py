@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.view import view_of
 
+_LAYER = re.compile(r"\.layers\.\d+\.")
+
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     tree, config = model.tree, model.config
@@ -27,10 +30,13 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if error is None:
         return
     if rows_named(config) is None:
-        # A model with another head, or with code of its own, has other arrays, but not of another shape.
-        if config.get("auto_map") or not isinstance(error, NotCoveredError) or not error.coverage.misshapen:
+        # A model with another head has other arrays outside of its layers, but none of another shape.
+        if config.get("auto_map") or not isinstance(error, NotCoveredError):
             return
-        found = replace(error.coverage, missing={}, extra=())
+        missing = {name: shape for name, shape in error.coverage.missing.items() if _LAYER.search(name)}
+        if not missing and not error.coverage.misshapen:
+            return
+        found = replace(error.coverage, missing=missing, extra=())
         error = NotCoveredError(error.message, found, place="", hint="")
     summary = error.coverage.summary() if isinstance(error, NotCoveredError) else ""
     level = _level(error, tree)

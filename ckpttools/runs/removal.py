@@ -8,6 +8,7 @@ lists none of the steps, then their objects. The last finished step, and all tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError, listing
@@ -222,9 +223,18 @@ def check_can_rename(run: Place, names: Iterable[str]) -> None:
     Raises:
         StorageError: the file system cannot rename a step.
     """
-    if isinstance(run.store, Renames):
-        for name in (each for each in names if (run / each).is_dir()):
+    if not isinstance(run.store, Renames):
+        return
+    for name in (each for each in names if (run / each).is_dir()):
+        try:
             run.store.check_can_rename((run / name).key, at_work(run, _PROBE).key)
+        except StorageError as error:
+            here, copy = quote(str(run)), quote(f"{run}.copy")
+            hint = (
+                "copy the run to a volume and prune it there; or copy it into the container's own layer: "
+                f"cp -a {here} {copy} && rm -r {here} && mv {copy} {here}"
+            )
+            raise error.at(hint=hint) from error
 
 
 def tidy_all(run: Place) -> None:

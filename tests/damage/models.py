@@ -513,7 +513,7 @@ def change_number(model: Model, rng: random.Random) -> None:
         model.config.pop(name, None)
     else:
         model.config[name] = new
-    model.note(f"{name}: {old} -> {new!r}", name)
+    model.note(f"{name}: {old} -> {new!r}", name, "the arrays do not match config.json")
 
 
 @_damage
