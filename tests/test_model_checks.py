@@ -448,3 +448,20 @@ def test_unknown_dtype_codes_are_never_taken_for_another_width(tmp_path, code):
     with pytest.raises(FormatError, match="unknown dtype") as refused:
         ckpttools.open(tmp_path)
     assert "did you mean" not in refused.value.hint and "pip install" in refused.value.hint
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_all_commands_recognize_the_same_names(tmp_path, names):
+    plain = arrays_of()
+    reference = save_model(tmp_path / "reference", plain)
+    source = save_model(tmp_path / "m", with_names(plain, NAMES[names]))
+    ckpttools.convert(source, tmp_path / "hub", names="hub")
+    assert load_file(tmp_path / "hub" / "model.safetensors").keys() == plain.keys()
+    ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    assert ckpttools.diff(source, reference).equal
+    assert ckpttools.diff(tmp_path / "mt", source).equal
+    assert ckpttools.verify(tmp_path / "mt", against=source).equal
+    changed = plain | {"model.norm.weight": plain["model.norm.weight"] + 1}
+    other = save_model(tmp_path / "other", with_names(changed, NAMES[names]))
+    assert not ckpttools.diff(other, reference).equal
+    assert not ckpttools.verify(tmp_path / "mt", against=other).equal

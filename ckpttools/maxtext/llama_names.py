@@ -21,6 +21,7 @@ from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.beside import patterns_beside
 from ckpttools.maxtext.model import config_beside
 from ckpttools.maxtext.recognition import below, strangers_in
+from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.rename import Remap, Rule
@@ -130,13 +131,14 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
     if found := patterns_beside(plain.tree):
         hint = leaving.format(several("drop", found))
         raise FormatError(others, place=place, got=", ".join(found), hint=hint)
-    made = with_hub_names(plain.tree)
+    named = with_family_names(plain.tree)
+    made = with_hub_names(named.tree)
     if has_llama_names(map(dotted, made.tree.arrays)):
         hint = OF_OTHER_MODELS if tree.metadata.config else config_beside(tree.metadata.place)
         raise FormatError(names, place=place, hint=hint)
-    if made.tree is not plain.tree:
+    if made.tree is not named.tree:
         _require_sizes(made.tree)
-    return Transformed(made.tree, bare.notes + plain.notes + made.notes)
+    return Transformed(made.tree, bare.notes + plain.notes + named.notes + made.notes)
 
 
 def _require_sizes(tree: Tree) -> None:
@@ -215,7 +217,9 @@ def on_hub(tree: Tree, config: Mapping[str, Any] | None) -> OnHub:
             return OnHub(made, remarks)
         if hub.notes.remarks:
             return OnHub(hub.tree, remarks + hub.notes.remarks)
-    return OnHub(made, remarks)
+        return OnHub(made, remarks)
+    named = with_family_names(made.with_metadata(config=config), beside)
+    return OnHub(named.tree, remarks + named.notes.remarks) if named.notes.remarks else OnHub(made, remarks)
 
 
 def _pairs(config: Mapping[str, Any]) -> int | None:

@@ -29,6 +29,7 @@ from ckpttools.maxtext.scan import StackLayers, UnstackLayers
 from ckpttools.maxtext.smaller_config import Smaller, SmallerConfig, smaller_config
 from ckpttools.maxtext.smaller_rows import SmallerRows
 from ckpttools.maxtext.stacking import cycle_of
+from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.maxtext.view import view_of
 from ckpttools.quantized.refusals import quantized_error
@@ -69,6 +70,8 @@ class Shrink:
         refuse_adapters(tree)
         require_numbers(tree, "only plain weights can be cut")
         _refuse_quantised(tree)
+        named = with_family_names(tree)
+        tree = named.tree
         view, place = view_of(tree), tree.metadata.place
         files = ModelFiles.of(tree, self.like) if view.is_maxtext else ModelFiles(tree.metadata.config)
         hint = f"say {option('like', 'HF_DIR')}, the model that it came from" if view.is_maxtext else None
@@ -87,7 +90,7 @@ class Shrink:
             found = StackLayers(view.scan_axis or 0, cycle.length, cycle.names)(found).tree
         found = found.with_metadata(config=small.config, is_other_model=True)
         remarks = tuple(f"{CONFIG}: {change}" for change in small.changes)
-        return Transformed(found, Notes(dropped=made.dropped, remarks=remarks))
+        return Transformed(found, named.notes + Notes(dropped=made.dropped, remarks=remarks))
 
 
 def _refuse_quantised(tree: Tree) -> None:

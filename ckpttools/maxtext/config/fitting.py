@@ -16,6 +16,7 @@ from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layout import VOCAB
 from ckpttools.maxtext.native import scale_pairs
 from ckpttools.maxtext.stacked_on import stored_scan_axis
+from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.view import MaxTextView
 from ckpttools.quantized.readable import weights_in
 from ckpttools.transforms.dequantize import dequantized, is_said_to_be_quantized
@@ -30,7 +31,7 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
     """
     if is_said_to_be_quantized(tree) and weights_in(tree).is_whole:
         return
-    arrays = by_name(dequantized(tree, is_read=False).tree.arrays)
+    arrays = by_name(with_family_names(dequantized(tree, is_read=False).tree).tree.arrays)
     table = family.table(config, CONFIG, spelling=family.spelling_of(arrays))
     try:
         replace(table, place=tree.metadata.place).require_fit(arrays)
