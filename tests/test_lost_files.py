@@ -469,3 +469,41 @@ def test_an_object_that_is_deleted_is_noticed(model, cloud, is_replacing):
         assert ckpttools.hash(place).digest == digest
     ckpttools.convert(model, place, format="orbax", overwrite=is_replacing)
     assert ckpttools.hash(place).digest == digest
+
+
+class TestASourceThatChangedMeanwhile:
+    """Of the same size and time, and with the same bytes where samples are taken."""
+
+    @pytest.fixture
+    def source(self, model, tmp_path):
+        shutil.copytree(model, tmp_path / "source")
+        return tmp_path / "source"
+
+    def change(self, source):
+        file = source / "model.safetensors"
+        before = file.stat()
+        data = bytearray(file.read_bytes())
+        for number in range(COUNT):
+            # In the middle of each array, and 8 blocks of the file are not there.
+            data[(number << 18) + 90_001] ^= 1
+        file.write_bytes(data)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def test_nothing_of_the_old_one_is_in_the_checkpoint(self, source, tmp_path):
+        convert(source, tmp_path / "out", observe=stop_after(9))
+        self.change(source)
+        convert(source, tmp_path / "out")
+        assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(source).digest
+
+    def test_nor_in_a_bucket(self, source, cloud):
+        place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
+        options = {"format": "orbax", "target_data_file_size": "1MB", "jobs": 1}
+        with suppress(StopError):
+            ckpttools.convert(source, place, observe=stop_after(9), **options)
+        self.change(source)
+        ckpttools.convert(source, place, **options)
+        assert ckpttools.hash(place).digest == ckpttools.hash(source).digest
+
+    def test_a_source_that_did_not_change_is_not_read_again(self, source, tmp_path):
+        convert(source, tmp_path / "out", observe=stop_after(9))
+        assert ckpttools.convert(source, tmp_path / "out", format="orbax").tasks_resumed >= 8
