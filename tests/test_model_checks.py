@@ -271,6 +271,7 @@ BUFFERS = {
     "model.layers.0.self_attn.bias": np.ones((1, 1, 8, 8), np.bool_),
     "model.layers.0.self_attn.masked_bias": np.array(-1e4, np.float32),
     "model.position_ids": np.arange(8)[None],
+    "rope.freqs": np.ones(2, np.float32),
     "model.causal_mask": np.tril(np.ones((8, 8), np.bool_)),
     "model.layers.0.self_attn.pos_embeddings.cache": np.ones((8, 2, 2), np.float32),
 }
@@ -281,6 +282,9 @@ LEARNED = {
     "model.position_ids": np.ones((1, 8), np.float32),
     "model.mask": np.ones((4, 8), np.float32),
     "model.cache": np.ones(8, np.float32),
+    "model.rotary_emb.freqs": np.ones(2, np.float32),
+    "model.layers.0.mlp.up_proj.mask": np.ones((8, 8), np.bool_),
+    "model.layers.0.mlp.up_proj.bias": np.ones((1, 1, 8, 8), np.float32),
 }
 
 

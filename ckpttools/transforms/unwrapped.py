@@ -27,7 +27,6 @@ _MODULE, _MODEL = "module.", "model."
 # torchtitan and Meta (`freqs_cis`), transformers (`inv_freq`, `cos_cached`), torchtune (`cache`) and others.
 _ROTARY = frozenset(
     (
-        "freqs",
         "freqs_cis",
         "freqs_cos",
         "freqs_sin",
@@ -96,6 +95,8 @@ def is_buffer(name: str, array: LazyArray) -> bool:
     shape, is_float = array.shape, array.dtype.is_float
     if last in _ROTARY:
         return True
+    if last == "freqs":
+        return above[-1:] == ["rope"]  # Meta's; those of other modules may be learned
     if last == "cache" and above and above[-1] in ("rope", "pos_embeddings", "rotary_emb"):
         return True
     if last == _FILL:
@@ -103,7 +104,8 @@ def is_buffer(name: str, array: LazyArray) -> bool:
     if last == _POSITIONS:
         return not is_float and len(shape) <= 2
     is_square = len(shape) in (2, 4) and shape[-1] == shape[-2] and all(size == 1 for size in shape[:-2])
-    return last in _MASKS and is_square and (len(shape) == 4 or not is_float)
+    is_of_attention = not above or above[-1] in _ATTENTION or last not in ("bias", "mask")
+    return last in _MASKS and is_square and is_of_attention and (len(shape) == 4 or not is_float)
 
 
 def buffers_in(tree: Tree, drop: Collection[str] = ()) -> list[Path]:
