@@ -38,7 +38,7 @@ def converted(source: Path, scratch: Path) -> tuple[int, str, Path]:
     there = ckpt("convert", "hf-to-maxtext", source, scratch / "maxtext", "--no-progress")
     if there.exit_code == 0:
         words = "--dtype", "float32", "--no-progress"
-        succeed("convert", "maxtext-to-hf", scratch / "maxtext", scratch / "back", *words)
+        there = ckpt("convert", "maxtext-to-hf", scratch / "maxtext", scratch / "back", *words)
     return there.exit_code, there.output, scratch / "back"
 
 
@@ -139,6 +139,11 @@ class TestChecks:
         model.write(tmp_path / "model")
         (found,) = self.reported(tmp_path / "model", "sidecar-json")
         assert found["level"] == "error" and name in found["what"]
+        # MaxText does not read it, and what is written for transformers must load there.
+        succeed("convert", "hf-to-maxtext", tmp_path / "model", tmp_path / "maxtext")
+        for words in (("maxtext-to-hf", tmp_path / "maxtext"), ("to-safetensors", tmp_path / "model")):
+            refused = ckpt("convert", *words, tmp_path / "out")
+            assert refused.exit_code == 3 and name in refused.output, refused.output
 
     @pytest.mark.parametrize("is_whole", [True, False])
     def test_a_large_sidecar_is_compared_at_both_ends(self, tmp_path, is_whole):

@@ -33,6 +33,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
             "fetch the file again, or delete it if the model does not need it",
             expected="one JSON object, complete",
             got=f"{len(content):,} bytes, which do not parse" if content else "an empty file",
+            blocks_writing=model.is_output and model.tree is not None,
         )
 
 
