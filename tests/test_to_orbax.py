@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from functools import partial
 
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from support import command_line
 from support.golden_data import golden_arrays, golden_checkpoint, golden_leaves, leaves_by_package
@@ -151,3 +153,36 @@ def test_small_floats_are_cast_as_the_message_says(tmp_path):
     assert "zarr v3 has no float6_e2m3fn" in output
     run("to-orbax", tmp_path / "model.safetensors", tmp_path / "out", "--dtype", "bfloat16")
     assert open_tree(tmp_path / "out").arrays["w",].dtype is DTYPES["bfloat16"]
+
+
+class TestItemName:
+    """The copy restores with the same call as the source."""
+
+    @pytest.mark.parametrize("how", [(), ("--no-ocdbt",), ("--compression", "zstd"), ("--zarr2",)])
+    @pytest.mark.parametrize("below", [(), ("7",), ("7", "default")])
+    def test_default_item_is_kept(self, below, how, tmp_path):
+        with ocp.CheckpointManager(tmp_path / "run") as manager:
+            manager.save(7, args=ocp.args.StandardSave({"w": np.ones(4)}))
+        run("to-orbax", tmp_path.joinpath("run", *below), tmp_path / "out", *how)
+        with ocp.CheckpointManager(tmp_path / "out") as manager:
+            assert np.array_equal(manager.restore(7, args=ocp.args.StandardRestore())["w"], np.ones(4))
+
+    @pytest.mark.parametrize("name", ["state", "params", "items"])
+    def test_named_item_is_kept(self, name, tmp_path):
+        with ocp.CheckpointManager(tmp_path / "run") as manager:
+            manager.save(7, args=ocp.args.Composite(**{name: ocp.args.PyTreeSave({"w": np.ones(4)})}))
+        run("to-orbax", tmp_path / "run", tmp_path / "out")
+        run("to-orbax", tmp_path / "run", tmp_path / "other", "--item", "other")
+        assert (tmp_path / "out" / "7" / name / "_METADATA").is_file()
+        assert (tmp_path / "other" / "7" / "other" / "_METADATA").is_file()
+        with ocp.CheckpointManager(tmp_path / "out") as manager:
+            restored = manager.restore(7, args=ocp.args.Composite(**{name: ocp.args.PyTreeRestore()}))
+        assert np.array_equal(restored[name]["w"], np.ones(4))
+
+    @pytest.mark.parametrize("level", ["run", "step"])
+    def test_item_of_a_step_without_a_number_is_kept(self, level, tmp_path):
+        ocp.v1.save(tmp_path / "saved", {"w": np.ones(4)})
+        run("to-orbax", tmp_path / "saved", tmp_path / "out", "--level", level)
+        (item,) = (tmp_path / "out").rglob("_METADATA")
+        assert item.parent.name == "state"
+        assert np.array_equal(ocp.v1.load(item.parent.parent)["w"], np.ones(4))

@@ -51,8 +51,7 @@ def write_changed(
         transforms: what to make of the tree, first to last.
         source, destination: what is read and what is written.
         said: `Changing`.
-        as_read: whether names and chunks stay as in the source unless an option says otherwise; such chunks
-            are shared.
+        as_read: whether chunks stay as in the source unless an option says otherwise; such chunks are shared.
         make: makes the tree that is transformed, of how paths are opened; None to open the source.
         least_share: as of `ckpttools.formats.base.Target`.
     """
@@ -64,7 +63,6 @@ def write_changed(
         writer = writer_for(
             tree,
             destination=parse(destination),
-            keeps_names=as_read,
             shares=as_read,
             least_share=least_share,
             **how,

@@ -105,9 +105,11 @@ class OrbaxItem:
 
     @property
     def name(self) -> str | None:
-        """What the step calls it, or None where it is all there is of the step, or of no step."""
-        named = self.step.number is not None and self.directory != self.step.path
-        return self.directory.name if named else None
+        """The name of the item in its step; None if it is the step itself, or belongs to no step."""
+        if self.directory == self.step.path:
+            return None
+        is_listed = self.step.number is not None or self.directory.name in self.step.said.trees
+        return self.directory.name if is_listed else None
 
 
 @dataclass(frozen=True)
