@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.options import count_option, json_option, limit_options, public_option
+from ckpttools.cli.options import (
+    count_option,
+    json_option,
+    limit_options,
+    public_option,
+    unprotected_option,
+)
 from ckpttools.cli.output import labelled, print_report, prose_width, say
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.transforming import places
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Replace steps or checkpoints in DST whose content differs; the old one is removed last.",
 )
+@unprotected_option
 @public_option
 @progress_option
 @json_option

@@ -13,6 +13,7 @@ from ckpttools.core.budget import allowing, parse_size, size_text
 from ckpttools.core.errors import MemoryBudgetError, UnknownNameError, UsageError
 from ckpttools.stores.models import model_at
 from ckpttools.stores.place import Place
+from ckpttools.stores.publishing import allowing_unprotected
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
@@ -219,6 +220,20 @@ resource_options = together(
     _within_memory,
 )
 """The same of a call that opens a checkpoint, and may copy it first."""
+
+
+def _allow_unprotected(context: click.Context, option: click.Parameter, is_allowed: bool) -> None:
+    if is_allowed:
+        context.with_resource(allowing_unprotected())
+
+
+unprotected_option = click.option(
+    "--allow-unprotected",
+    is_flag=True,
+    expose_value=False,
+    callback=_allow_unprotected,
+    help="Accept a bucket whose server does not detect a second writer; make sure that there is none.",
+)
 public_option = together(
     click.option(
         "--public",
@@ -266,6 +281,7 @@ output_options = together(
         metavar="I/N",
         help="This is process I of N of that job, counted from 0; by default as they say.",
     ),
+    unprotected_option,
     public_option,
     click.option(
         "--model-card", is_flag=True, help="Also write a stub of a README.md to DST, a repository of the hub."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.command_line import command_line
-from ckpttools.cli.options import ANY_PATH, SIZE, count_option, json_option
+from ckpttools.cli.options import ANY_PATH, SIZE, count_option, json_option, unprotected_option
 from ckpttools.cli.output import print_json, print_report, say, show
 from ckpttools.cli.progress import progress_option
 from ckpttools.core.dataclass import dataclass
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     "--memory", type=SIZE, help="Most memory that may be resident; by default what the plan was made for."
 )
 @count_option("--jobs", "Parallel workers.")
+@unprotected_option
 @progress_option
 @json_option
 def run(

@@ -92,6 +92,32 @@ class KeepsUploads(Protocol):
         """The command that has the store abort them, those of the whole bucket, after a day."""
 
 
+class StoredLock(NamedTuple):
+    """A lock that is an object of a bucket.
+
+    Attributes:
+        place: the object.
+        owner: the process that wrote it, in words.
+        age: seconds since it was written.
+        is_held: whether that process may still be there.
+        release: the command that deletes the object.
+    """
+
+    place: str
+    owner: str
+    age: float
+    is_held: bool
+    release: str
+
+
+@runtime_checkable
+class KeepsLocks(Protocol):
+    """A store whose locks are objects, which stay when their process is killed."""
+
+    def locks(self, key: str) -> Sequence[StoredLock]:
+        """Return the locks of a destination or a run. Raises StorageError where there is no answer."""
+
+
 @runtime_checkable
 class Forgets(Protocol):
     """A store that remembers what it was told, to ask less."""

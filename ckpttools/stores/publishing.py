@@ -31,9 +31,10 @@ same protocol holds with other means (`ckpttools.stores.objects.staging`):
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from ckpttools.core.dataclass import dataclass
@@ -49,8 +50,25 @@ SUFFIX = ".partial"
 JOURNAL, LOCK, CONTENT = "journal", "lock", "content"
 """In buckets: what is appended to the name of a destination, and what is below that."""
 
+UNPROTECTED = "CKPTTOOLS_ALLOW_UNPROTECTED"
+"""Environment variable: set where the user accepts a bucket whose server does not detect a second writer."""
+
 Record: TypeAlias = Sequence[object]
 """A finished task in terms of JSON: its number comes first; the rest is known only to its writer."""
+
+
+@contextmanager
+def allowing_unprotected() -> Iterator[None]:
+    """Accept a bucket that does not detect a second writer; worker processes inherit that."""
+    before = os.environ.get(UNPROTECTED)
+    os.environ[UNPROTECTED] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[UNPROTECTED]
+        else:
+            os.environ[UNPROTECTED] = before
 
 
 class LockedError(UsageError):

@@ -7,9 +7,10 @@ What botocore knows of S3 is read once, not by each client anew: 60 ms.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import botocore.session
 import pytest
@@ -24,9 +25,14 @@ class _Quiet(WSGIRequestHandler):
 
 
 @contextmanager
-def running() -> Iterator[str]:
-    """The server's address."""
-    server = make_server("127.0.0.1", 0, create_backend_app("s3"), threaded=True, request_handler=_Quiet)
+def running(before: Callable[[Any], Any] = lambda app: app) -> Iterator[str]:
+    """The server's address.
+
+    Args:
+        before: returns the application that stands before the server's own.
+    """
+    app = before(create_backend_app("s3"))
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

@@ -42,6 +42,7 @@ class AzureStore(ObjectStore):
         write_permission="to write and delete blobs (role Storage Blob Data Contributor)",
         list_buckets="az storage container list --auth-mode login --output table",
         remove="az storage blob delete-batch --source {bucket} --pattern {key}/*",
+        remove_object="az storage blob delete --container-name {bucket} --name {key}",
         log_in="az login; or set AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_TOKEN",
         endpoint="AZURE_STORAGE_ENDPOINT",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -10,6 +11,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError, UsageError
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.meter import Meter
@@ -48,6 +50,29 @@ _ENDPOINT = re.compile(r"https?://[^\s\[\]]*(\[[0-9A-Fa-f:.]+\][^\s\[\]]*)?")
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.\.?(/|$)")
 _LOGIN = re.compile(r"(?<=//)[^/@]*(?=@)")
 _Answer = TypeVar("_Answer")
+Version: TypeAlias = Mapping[str, str]
+"""What identifies the content of an object: its ETag and, where the store has them, its generation."""
+
+QUOTED, UNQUOTED, IGNORED = "quoted", "unquoted", "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The write conditions that a bucket honors (`ckpttools.stores.objects.conditions`).
+
+    Attributes:
+        creates: whether an object can be created only where none exists.
+        replaces: how the tag is written on which a replacement depends; `IGNORED` if no spelling works.
+    """
+
+    creates: bool = True
+    replaces: str = QUOTED
+
+    def expected(self, version: Version) -> dict[str, str]:
+        """The version on which a replacement depends, as the bucket compares it."""
+        if self.replaces != UNQUOTED:
+            return dict(version)
+        return {**version, "e_tag": version.get("e_tag", "").strip('"')}
 
 
 def is_usable(key: str) -> bool:
@@ -88,6 +113,10 @@ class Bucket:
         meter: counts questions, pages of listings, and bytes of objects. What obstore does by itself is not
             seen: tries after a failure, tokens that it fetches, the bytes of listings, pages that a server
             makes shorter than a thousand names.
+
+    Attributes:
+        conditions: the write conditions that it honors; all of them until it is probed.
+        is_probed: whether it was.
     """
 
     def __init__(self, name: str, place: str, access: Access, words: Words, meter: Meter) -> None:
@@ -106,10 +135,16 @@ class Bucket:
             )
         self._words = words
         self._has_answered = False
+        self.conditions, self.is_probed = Conditions(), False
 
     def uri(self, key: str) -> str:
         """A key as users write it."""
         return f"{self._place}/{key}" if key else self._place
+
+    def removal(self, key: str) -> str:
+        """The command that deletes one object."""
+        words = (part.format(bucket=self._name, key=key) for part in self._words.remove_object.split())
+        return shlex.join(words)
 
     def head(self, key: str) -> Status | None:
         """What an object is; None if there is none. Raises StorageError where there is no answer."""

@@ -28,6 +28,7 @@ class Words:
         list_permission, read_permission, write_permission: what one must be allowed.
         list_buckets: the command that lists buckets.
         remove: the command that deletes all below a key, `{bucket}` and `{key}` in it.
+        remove_object: the command that deletes one object, the same in it.
         log_in: how one says who one is.
         endpoint: what names other servers.
     """
@@ -39,6 +40,7 @@ class Words:
     write_permission: str
     list_buckets: str
     remove: str
+    remove_object: str
     log_in: str
     endpoint: str
 
@@ -86,6 +88,12 @@ def is_changed(error: Exception) -> bool:
     from obstore.exceptions import AlreadyExistsError
 
     return isinstance(error, AlreadyExistsError) or "precondition failure" in str(error)
+
+
+def is_unsupported(error: StorageError) -> bool:
+    """Whether a server does not know what a request asks for, such as a condition."""
+    status = _STATUS.search(str(error.__cause__))
+    return status is not None and status[1][:3] in ("405", "501")
 
 
 def is_broken_off(error: Exception) -> bool:

@@ -44,6 +44,7 @@ class GoogleStore(ObjectStore):
         write_permission="storage.objects.create, storage.objects.delete (role Storage Object User)",
         list_buckets="gcloud storage ls",
         remove="gcloud storage rm -r gs://{bucket}/{key}",
+        remove_object="gcloud storage rm gs://{bucket}/{key}",
         log_in=f"gcloud auth application-default login; or set {_FILE} to the key file of a service account",
         endpoint="STORAGE_EMULATOR_HOST or TENSORSTORE_GCS_HTTP_URL",
     )

@@ -3,6 +3,12 @@
 It is written on the condition that it is new, or still the one that was written last: so of two processes one
 has it. Whoever finds one that has not been written for a minute, by the clock of the bucket, takes it over;
 at once, if it says that a process of this machine wrote it which is not there any more.
+
+A process probes which conditions the bucket honors before it takes the lock (`objects/conditions.py`). Where
+the bucket does not honor `If-Match`, the owner reads the lock before each renewal, and a process that takes
+over a dead lock first creates an object named after it, which only one process can. Where it does not honor
+`If-None-Match` either, nothing excludes two processes that begin at the same moment: each writes the lock,
+waits, and owns the lock if its content is still there.
 """
 
 from __future__ import annotations
@@ -19,18 +25,24 @@ from pathlib import Path
 
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
-from ckpttools.stores.objects.client import Bucket
-from ckpttools.stores.objects.writing import TakenError, Version, delete, put, read
+from ckpttools.stores.abilities import StoredLock
+from ckpttools.stores.objects.client import IGNORED, Bucket, Version
+from ckpttools.stores.objects.conditions import honored
+from ckpttools.stores.objects.writing import TakenError, delete, put, read, replace
 from ckpttools.stores.publishing import LockedError
 
 RENEWED_SECONDS = 10.0
 EXPIRED_SECONDS = 60.0
 # Of these, how many its owner believes in: what is asked for then should be done when another takes over.
 _BELIEVED = 0.75
+# What passes between writing a lock and reading it again where nothing excludes a second writer.
+SETTLED_SECONDS = 3.0
 PROBE = "-"
 """What follows the name of a lock in those of objects by which the bucket is asked for the time."""
 
 
+# Processes that may die one after the other while each takes over one dead lock.
+_CLAIMS = 8
 # States of processes that are listed and run no more.
 _ENDED = "ZX"
 # Those of this process, which is not gone when one of them is given back.
@@ -68,6 +80,7 @@ class Lock:
             LockedError: another process has it.
             StorageError: the store reports an error.
         """
+        honored(self._bucket, f"{self._key}{PROBE}")
         asked = _now()
         # Before others can read who has it: they would take a thread of this process for gone.
         _HELD.add(self._owner["owner"])
@@ -137,16 +150,22 @@ class Lock:
         if self.lapses and asked - self._renewed > EXPIRED_SECONDS:
             self._is_lost = True
             return
-        try:
-            self._version = put(self._bucket, self._key, self._content(), instead_of=self._version)
-        except TakenError:
-            # Or an answer was lost, and what is there is what this process wrote last.
-            found = read(self._bucket, self._key)
-            if found is None or not self._is_mine(found[0]):
-                self._is_lost = True
+        content = self._content()
+        for _ in range(2):
+            try:
+                self._version = put(self._bucket, self._key, content, instead_of=self._version)
+            except TakenError:
+                # Either somebody else wrote it, or an answer was lost, so its tag is one not known here.
+                found = read(self._bucket, self._key)
+                if found is None or not self._is_mine(found[0]):
+                    self._is_lost = True
+                    return
+                self._version = found[1]
+            else:
+                self._renewed = asked
                 return
-            self._version = found[1]
-        self._renewed = asked
+        # Nothing was written: others see the lock grow old, so it must grow old here as well.
+        raise StorageError(f"cannot renew the lock of {self._place}", got="the server refused its own tag")
 
     def _keep(self) -> None:
         while not self._stop.wait(RENEWED_SECONDS):
@@ -159,9 +178,18 @@ class Lock:
 
     def _taken(self) -> Version:
         try:
-            return put(self._bucket, self._key, self._content())
+            version = put(self._bucket, self._key, self._content())
         except TakenError:
-            return self._taken_over()
+            version = self._taken_over()
+        return version if self._bucket.conditions.creates else self._settled()
+
+    def _settled(self) -> Version:
+        """The lock, some seconds after it was written where others can write it unnoticed."""
+        time.sleep(SETTLED_SECONDS)
+        found = read(self._bucket, self._key)
+        if found is None or not self._is_mine(found[0]):
+            raise self._locked(found)
+        return found[1]
 
     def _taken_over(self) -> Version:
         found = read(self._bucket, self._key)
@@ -172,28 +200,70 @@ class Lock:
         owner = _parsed(content)
         age = None if _is_gone(owner) else self._age()
         if age is not None and age < EXPIRED_SECONDS:
-            raise LockedError(
-                "another process is writing this checkpoint",
-                place=self._place,
-                got=_named(owner, age),
-                hint=f"wait until it is done; if it is gone, run this again in {EXPIRED_SECONDS:.0f} s",
-            )
+            raise self._locked(found, age)
+        conditions = self._bucket.conditions
+        if conditions.creates and conditions.replaces == IGNORED:
+            return self._claimed(found)
         return self._put_or_refuse(version)
+
+    def _claimed(self, dead: tuple[bytes, Version]) -> Version:
+        """Takes over a dead lock that cannot be replaced on a condition: who creates its claim has it."""
+        asked, owner = _now(), _parsed(dead[0]).get("owner", "")
+        claims = [f"{self._key}{PROBE}{owner}-{number}" for number in range(_CLAIMS)]
+        # Whoever created a claim may have died as well.
+        mine = next((each for each in claims if self._is_created(each)), None)
+        if mine is None:
+            raise self._locked(dead)
+        try:
+            found = read(self._bucket, self._key)
+            is_dead = found is not None and found[0] == dead[0]
+            if not is_dead or _now() - asked > EXPIRED_SECONDS * _BELIEVED:
+                raise self._locked(found)
+            replace(self._bucket, self._key, self._content())
+            found = read(self._bucket, self._key)
+            if found is None or not self._is_mine(found[0]):
+                raise self._locked(found)
+            return found[1]
+        finally:
+            with suppress(StorageError):
+                delete(self._bucket, claims[: claims.index(mine) + 1])
+
+    def _is_created(self, claim: str) -> bool:
+        """Whether this process creates a claim; False if a process that is gone did."""
+        try:
+            put(self._bucket, claim, self._content())
+        except TakenError:
+            if self._age(claim) < EXPIRED_SECONDS:
+                raise self._locked(read(self._bucket, self._key)) from None
+            return False
+        return True
 
     def _put_or_refuse(self, instead_of: Version | None) -> Version:
         try:
             return put(self._bucket, self._key, self._content(), instead_of=instead_of)
         except TakenError:
-            raise LockedError("another process is writing this checkpoint", place=self._place) from None
+            raise self._locked(read(self._bucket, self._key)) from None
 
-    def _age(self) -> float:
-        """Seconds since the lock was written, by the clock of the bucket."""
+    def _locked(self, found: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
+        """The error of a lock that another process holds, with what was read of it."""
+        return LockedError(
+            "another process is writing this checkpoint",
+            place=self._place,
+            got=None if found is None else _named(_parsed(found[0]), age),
+            hint=f"wait until it is done; if it is gone, run this again in {EXPIRED_SECONDS:.0f} s, or "
+            f"release its lock: {self._bucket.removal(self._key)}",
+        )
+
+    def _age(self, key: str = "") -> float:
+        """Seconds since the lock, or another object, was written, by the clock of the bucket."""
         probe = f"{self._key}{PROBE}{self._owner['owner']}"
-        put(self._bucket, probe, b"")
+        replace(self._bucket, probe, b"")
         try:
-            now, then = self._bucket.head(probe), self._bucket.head(self._key)
+            now, then = self._bucket.head(probe), self._bucket.head(key or self._key)
         finally:
-            delete(self._bucket, [probe])
+            # An error of reading counts more than one of cleaning up.
+            with suppress(StorageError):
+                delete(self._bucket, [probe])
         if now is None or then is None or now.modified is None or then.modified is None:
             return 0.0
         return max(0.0, (now.modified - then.modified) / 1e9)
@@ -216,12 +286,19 @@ def writer_of(bucket: Bucket, key: str, now: float | None = None) -> str:
     Raises:
         StorageError: the store reports an error.
     """
+    lock = stored_lock(bucket, key, now)
+    return "" if lock is None or not lock.is_held else f"{lock.owner}, last seen {lock.age:.0f} s ago"
+
+
+def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLock | None:
+    """Return what is known of a lock, None if there is none; arguments and errors as of `writer_of`."""
     found, status = read(bucket, key), bucket.head(key)
     if found is None or status is None:
-        return ""
-    now = time.time() if now is None else now
-    owner, age = _parsed(found[0]), now - (status.modified or 0) / 1e9
-    return "" if _is_gone(owner) or age > EXPIRED_SECONDS else _named(owner, age)
+        return None
+    owner = _parsed(found[0])
+    age = max(0.0, (time.time() if now is None else now) - (status.modified or 0) / 1e9)
+    place, release = bucket.uri(key), bucket.removal(key)
+    return StoredLock(place, process_of(owner), age, is_live(owner, age), release)
 
 
 def said_by(bucket: Bucket, key: str) -> Mapping[str, str]:

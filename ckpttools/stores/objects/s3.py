@@ -32,6 +32,7 @@ class AmazonStore(ObjectStore):
         write_permission="s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload",
         list_buckets="aws s3 ls",
         remove="aws s3 rm --recursive s3://{bucket}/{key}/",
+        remove_object="aws s3 rm s3://{bucket}/{key}",
         log_in="aws configure; or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         endpoint="AWS_ENDPOINT_URL",
     )

@@ -30,6 +30,7 @@ class SharedObjectStaging(ObjectStaging):
     @contextmanager
     def joined(self, purpose: Purpose, nbytes: int, share: Share) -> Iterator[ObjectPartWork]:
         """Takes a share of the destination; see `SharedStaging`."""
+        self.check_protected(is_shared=True)
         self._prepare(purpose)
         self._wait_for_the_lost(purpose.plan, share)
         with claimed(self.bucket, self.partial, self.place, purpose.plan, share) as claim:

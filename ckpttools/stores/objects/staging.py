@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
 from ckpttools.core.text import first_of
-from ckpttools.core.wording import again, option
+from ckpttools.core.wording import again, option, step
 from ckpttools.stores.abilities import KeepsUploads
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import FileKind
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
+from ckpttools.stores.objects.conditions import honored
 from ckpttools.stores.objects.journal import Inventory, ObjectJournal
 from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock
 from ckpttools.stores.objects.parts import at_work
@@ -27,6 +29,7 @@ from ckpttools.stores.publishing import (
     JOURNAL,
     LOCK,
     SUFFIX,
+    UNPROTECTED,
     LockedError,
     Purpose,
     check_name,
@@ -125,6 +128,7 @@ class ObjectStaging:
     def opened_for(self, purpose: Purpose, preparing: str = "") -> Iterator[ObjectWork]:
         """As `opened`; `preparing` is the plan for whose parts it is done, if it is."""
         said = {PREPARING: preparing} if preparing else None
+        self.check_protected(is_shared=bool(preparing))
         with Lock(self.bucket, f"{self.partial}/{LOCK}", self.place, said) as lock:
             try:
                 self._refuse_beside_parts()
@@ -136,6 +140,24 @@ class ObjectStaging:
             finally:
                 for key in (self.key, self.key + SUFFIX):
                     self.store.forget(key)
+
+    def check_protected(self, *, is_shared: bool) -> None:
+        """Raise UsageError if a second writer could replace or share the checkpoint undetected.
+
+        Args:
+            is_shared: Whether several processes write it.
+        """
+        is_safe = honored(self.bucket, f"{self.partial}/{LOCK}{PROBE}").creates
+        if is_safe or os.environ.get(UNPROTECTED) or not (self.overwrite or is_shared):
+            return
+        what = "writing it with several processes" if is_shared else "replacing it"
+        raise UsageError(
+            f"the server of {self.place} does not detect a second writer, so {what} is not safe",
+            got="it created one object twice: it, or a proxy before it, ignores `If-None-Match: *`",
+            wanted="a server that honors write preconditions",
+            hint="write to a new name with one process; or make sure that no other process writes "
+            f"{self.place}, and accept the risk with {step(f'{UNPROTECTED}=1', '--allow-unprotected')}",
+        )
 
     def _refuse_beside_parts(self) -> None:
         """Raises LockedError if processes do shares; one that begins from now on finds the lock."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores import blocks
-from ckpttools.stores.abilities import LinkTrials
+from ckpttools.stores.abilities import LinkTrials, StoredLock
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.costs import Costs, Streams, Traffic
@@ -29,7 +29,7 @@ from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, ObjectJournal
 from ckpttools.stores.objects.known import KnownObjects
 from ckpttools.stores.objects.links import CopyTrials
-from ckpttools.stores.objects.lock import PROBE, Lock, writer_of
+from ckpttools.stores.objects.lock import PROBE, Lock, stored_lock, writer_of
 from ckpttools.stores.objects.parts import at_work
 from ckpttools.stores.objects.writing import (
     PART_BYTES,
@@ -55,6 +55,7 @@ _OURS = (LOCK, JOURNAL, CONTENT)
 # 400 MiB is what Orbax makes of it on gs://; a smaller one is written again sooner.
 _FILE_BYTES = 256 << 20
 _FILES = 16
+_RUN_LOCK = f".ckpttools-{LOCK}"
 
 
 class ObjectStore(Store):
@@ -155,7 +156,13 @@ class ObjectStore(Store):
     def locked(self, key: str) -> Lock:
         """See `Removes`; an object in it says who has it."""
         bucket, rest = self._at(key)
-        return Lock(bucket, f"{rest}/.ckpttools-{LOCK}", self.uri(key))
+        return Lock(bucket, f"{rest}/{_RUN_LOCK}", self.uri(key))
+
+    def locks(self, key: str) -> Sequence[StoredLock]:
+        """See `KeepsLocks`: that of a conversion to a key, and that of a command on the run there."""
+        bucket, rest = self._at(key.removesuffix(SUFFIX))
+        names = (f"{rest}{SUFFIX}/{LOCK}", f"{rest}/{_RUN_LOCK}") if rest else ()
+        return [lock for name in names if (lock := stored_lock(bucket, name)) is not None]
 
     def remove(self, key: str) -> None:
         """See `Removes`; a listing made just now says what there is."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +11,7 @@ from typing import Any, Self
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError
 from ckpttools.core.region import ceil_div
 from ckpttools.core.wording import again
-from ckpttools.stores.objects.client import Bucket, ObjectChangedError
+from ckpttools.stores.objects.client import IGNORED, Bucket, ObjectChangedError, Version
 
 PART_BYTES = 8 << 20
 PARTS_UNDER_WAY = 3
@@ -19,8 +20,6 @@ MARK = "ckpttoolsplan"
 """Attribute of objects that a conversion writes: the fingerprint of its plan."""
 _MOST_PARTS = 9_000  # 10,000 is what S3 takes
 _DOING = "cannot write"
-Version = Mapping[str, str]
-"""What tells two contents of an object apart: ETag and, where there are such, generation."""
 
 
 class TakenError(Exception):
@@ -44,21 +43,55 @@ def put(
         TakenError: another object is there; not if it has the same content.
         StorageError: it cannot be written.
     """
-    import obstore
-
-    how: Any = {
-        "mode": "create" if instead_of is None else dict(instead_of),
-        "attributes": {MARK: plan} if plan else None,
-        "use_multipart": False,
-    }
+    conditions = bucket.conditions
+    is_honored = conditions.creates if instead_of is None else conditions.replaces != IGNORED
+    mode: Any = "create" if instead_of is None else conditions.expected(instead_of)
     try:
-        done = bucket.ask(_DOING, key, lambda client: obstore.put(client, key, content, **how))
+        if not is_honored:
+            _compare(bucket, key, instead_of)
+            mode = "overwrite"
+        return put_if(bucket, key, content, mode, plan)
     except (ObjectChangedError, FileNotFoundError):
         # A request that was answered, and whose answer was lost, was made again.
         found = read(bucket, key)
         if found is None or found[0] != content:
             raise TakenError(key) from None
         return found[1]
+
+
+def _compare(bucket: Bucket, key: str, expected: Version | None) -> None:
+    """Raise ObjectChangedError if an object is not the expected one, where no request can depend on that."""
+    found = bucket.head(key)
+    tag = None if expected is None else expected.get("e_tag", "").strip('"')
+    if (None if found is None else found.version) != tag:
+        raise ObjectChangedError
+
+
+def put_if(bucket: Bucket, key: str, content: bytes, mode: Any, plan: str = "") -> Version:
+    """Write an object in one request.
+
+    Args:
+        bucket, key, content: The object.
+        mode: "create", "overwrite", or the version that it replaces.
+        plan: The mark that it gets; "" for none.
+
+    Returns:
+        Its version.
+
+    Raises:
+        ObjectChangedError: The condition does not hold.
+        StorageError: It cannot be written.
+    """
+    import obstore
+
+    attributes: Any = {MARK: plan} if plan else None
+    done = bucket.ask(
+        _DOING,
+        key,
+        lambda client: obstore.put(
+            client, key, content, mode=mode, attributes=attributes, use_multipart=False
+        ),
+    )
     return _version(done)
 
 
@@ -85,9 +118,7 @@ def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> None:
 
 def replace(bucket: Bucket, key: str, content: bytes) -> None:
     """Writes an object, whatever is there. Raises StorageError where that fails."""
-    import obstore
-
-    bucket.ask(_DOING, key, lambda client: obstore.put(client, key, content, use_multipart=False))
+    put_if(bucket, key, content, "overwrite")
 
 
 def read(bucket: Bucket, key: str) -> tuple[bytes, Version] | None:
@@ -215,7 +246,7 @@ class Upload:
             ),
             requests=0,
         )
-        self._writer.__enter__()
+        self._ask(self._writer.__enter__)
 
     def _check_free(self) -> None:
         """Raises DestinationExistsError if something is there that this plan has not put there."""
@@ -230,14 +261,14 @@ class Upload:
             try:
                 self._check_free()
             except CheckpointError as error:
-                self._writer.__exit__(type(error), error, None)
+                self._abort(error)
                 raise
             # With those that begin it and put its parts together.
             requests = ceil_div(self.position, self._part_bytes) + 2
             try:
                 self._ask(lambda: self._writer.__exit__(None, None, None), requests)
             except StorageError:
-                if not self._is_there():
+                if not self._is_there_after_all():
                     raise
         elif self._plan:
             put_again(self._bucket, self._key, bytes(self._start), self._plan)
@@ -245,8 +276,14 @@ class Upload:
             replace(self._bucket, self._key, bytes(self._start))
         self._start, self._is_complete = bytearray(), True
 
+    def _is_there_after_all(self) -> bool:
+        """Whether only the answer was lost; False as well where that cannot be found out."""
+        with suppress(StorageError):
+            return self._is_there()
+        return False
+
     def _is_there(self) -> bool:
-        """Whether all of it is, and only the answer was lost."""
+        """Whether all of it is there."""
         found = self._bucket.head(self._key) if self._plan else None
         is_whole = found is not None and found.size == self.position
         return is_whole and mark(self._bucket, self._key) == self._plan
@@ -271,8 +308,15 @@ class Upload:
             return
         if kind is None:
             self.complete()
-        elif self._writer is not None:
-            self._writer.__exit__(kind, error, trace)
+        elif error is not None:
+            self._abort(error)
+
+    def _abort(self, error: BaseException) -> None:
+        """Give up the upload because of an error, which counts more than one of giving up."""
+        if self._writer is None:
+            return
+        with suppress(StorageError):
+            self._ask(lambda: self._writer.__exit__(type(error), error, error.__traceback__))
 
 
 def taken_error(bucket: Bucket, key: str) -> DestinationExistsError:

@@ -1,0 +1,312 @@
+"""Servers that honor some write conditions or none: locks, two writers, dead owners, failing aborts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import s3_server as server_module
+from support.command_line import ckpt, run
+from support.object_stores import amazon
+from support.places import HF
+from support.s3_quirks import Quirks
+
+import ckpttools
+from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
+from ckpttools.stores import parse
+from ckpttools.stores.objects import lock as locking
+from ckpttools.stores.objects import writing
+from ckpttools.stores.objects.client import IGNORED, QUOTED, UNQUOTED, Conditions
+from ckpttools.stores.objects.conditions import honored
+from ckpttools.stores.objects.lock import Lock
+from ckpttools.stores.objects.writing import TakenError, put, read
+from ckpttools.stores.publishing import UNPROTECTED, LockedError
+
+HONORED = {
+    "none": Conditions(True, QUOTED),
+    "ceph": Conditions(True, UNQUOTED),
+    "ignores both": Conditions(False, IGNORED),
+    "ignores If-Match": Conditions(True, IGNORED),
+    "ignores If-None-Match": Conditions(False, QUOTED),
+    "refuses If-Match": Conditions(True, IGNORED),
+    "does not know If-Match": Conditions(True, IGNORED),
+    "does not know either": Conditions(False, IGNORED),
+}
+SAFE = [kind for kind, found in HONORED.items() if found.creates]
+UNSAFE = [kind for kind, found in HONORED.items() if not found.creates]
+CONVERT = ("convert", "hf-to-maxtext", HF)
+
+
+@pytest.fixture(scope="module")
+def server():
+    made = []
+
+    def before(app):
+        made.append(Quirks(app))
+        return made[0]
+
+    with server_module.running(before) as url:
+        yield made[0], url
+
+
+@pytest.fixture
+def s3(server, monkeypatch):
+    """A bucket of its own on a server without quirks; a status of 501 is not retried for long."""
+    quirks, url = server
+    quirks.kind, quirks.refuse = "none", lambda method, path: 0
+    monkeypatch.setattr("ckpttools.stores.objects.client.FIRST_RETRIES", 0)
+    monkeypatch.setattr("ckpttools.stores.objects.client.RETRIES", 0)
+    monkeypatch.setattr(locking, "SETTLED_SECONDS", 0.3)
+    monkeypatch.delenv(UNPROTECTED, raising=False)
+    with amazon(url) as found:
+        found.quirks = quirks
+        yield found
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Locks that expire after 2 s, and owners that may be on any machine."""
+    monkeypatch.setattr(locking, "EXPIRED_SECONDS", 2.0)
+    monkeypatch.setattr(locking, "RENEWED_SECONDS", 0.3)
+    monkeypatch.setattr(locking, "_is_gone", lambda owner: False)
+
+
+def bucket_of(s3):
+    return parse(f"s3://{s3.bucket}/x").store._at(f"{s3.bucket}/x")[0]
+
+
+def keys(s3):
+    return sorted(name for name, _ in bucket_of(s3).objects_below(""))
+
+
+class TestProbe:
+    @pytest.mark.parametrize("kind", HONORED)
+    def test_finds_what_a_server_honors_and_leaves_nothing(self, s3, kind):
+        s3.quirks.kind = kind
+        assert honored(bucket_of(s3), "x.partial/lock-") == HONORED[kind]
+        assert keys(s3) == []
+
+    def test_asks_once_in_five_requests(self, s3):
+        s3.quirks.log.clear()
+        for _ in range(3):
+            honored(bucket_of(s3), "x.partial/lock-")
+        assert [method for method, _ in s3.quirks.log] == ["PUT"] * 4 + ["POST"]
+
+    @pytest.mark.parametrize("scheme", ["gs", "az"])
+    def test_google_and_azure_honor_all(self, gcs_server, scheme):
+        from support.object_stores import azure, google
+
+        with {"gs": google, "az": azure}[scheme](gcs_server) as found:
+            found.filled({"a": b""})
+            before = set(gcs_server.buckets[found.bucket])
+            bucket = parse(f"{scheme}://{found.bucket}/x").store._at(f"{found.bucket}/x")[0]
+            assert honored(bucket, "x.partial/lock-") == Conditions(True, QUOTED)
+            assert set(gcs_server.buckets[found.bucket]) == before
+
+    def test_missing_permission_is_not_taken_for_a_missing_condition(self, s3):
+        s3.quirks.refuse = lambda method, path: 403 if method == "PUT" else 0
+        with pytest.raises(StorageError, match="not allowed"):
+            honored(bucket_of(s3), "x.partial/lock-")
+        assert not bucket_of(s3).is_probed
+
+    @settings(max_examples=40, deadline=None)
+    @given(kind=st.sampled_from(sorted(HONORED)), steps=st.lists(st.sampled_from("cru"), max_size=8))
+    def test_writes_on_a_condition_mean_the_same_everywhere(self, server, kind, steps):
+        """One process at a time sees the same refusals, whatever the server honors."""
+        quirks, url = server
+        # Also for the request that creates the bucket.
+        quirks.kind, quirks.refuse = kind, lambda method, path: 0
+        with pytest.MonkeyPatch.context() as patch, amazon(url) as found:
+            patch.setattr("ckpttools.stores.objects.client.FIRST_RETRIES", 0)
+            patch.setattr("ckpttools.stores.objects.client.RETRIES", 0)
+            bucket = bucket_of(found)
+            honored(bucket, "lock-")
+            expected, stale, current = None, {"e_tag": '"0123"'}, None
+            for number, each in enumerate(steps):
+                content = b"%d" % number
+                condition = {"c": None, "r": current, "u": stale}[each]
+                if (each == "c" and expected is None) or (each == "r" and current is not None):
+                    stale, current = current or stale, put(bucket, "k", content, instead_of=condition)
+                    expected = content
+                elif each != "r":
+                    with pytest.raises(TakenError):
+                        put(bucket, "k", content, instead_of=condition)
+                found_now = read(bucket, "k")
+                assert (found_now and found_now[0]) == expected
+
+
+class TestTwoWriters:
+    @pytest.mark.parametrize("kind", SAFE)
+    def test_one_of_several_replaces(self, s3, kind):
+        s3.quirks.kind = kind
+        there = f"s3://{s3.bucket}/two"
+        run(*CONVERT, there)
+
+        def convert(_):
+            try:
+                return ckpttools.hf_to_maxtext(HF, there, scan=False, overwrite=True).tasks > 0
+            except (LockedError, DestinationExistsError):
+                return False
+
+        with ThreadPoolExecutor(3) as pool:
+            assert sum(pool.map(convert, range(3))) == 1
+        assert "equal" in run("verify", there, "--against", HF)
+        assert not [key for key in keys(s3) if ".partial" in key]
+
+    @pytest.mark.parametrize("kind", UNSAFE)
+    def test_replacing_is_refused_unless_the_risk_is_accepted(self, s3, kind, monkeypatch):
+        s3.quirks.kind = kind
+        there = f"s3://{s3.bucket}/two"
+        run(*CONVERT, there)
+        before = keys(s3)
+        refused = run(*CONVERT, there, "--no-scan", "--overwrite", code=2)
+        assert "does not detect a second writer" in refused and "--allow-unprotected" in refused, refused
+        assert keys(s3) == before
+        with pytest.raises(UsageError, match="second writer") as raised:
+            ckpttools.hf_to_maxtext(HF, there, scan=False, overwrite=True)
+        assert f"{UNPROTECTED}=1" in raised.value.hint
+        run(*CONVERT, there, "--no-scan", "--overwrite", "--allow-unprotected")
+        assert "equal" in run("verify", there, "--against", HF)
+        # The flag holds for that command alone.
+        run(*CONVERT, there, "--overwrite", code=2)
+        monkeypatch.setenv(UNPROTECTED, "1")
+        ckpttools.hf_to_maxtext(HF, there, overwrite=True)
+        assert "equal" in run("verify", there, "--against", HF)
+
+    @pytest.mark.parametrize("kind", UNSAFE)
+    def test_sharing_is_refused_unless_the_risk_is_accepted(self, s3, kind, tmp_path):
+        s3.quirks.kind = kind
+        there, plan = f"s3://{s3.bucket}/shared", tmp_path / "x.plan"
+        run("plan", "-o", plan, *CONVERT, there)
+        assert "several processes" in run("run", plan, "--part", "0/2", code=2)
+        for part in ("0/2", "1/2"):
+            run("run", plan, "--part", part, "--allow-unprotected")
+        run("run", plan, "--publish", "--allow-unprotected")
+        assert "equal" in run("verify", there, "--against", HF)
+
+    @pytest.mark.parametrize("kind", UNSAFE)
+    def test_of_two_that_begin_at_the_same_moment_one_has_the_lock(self, s3, kind):
+        s3.quirks.kind = kind
+        honored(bucket_of(s3), "x.partial/lock-")
+        start, won = threading.Barrier(4), []
+
+        def take(number):
+            start.wait()
+            try:
+                with Lock(bucket_of(s3), "x.partial/lock", "s3://x"):
+                    won.append(number)
+                    time.sleep(0.8)
+            except LockedError:
+                pass
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(take, range(4)))
+        assert len(won) == 1
+
+
+class TestLocks:
+    @pytest.mark.parametrize("kind", HONORED)
+    def test_one_of_a_process_that_is_gone_is_taken_over(self, s3, kind, elsewhere):
+        s3.quirks.kind = kind
+        there = f"s3://{s3.bucket}/out"
+        s3.put({"out.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})
+        told = run(*CONVERT, there, code=2)
+        assert "process 7 on gone, last seen" in told, told
+        assert f"aws s3 rm s3://{s3.bucket}/out.partial/lock" in told, told
+        time.sleep(2.1)
+        run(*CONVERT, there)
+        assert "equal" in run("verify", there, "--against", HF)
+        assert not [key for key in keys(s3) if ".partial" in key]
+
+    @pytest.mark.parametrize("kind", SAFE)
+    def test_one_of_many_takes_over(self, s3, kind, elsewhere):
+        s3.quirks.kind = kind
+        honored(bucket_of(s3), "x.partial/lock-")
+        s3.put({"x.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})
+        time.sleep(2.1)
+        start, won = threading.Barrier(6), []
+
+        def take(number):
+            start.wait()
+            try:
+                with Lock(bucket_of(s3), "x.partial/lock", "s3://x"):
+                    won.append(number)
+                    time.sleep(2.5)
+            except LockedError:
+                pass
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(take, range(6)))
+        assert len(won) == 1
+        assert keys(s3) == []
+
+    @pytest.mark.parametrize("kind", HONORED)
+    def test_a_lock_that_is_held_stays_young(self, s3, kind, elsewhere):
+        s3.quirks.kind = kind
+        with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
+            time.sleep(2.6)
+            lock.check()
+            with pytest.raises(LockedError), Lock(bucket_of(s3), "x.partial/lock", "s3://x"):
+                pass
+        assert keys(s3) == []
+
+    @pytest.mark.parametrize("status", [412, 403])
+    def test_renewals_that_fail_do_not_count(self, s3, status, elsewhere):
+        """Others see the lock grow old, so its owner may not go on."""
+        with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
+            s3.quirks.refuse = lambda method, path: status if method == "PUT" else 0
+            with pytest.raises(StorageError):
+                lock.renew()
+            time.sleep(1.6)
+            with pytest.raises(StorageError, match="no longer belongs"):
+                lock.check()
+            s3.quirks.refuse = lambda method, path: 0
+
+    @pytest.mark.parametrize("kind", [each for each in HONORED if HONORED[each].replaces == IGNORED])
+    def test_an_owner_that_lost_it_notices(self, s3, kind, elsewhere):
+        s3.quirks.kind = kind
+        with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
+            s3.put({"x.partial/lock": json.dumps({"owner": "b", "pid": 8, "host": "other"}).encode()})
+            with pytest.raises(StorageError, match="no longer belongs"):
+                lock.renew()
+        assert keys(s3) == ["x.partial/lock"], "it is the other's, and is not deleted"
+
+    def test_doctor_reports_it(self, s3):
+        there = f"s3://{s3.bucket}/out"
+        run(*CONVERT, there)
+        s3.put({"out.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})
+        for place in (there, f"{there}.partial"):
+            report = json.loads(ckpt("doctor", place, "--json").stdout)
+            found = [each for each in report["findings"] if each["check"] == "locks"]
+            assert len(found) == 1 and "process 7 on gone" in found[0]["what"], report
+            assert found[0]["command"] == f"aws s3 rm s3://{s3.bucket}/out.partial/lock"
+
+
+class TestAborts:
+    """A request that fails while another error is handled does not hide that error."""
+
+    @pytest.mark.parametrize("status", [403, 400, 500])
+    @pytest.mark.parametrize("where", ["part", "completion", "everything"])
+    def test_an_abort_that_fails_hides_nothing(self, s3, monkeypatch, status, where):
+        monkeypatch.setattr(writing, "PART_BYTES", 20_000)
+        monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+
+        def refuse(method, path):
+            is_upload = "partNumber" in path or (where == "everything" and "uploads" in path)
+            is_end = method == "POST" and "uploadId" in path
+            is_abort = method == "DELETE" and "uploadId" in path
+            is_asked = is_end if where == "completion" else is_upload and method in ("PUT", "POST")
+            return status if is_asked or is_abort else 0
+
+        s3.quirks.refuse = refuse
+        done = ckpt(*CONVERT, f"s3://{s3.bucket}/out")
+        assert done.exit_code == 5, done.output
+        assert f"{status}" in done.output and "Traceback" not in done.output
+        assert "Debug source" not in done.output and "out/" in done.output, done.output
+        s3.quirks.refuse = lambda method, path: 0
+        run(*CONVERT, f"s3://{s3.bucket}/out")
