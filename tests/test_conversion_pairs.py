@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from ckpttools.compare.conversion import as_converted, in_maxtext_names
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
@@ -137,27 +135,28 @@ def test_what_was_dropped_is_named(tmp_path):
         assert result.exit_code == 0, result.output
 
 
-def test_a_head_that_was_left_out_is_told(tmp_path):
-    """MaxText would have a place for it."""
-    options = ToMaxText(model=ModelOptions(tied="drop"))
-    plan_to_maxtext(hf("llama3.1"), options, Resources(jobs=2)).run(tmp_path / "maxtext")
-    result = verify(tmp_path / "maxtext", hf("llama3.1"))
+def test_a_learned_head_that_was_left_out_is_a_difference(tmp_path):
+    drop = "lm_head.weight"
+    plan_to_maxtext(hf("llama3.1"), ToMaxText(drop=(drop,)), Resources(jobs=2)).run(tmp_path / "maxtext")
+    for options in ((), ("--tied", "drop")):
+        result = verify(tmp_path / "maxtext", hf("llama3.1"), *options)
+        assert result.exit_code == 1, result.output
+        assert "the output head differs from the embedding: 256 of 256 rows differ, by up to" in result.stdout
+        assert "decoder/logits_dense/kernel: missing\n" in result.stdout
+    result = verify(tmp_path / "maxtext", hf("llama3.1"), "--drop", drop)
     assert result.exit_code == 0, result.output
-    place = tmp_path / "maxtext" / "0" / "items"
-    assert f"left out, as {place} has none: the output head, lm_head.weight\n" in result.stdout
-    result = verify(tmp_path / "maxtext", hf("llama3.1"), "--tied", "drop")
-    assert "left out, as --tied drop says so: the output head, lm_head.weight\n" in result.stdout
+    assert "left out, as --drop says so: the output head, lm_head.weight\n" in result.stdout
 
 
-def test_what_has_no_place_is_told(tmp_path):
+def test_towers_without_a_place_are_a_difference(tmp_path):
     convert(tmp_path / "maxtext", "gemma3")
     result = verify(tmp_path / "maxtext", hf("gemma3"))
-    assert (
-        "left out, as its towers are not there or family gemma3 has no row for it: 34 arrays\n"
-        in result.stdout
-    )
-    remarks = json.loads(verify(tmp_path / "maxtext", hf("gemma3"), "--json").stdout)["remarks"]
-    assert len(remarks) == 1
+    assert result.exit_code == 1, result.output
+    assert "23 arrays missing\n" in result.stdout
+    assert "left out, as no model of the family computes with it: 11 arrays\n" in result.stdout
+    dropped = "--drop", "vision_tower.*", "--drop", "multi_modal_projector.*"
+    result = verify(tmp_path / "maxtext", hf("gemma3"), *dropped)
+    assert result.exit_code == 0, result.output
     # Of the whole model, its pooling head.
     hashed = ckpt("hash", hf("gemma3"), "--as", "maxtext", "--no-progress")
     assert "11 arrays" in hashed.stderr and "11 arrays" not in hashed.stdout
@@ -165,13 +164,17 @@ def test_what_has_no_place_is_told(tmp_path):
     assert digest(hf("gemma3"), "--as", "maxtext", *towers) == digest(tmp_path / "maxtext")
 
 
-def test_arrays_that_were_carried_and_not_given_back_are_told(tmp_path):
+def test_arrays_that_were_carried_and_not_given_back_are_a_difference(tmp_path):
     convert(tmp_path / "maxtext", "gemma3", carry=True)
     options = ToHuggingFace(spelling="text")
     plan_to_huggingface(tmp_path / "maxtext", options, Resources(jobs=2)).run(tmp_path / "hf")
     result = verify(tmp_path / "hf", tmp_path / "maxtext")
+    assert result.exit_code == 1, result.output
+    assert "23 arrays missing\n" in result.stdout
+    dropped = "--drop", "vision_tower.*", "--drop", "multi_modal_projector.*"
+    result = verify(tmp_path / "hf", tmp_path / "maxtext", *dropped)
     assert result.exit_code == 0, result.output
-    assert "left out, as it is carried along and not in" in result.stdout
+    assert "left out, as --drop says so: 34 arrays\n" in result.stdout
 
 
 @pytest.mark.parametrize("option", ["--family=llama", "--rope-layout=halves", "--tied=drop", "--drop=*"])

@@ -22,7 +22,7 @@ from ckpttools.compare.deviation import Tolerances
 from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.hints import after_diff
-from ckpttools.compare.padding import without_padding
+from ckpttools.compare.padding import without_equal_head, without_padding
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DamagedScalesError, FormatError, UsageError, listing
@@ -61,6 +61,8 @@ class DiffReport:
         a, b: the checkpoints, with the number of arrays that took part.
         equal: whether nothing differs beyond the tolerances.
         remarks: how names were matched, and what was left out.
+        uncompared: Arrays that only one side has and that are not listed one by one; with any, the sides
+            are different.
         outcomes: number of arrays by outcome, see `ckpttools.compare.diff.OUTCOMES`.
         arrays: those that differ, or all if asked for.
         hints: which options would ignore all that differs, what is equal in numbers and not in bits, or what
@@ -74,6 +76,7 @@ class DiffReport:
     outcomes: Mapping[Outcome, int]
     arrays: tuple[ArrayDiff, ...]
     hints: tuple[str, ...] = ()
+    uncompared: tuple[Remark, ...] = ()
 
     def __repr__(self) -> str:
         """The verdict, and the arrays that differ, those that differ in numbers only on one line."""
@@ -99,6 +102,7 @@ def diff(
     ulp: int = 0,
     ignore_dtype: bool = False,
     filter: str = "*",
+    parameters: bool = False,
     everything: bool = False,
     explain: bool = True,
     like: Where | None = None,
@@ -118,6 +122,7 @@ def diff(
         ulp: or if they are at most so many units in the last place apart, in the coarser dtype.
         ignore_dtype: whether equal numbers in another dtype are equal.
         filter: shell pattern of the names to compare; no other array is read.
+        parameters: Compare the parameters alone, without optimizer state, step and random states.
         everything: whether the report lists equal arrays, too.
         explain: whether to look for causes.
         like: a model's directory or `config.json`, if there is none beside the arrays.
@@ -132,7 +137,7 @@ def diff(
         CheckpointError: one of them cannot be read, the memory is too small, or no array matches.
     """
     options = AlignOptions(
-        ModelOptions(family, rope_layout), None if like is None else model_at(like), padding_rows
+        ModelOptions(family, rope_layout), None if like is None else model_at(like), padding_rows, parameters
     )
     with scanning(common) as scan:
         trees = opened(a, scan.read, b), opened(b, scan.read, a)
@@ -141,6 +146,7 @@ def diff(
         both = align(of_a.tree, of_b.tree, options)
         both = replace(both, remarks=(*_dequantized(of_a, of_b), *both.remarks))
         chosen = without_padding(_chosen(both, filter), padding_rows, scan.memory)
+        chosen = without_equal_head(chosen, scan.memory)
         found, remarks = _compared(chosen, scan, Tolerances(atol, rtol, ulp), ignore_dtype), chosen.remarks
         if explain and not all(each.is_equal for each in found):
             found, more = _explained(found, chosen, both, scan)
@@ -152,12 +158,19 @@ def diff(
     return DiffReport(
         first,
         second,
-        equal=all(each.is_equal for each in found),
+        equal=all(each.is_equal for each in found) and not chosen.uncompared,
         remarks=remarks,
         outcomes=dict(Counter(each.outcome for each in found)),
         arrays=tuple(each for each in found if everything or each.outcome != "equal"),
-        hints=alike or (*hints, *rounded, *_of_names(trees, chosen)),
+        hints=alike or (*_of_state(chosen), *hints, *rounded, *_of_names(trees, chosen)),
+        uncompared=tuple(each.remark for each in chosen.uncompared),
     )
+
+
+def _of_state(both: Pairing[LazyArray]) -> Iterator[str]:
+    """What to report if only one side has training state."""
+    if both.uncompared:
+        yield f"{option('parameters', True)} compares the parameters alone"
 
 
 def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:

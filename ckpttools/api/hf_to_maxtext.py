@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Unpack
 
 from ckpttools.api.arguments import Patterns, Size, Storing, float_dtype_of, patterns_of, text_of
@@ -13,6 +14,7 @@ from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import CoverageError
 from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
@@ -20,6 +22,7 @@ from ckpttools.formats.sidecar import Companions, WithSidecars
 from ckpttools.maxtext.direction import refuse_maxtext
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import companions_of, record
+from ckpttools.maxtext.stored_head import refuse_lost_head, with_head_compared
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.versions import NEWEST
@@ -132,11 +135,18 @@ def plan_to_maxtext(
     writer = writer or writer_for(Tree({}), "orbax", as_step=0)
     tree = opened(source, options.read)
     refuse_maxtext(tree)
-    made = to_maxtext(tree, options)
+    try:
+        made = to_maxtext(tree, options)
+    except CoverageError as error:
+        raise with_head_compared(error, tree, options, resources.memory) from error
     place = COMPANIONS
     if isinstance(writer, HoldsCompanions):
         place = writer.companions_at(made.state, is_model=False)
-    written_down = {RECORD: record(made.spelling, options.model, made.dtypes)}
+    written_down = {RECORD: record(made.spelling, replace(options.model, tied=made.tied), made.dtypes)}
     beside = WithSidecars(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
     state = beside.with_companions(with_origin(made.state, tree))
-    return resources.plan(state, beside, made.notes + check_source(tree))
+    conversion = resources.plan(state, beside, made.notes + check_source(tree))
+    # Only values show whether a head that is left out is the embedding. Only once the plan is made, which
+    # refuses what does not fit into the memory.
+    refuse_lost_head(made.lost_head, tree, memory=resources.memory, reserved=conversion.plan.held_bytes)
+    return conversion

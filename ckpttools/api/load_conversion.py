@@ -27,6 +27,7 @@ from ckpttools.maxtext.layout import EMBEDDING
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.recognition import families_with_names_of
+from ckpttools.maxtext.stored_head import refuse_lost_head
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
@@ -108,7 +109,7 @@ def converted(
         CheckpointError: it cannot be converted, or something in it would be lost.
     """
     if to == "maxtext":
-        return _as_maxtext(tree, template, said)
+        return _as_maxtext(tree, template, said, memory)
     if to == "hf":
         return _as_hugging_face(tree, said, memory)
     return tree, tree.metadata.notes
@@ -135,7 +136,9 @@ def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
     return f"see whether {option('like')} describes this checkpoint; {what}{shown}"
 
 
-def _as_maxtext(tree: Tree, template: TreeTemplate | None, said: Converting) -> tuple[Tree, Notes]:
+def _as_maxtext(
+    tree: Tree, template: TreeTemplate | None, said: Converting, memory: int
+) -> tuple[Tree, Notes]:
     """The parameters of a Hugging Face model as MaxText's Linen trees nest them."""
     with _worded("maxtext"):
         refuse_maxtext(tree)
@@ -155,6 +158,7 @@ def _as_maxtext(tree: Tree, template: TreeTemplate | None, said: Converting) -> 
         leaves_out=True,
     )
     made = to_maxtext(tree, wanted)
+    refuse_lost_head(made.lost_head, tree, memory=memory)
     return Tree(made.parameters, made.state.metadata), made.notes
 
 
@@ -170,6 +174,7 @@ def _as_hugging_face(tree: Tree, said: Converting, memory: int) -> tuple[Tree, N
         with _of_the_same_model(tree, files, said.family):
             made = to_huggingface(tree, way, files)
     refuse_learned(made.surplus, tree.metadata.place, said.padding_rows, memory=memory, reserved=0)
+    refuse_lost_head(made.lost_head, tree, memory=memory)
     config: Mapping[str, Any] | None = None if made.config is None else made.config.config
     return made.tree.with_metadata(config=config), made.notes
 

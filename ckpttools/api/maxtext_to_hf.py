@@ -22,6 +22,7 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.direction import refuse_hugging_face
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes, untrue_files, untrue_notes
+from ckpttools.maxtext.stored_head import refuse_lost_head
 from ckpttools.maxtext.to_hf import HuggingFaceModel, require_towers, to_huggingface
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import refuse_learned
@@ -152,6 +153,7 @@ def plan_to_huggingface(
     # padding. Only once the plan is made, which refuses what does not fit into the memory.
     held, place = conversion.plan.held_bytes, tree.metadata.place
     refuse_learned(model.surplus, place, options.padding_rows, memory=resources.memory, reserved=held)
+    refuse_lost_head(model.lost_head, tree, memory=resources.memory, reserved=held)
     return conversion
 
 

@@ -165,11 +165,11 @@ def _bit_by_bit(
 ) -> Verification:
     from ckpttools.compare.conversion import paired
     from ckpttools.compare.hints import after_verify, diffing
-    from ckpttools.compare.padding import without_padding
+    from ckpttools.compare.padding import without_equal_head, without_padding
     from ckpttools.compare.verify import compare
 
     both = paired(tree, source, selection, said.conversion, said.padding_rows)
-    both = without_padding(both, said.padding_rows, scan.memory)
+    both = without_equal_head(without_padding(both, said.padding_rows, scan.memory), scan.memory)
     both = _cast(both) if said.casts else both
     total = sum(mine.nbytes + wanted.nbytes for _, mine, wanted in both.pairs)
     found = compare(both, memory=scan.memory, jobs=scan.jobs, observe=scan.observer(total))

@@ -60,6 +60,7 @@ _comparing_options = together(
     ),
     click.option("--ignore-dtype", is_flag=True, help="Treat equal numbers in different dtypes as equal."),
     filter_option("; no other is read"),
+    click.option("--parameters", is_flag=True, help="Leave out optimizer state, step and random states."),
     click.option("--all", "everything", is_flag=True, help="Also list the arrays that are equal."),
     click.option("--explain/--no-explain", default=True, help="Find out why arrays differ."),
 )
@@ -87,9 +88,10 @@ _alignment_options = together(
 def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: Any) -> None:
     """Compare two checkpoints number by number: what is equal, what differs and how far, and why.
 
-    A and B may be of any format and layout: Hugging Face or MaxText, scanned or not, with training state or
-    without. Layers are compared one by one, Hugging Face arrays against MaxText's by the rows of their
-    family. For a run, give the directory of a step. NaN equals NaN, and 0 equals -0.
+    A and B may be of any format and layout: Hugging Face or MaxText, scanned or not. If only one has training
+    state, --parameters compares the rest. Layers are compared one by one, Hugging Face arrays against
+    MaxText's by the rows of their family. For a run, give the directory of a step. NaN equals NaN, and 0
+    equals -0.
 
     For arrays that differ, the command looks for a cause: transposed, RoPE halves or interleaved, gate and up
     swapped, a scale or a norm's 1 left out, layers shifted, vocabulary padded, cast, and others.
@@ -107,7 +109,8 @@ def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: 
     with watching(progress) as observe:
         report = compare(first, second, observe=observe, **options)
     if as_json:
-        print_json({**_plain(report), "remarks": list(map(str, report.remarks))})
+        texts = {name: list(map(str, getattr(report, name))) for name in ("remarks", "uncompared")}
+        print_json({**_plain(report), **texts})
     else:
         print_diff(report)
     if not report.equal:

@@ -37,7 +37,7 @@ def print_diff(report: DiffReport) -> None:
 
 def _lines(report: DiffReport) -> Iterator[str]:
     for name, side in (("A", report.a), ("B", report.b)):
-        yield from _side(name, side, report.remarks)
+        yield from _side(name, side, (*report.remarks, *report.uncompared))
     for remark in report.remarks:
         if remark.side is None:
             yield from _indented(remark.text)
@@ -70,6 +70,8 @@ def _indented(text: str) -> list[str]:
 
 def _verdict(report: DiffReport) -> Iterator[str]:
     counts = [f"{plural(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
+    if report.uncompared:
+        counts.append("and what was not compared")
     verdict, colour = ("Equal", "green") if report.equal else ("Different", "red")
     first, *rest = _indented(f"{verdict}: {', '.join(counts)}")
     yield first[2:].replace(verdict, styled(verdict, fg=colour, bold=True), 1)

@@ -22,12 +22,12 @@ from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import as_stored, per_layer
-from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
+from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side, Uncompared
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
 from ckpttools.maxtext.llama_names import OnHub, on_hub
 from ckpttools.maxtext.model import ModelOptions
-from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.model_files import ModelFiles, carried_arrays
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role, roles_of
@@ -46,11 +46,13 @@ class AlignOptions:
         like: directory of a Hugging Face model, or a `config.json`; None for the one beside the arrays.
         padding_rows: what to do with rows beyond the vocabulary, as `way` of
             `ckpttools.maxtext.vocabulary.rows_that_count`.
+        parameters: Compare the parameters alone.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
     like: Where | None = None
     padding_rows: str | None = None
+    parameters: bool = False
 
 
 def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[LazyArray]:
@@ -65,11 +67,11 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
     maxtext: Side | None = None
     match view_of(first).is_maxtext, view_of(second).is_maxtext:
         case True, True:
-            named = _own_names(first), _own_names(second)
+            named = _with_carried(first), _with_carried(second)
         case True, False:
-            maxtext, named = "A", (_own_names(first), as_maxtext(second, options, first))
+            maxtext, named = "A", (_with_carried(first), as_maxtext(second, options, first))
         case False, True:
-            maxtext, named = "B", (as_maxtext(first, options, second), _own_names(second))
+            maxtext, named = "B", (as_maxtext(first, options, second), _with_carried(second))
         case _:
             named = _formatted_alike(first, second, options)
     of_both = {"rope_layout": options.model.rope_layout, "padding_rows": options.padding_rows}
@@ -79,8 +81,10 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
             f"{option(said[0])} is for Hugging Face against MaxText; both sides spell names alike",
             hint="leave it out",
         )
-    both = replace(_with_what_both_have(*named), maxtext=maxtext)
-    both = replace(both, remarks=(*remarks, *both.remarks))
+    both = _with_what_both_have(*named, options, is_conversion=maxtext is not None)
+    head = next((each.head for each in named if each.head is not None), None)
+    unused = tuple(pattern for each in named for pattern in each.unused)
+    both = replace(both, maxtext=maxtext, head=head, remarks=(*remarks, *both.remarks)).without_unused(unused)
     return both if both.sizes else replace(both, sizes=_configured_sizes((first, second), options))
 
 
@@ -156,6 +160,13 @@ def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[OnHub
 def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
     """A tree's own names, without flavour and with layers one by one; cached."""
     return tree.once(_named)
+
+
+def _with_carried(tree: Tree) -> NamedArrays[LazyArray]:
+    """A MaxText tree under its own names, with the Hugging Face arrays that were carried along."""
+    named = _own_names(tree)
+    carried = carried_arrays(tree)
+    return replace(named, arrays={**carried, **named.arrays}) if carried else named
 
 
 def _named(tree: Tree) -> NamedArrays[LazyArray]:
@@ -244,29 +255,46 @@ def _without_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> Name
     return replace(named, arrays=arrays, remarks=remarks)
 
 
-def _with_what_both_have(first: NamedArrays[LazyArray], second: NamedArrays[LazyArray]) -> Pairing[LazyArray]:
-    """Both sides; training state only if both have it, everything else that both have in any case."""
+def _with_what_both_have(
+    first: NamedArrays[LazyArray],
+    second: NamedArrays[LazyArray],
+    options: AlignOptions,
+    *,
+    is_conversion: bool,
+) -> Pairing[LazyArray]:
+    """Both sides; training state only if both have it, everything else that both have in any case.
+
+    A Hugging Face model has no place for training state. Other sides that lack it differ.
+    """
     a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
     mine, theirs = _roles(a), _roles(b)
     training = ["optimizer" in each.values() for each in (mine, theirs)]
     if not any("parameter" in each.values() for each in (mine, theirs)):
         return Pairing(a, b, tuple(remarks))
+    uncompared: list[Uncompared] = []
     sides: tuple[tuple[Side, dict[str, LazyArray], set[str], dict[str, Role]], ...]
     sides = ("A", a, {*b}, mine), ("B", b, {*a}, theirs)
     for side, arrays, others, role in sides:
-        if any(training) and not all(training):
+        if options.parameters:
+            state, why = [name for name in arrays if role[name] != "parameter"], ""
+        elif any(training) and not all(training):
             state = [name for name in arrays if role[name] != "parameter"]
             why = "as only one of them is a training checkpoint"
         else:
             # Steps and random states may be kept elsewhere by a trainer or a format.
             state = [name for name in arrays if role[name] == "other" and name not in others]
             why = "as the other side has no such state"
-        if state:
-            remarks.append(Remark(f"left out, {why}: {_listed(state)}", side))
+        if state and why:
+            remark = Remark(f"left out, {why}: {_listed(state)}", side)
+            if is_conversion:
+                remarks.append(remark)
+            else:
+                uncompared.append(Uncompared(remark, tuple(state)))
         for name in state:
             del arrays[name]
-    return Pairing(a, b, tuple(remarks), {**second.sizes, **first.sizes})
+    sizes = {**second.sizes, **first.sizes}
+    return Pairing(a, b, tuple(remarks), sizes, uncompared=tuple(uncompared))
 
 
 def _listed(names: list[str]) -> str:

@@ -6,35 +6,33 @@ refuse.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name, dotted, keystr
+from ckpttools.compare.align import align
 from ckpttools.compare.unnamed_side import with_joints_of
 from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, UsageError
-from ckpttools.core.text import array_count
+from ckpttools.core.errors import UsageError
+from ckpttools.core.text import array_count, matches_any
 from ckpttools.core.wording import option
-from ckpttools.digest.canonical import Selection, per_layer
+from ckpttools.digest.canonical import Selection, as_stored, parameters_among, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
 from ckpttools.families.family import Family
 from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.hf_source import arrays_of
-from ckpttools.maxtext.layout import HEAD
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_config import absent_towers
-from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.model_files import ModelFiles, carried_arrays
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
-from ckpttools.maxtext.tying import right_head
+from ckpttools.maxtext.tying import LEFT_HEAD, Head, right_head
 from ckpttools.maxtext.view import view_of
-
-_HEAD = keystr(HEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +88,14 @@ def as_converted(
         refuse_adapters(each)
     said = said or ConversionOptions()
     if view_of(source).is_maxtext:
-        if said.drop:
-            raise UsageError(
-                f"{option('drop')} is for arrays of Hugging Face that were left out",
-                got=f"{source.metadata.place}, which is MaxText's, as the source",
-                hint="leave it out",
-            )
-        return _as_huggingface(source, made, said.model)
+        return _without_dropped(_as_huggingface(source, made, said.model), made, said.drop)
     there = per_layer(made)
-    options = _options(there, said)
+    options = _options(there, source, said)
     family = family_for(source.metadata.config, said.model, source.metadata.place)
     if not family.towers_in(name.replace("/", ".") for name in there):
         options = replace(options, text_only=True)
-    why_headless = (
-        f"{option('tied', 'drop')} says so" if said.model.tied else f"{made.metadata.place} has none"
-    )
+    # What MaxText has no place for is carried along, or lost.
+    options, why_headless = replace(options, carry=True), f"{option('drop')} says so"
     wanted = _converted(source, options, why_headless)
     exact = replace(options, exact=True)
     arrays = as_wide_as(there, wanted.arrays, lambda: _converted(source, exact, why_headless).arrays)
@@ -134,48 +125,80 @@ def paired(
     named = as_converted(source, made, said)
     if named is None:
         require_no_padding(padding_rows)
-        sides: tuple[tuple[Side, Tree], ...] = ("A", made), ("B", source)
-        open_axes = [Remark(text, side) for side, tree in sides for text in remarks_about_axis(tree)]
-        mine = selection.arrays(made)
-        # What was made of nested keys remembers them; files of the hub have names with dots.
-        return Pairing(mine, with_joints_of(selection.arrays(source), mine), tuple(open_axes))
+        return _named_alike(made, source, selection)
     if not selection.layers:
         hint = f"leave out {option('per_layer', False)}"
         raise UsageError("a conversion is compared layer by layer", hint=hint)
+    is_maxtext = view_of(made).is_maxtext
+    mine = {**carried_arrays(made), **per_layer(made)} if is_maxtext else per_layer(made)
     parameters = replace(selection, parameters=True)
+    state = _state_of(mine if is_maxtext else per_layer(source))
     return Pairing(
-        parameters.arrays(made),
+        parameters.chosen(mine, made.metadata.place),
         parameters.chosen(named.arrays, source.metadata.place),
-        tuple(map(Remark, (*named.remarks, *_unproved_towers(made, source, named)))),
-        maxtext="A" if view_of(made).is_maxtext else None,
+        tuple(map(Remark, (*named.remarks, *state))),
+        maxtext="A" if is_maxtext else None,
         surplus=named.surplus,
-    )
+        head=LEFT_HEAD if is_maxtext else named.head,
+    ).without_unused(named.unused)
 
 
-def _unproved_towers(made: Tree, source: Tree, named: NamedArrays[LazyArray]) -> Iterator[str]:
-    """What to say of towers that only the result of a conversion has."""
-    config = ModelFiles.of(made, None).config or made.metadata.config
-    if config is None:
-        return
-    try:
-        family = family_for(config, ModelOptions(), made.metadata.place)
-    except CheckpointError:
-        return
-    if view_of(made).is_maxtext:
-        there, theirs = (
-            family.towers_in(name.replace("/", ".") for name in names)
-            for names in (per_layer(made), named.arrays)
-        )
-    else:
-        weights = by_name(made.arrays)
-        there, theirs = (_towers_of(family, arrays) for arrays in (weights, named.arrays))
-    for tower in there:
-        if tower not in theirs:
-            lacking = f"{source.metadata.place} has no {tower} tower"
-            yield (
-                f"{lacking}: whether that of the other is right, only the whole model says; "
-                "the other way round, the text alone is compared"
+def _named_alike(made: Tree, source: Tree, selection: Selection) -> Pairing[LazyArray]:
+    """Two checkpoints of which none is converted to the names of the other.
+
+    Names are mapped as `ckpttools.compare.align` maps them, if they are not the same.
+    """
+    sides: tuple[tuple[Side, Tree], ...] = ("A", made), ("B", source)
+    mine, theirs = ({**carried_arrays(tree), **_all_arrays(tree, selection)} for _, tree in sides)
+    # What was made of nested keys remembers them; files of the hub have names with dots.
+    theirs = with_joints_of(theirs, mine)
+    remarks = [Remark(text, side) for side, tree in sides for text in remarks_about_axis(tree)]
+    if selection.layers and mine.keys() != theirs.keys():
+        both = align(made, source)
+        names = [set(selection.names(each)) for each in (both.a, both.b)]
+        if names[0] == names[1] and names[0] and not both.uncompared:
+            mine, theirs, remarks = dict(both.a), dict(both.b), list(both.remarks)
+    places = made.metadata.place, source.metadata.place
+    chosen = map(selection.chosen, (mine, theirs), places)
+    return Pairing(next(chosen), next(chosen), tuple(remarks))
+
+
+def _all_arrays(tree: Tree, selection: Selection) -> dict[str, LazyArray]:
+    return per_layer(tree) if selection.layers else as_stored(tree)
+
+
+def _state_of(arrays: Mapping[str, LazyArray]) -> Iterator[str]:
+    """What to report of training state, for which a Hugging Face model has no place."""
+    state = arrays.keys() - parameters_among(arrays) - {"step"}
+    if state:
+        count = array_count(state)
+        yield f"not compared, as a Hugging Face model has no training state: {count}"
+
+
+def _without_dropped(
+    named: NamedArrays[LazyArray], made: Tree, drop: Sequence[str]
+) -> NamedArrays[LazyArray]:
+    """Leave out arrays that the result of a conversion lacks and that the user dropped by name.
+
+    Raises:
+        UsageError: A pattern matches no array that the result lacks.
+    """
+    there = by_name(made.arrays)
+    lacking = [name for name in named.arrays if name not in there]
+    for pattern in drop:
+        if not any(matches_any(name, (pattern,)) for name in lacking):
+            raise UsageError(
+                f"no array that {made.metadata.place} lacks matches this pattern",
+                got=option("drop", pattern),
+                wanted=f"patterns of {array_count(lacking)}" if lacking else "no pattern: it lacks none",
+                hint=f"leave out {option('drop')} to see which arrays are missing",
             )
+    dropped = {name for name in lacking if matches_any(name, drop)}
+    if not dropped:
+        return named
+    remark = f"left out, as {option('drop')} says so: {array_count(dropped)}"
+    arrays = {name: array for name, array in named.arrays.items() if name not in dropped}
+    return replace(named, arrays=arrays, remarks=(*named.remarks, remark))
 
 
 def _towers_of(family: Family, arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
@@ -210,71 +233,87 @@ def require_no_padding(padding_rows: str | None) -> None:
 
 
 def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> NamedArrays[LazyArray]:
+    """What a Hugging Face tree becomes, with the arrays that are carried along under their own names."""
     made = to_maxtext(tree, replace(options, scan=False))
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
     parameters = Tree(made.parameters)
     head, remarks = _head(tree, options), []
-    dropped = [name for name in made.notes.dropped if name != head]
+    dropped = [name for name in made.notes.dropped if head is None or name != head.head]
     if dropped:
         towerless = "its towers are not there or " if options.text_only and family.towers else ""
+        no_row = (
+            "a model computes it" if options.carry else f"{towerless}family {family.name} has no row for it"
+        )
         said = f" or {option('drop')} says so" if options.drop else ""
-        why = f"{towerless}family {family.name} has no row for it{said}"
-        remarks.append(f"left out, as {why}: {array_count(dropped)}")
-    if head in made.notes.dropped:
-        remarks.append(f"left out, as {why_headless}: the output head, {head}")
-    return NamedArrays(per_layer(parameters), tuple(remarks))
+        remarks.append(f"left out, as {no_row}{said}: {array_count(dropped)}")
+    if head is not None and head.head in made.notes.dropped:
+        remarks.append(f"left out, as {why_headless}: the output head, {head.head}")
+    arrays = {**made.carried, **per_layer(parameters)}
+    return NamedArrays(arrays, tuple(remarks), unused=family.unused)
 
 
-def _head(tree: Tree, options: ToMaxText) -> str | None:
-    """The name of the output head of a Hugging Face tree, if its family has one."""
+def _head(tree: Tree, options: ToMaxText) -> Head | None:
+    """The names of the output head and the embedding of a Hugging Face tree, if its family has a head."""
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
-    head = right_head(family, family.spelling_of([dotted(path) for path in tree.arrays]))
-    return head.head if head else None
+    return right_head(family, family.spelling_of([dotted(path) for path in tree.arrays]))
 
 
-def _options(there: Mapping[str, LazyArray], said: ConversionOptions) -> ToMaxText:
-    """The options that the conversion to `there` must have had."""
-    model = said.model
-    if model.tied is None:
-        model = replace(model, tied="materialize" if _HEAD in there else "drop")
-    return ToMaxText(model=model, drop=said.drop)
+def _options(there: Mapping[str, LazyArray], source: Tree, said: ConversionOptions) -> ToMaxText:
+    """The options that the conversion to `there` must have had.
+
+    A head of the source is converted whatever became of it, unless the user drops it by name: whether it
+    was lost is found out by comparing it with the embedding (`ckpttools.compare.padding`).
+    """
+    model, options = said.model, ToMaxText(model=said.model, drop=said.drop)
+    head = _head(source, options)
+    names = {dotted(path) for path in source.arrays}
+    if head is not None and matches_any(head.head, said.drop):
+        model = replace(model, tied="drop")
+    elif head is not None and head.head in names:
+        model = replace(model, tied="keep")
+    elif model.tied is None:
+        model = replace(model, tied="materialize" if LEFT_HEAD.head in there else "drop")
+    return replace(options, model=model)
 
 
 def _without_towers(
     source: Tree, made: Tree, known: ModelFiles, model: ModelOptions
-) -> tuple[Tree, tuple[str, ...]]:
-    """A MaxText tree without the towers that a Hugging Face one neither has nor promises, and a remark."""
+) -> tuple[Tree, dict[str, LazyArray]]:
+    """A MaxText tree without the towers that a Hugging Face one neither has nor promises, and these."""
     arrays = by_name(made.arrays)
     config = made.metadata.config
     if config is None or absent_towers(config, arrays):
-        return source, ()
+        return source, {}
     # The text model alone may be of a family without towers.
     family = family_for(known.config or config, model, made.metadata.place)
     homes = view_of(source).homes
     absent = [tower for tower in family.towers if tower not in _towers_of(family, arrays)]
     unwanted = family.of_towers(map(dotted, homes), absent)
     if not unwanted:
-        return source, ()
+        return source, {}
     kept = {home: source[home] for inner, home in homes.items() if dotted(inner) not in unwanted}
-    remark = f"not compared, as {made.metadata.place} has no {' and no '.join(absent)} tower"
-    return Tree(kept, source.metadata), (f"{remark}: {array_count(unwanted)}",)
+    lost = {inner: home for inner, home in homes.items() if dotted(inner) in unwanted}
+    return Tree(kept, source.metadata), {
+        keystr(inner): source.arrays[home] for inner, home in lost.items() if home in source.arrays
+    }
 
 
 def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> NamedArrays[LazyArray]:
     weights = by_name(made.arrays)
     known = ModelFiles.of(source, None)
     config = made.metadata.config or known.config
-    source, towerless = _without_towers(source, made, known, model)
+    source, lost = _without_towers(source, made, known, model)
     # Names are those of `made`, whatever is recorded about the model that `source` came from.
     files = replace(known, config=config, weights=weights, carried={}, spelling=None)
     options = ToHuggingFace(
-        model=model if model.tied else replace(model, tied="keep"), scan_axis=view_of(source).scan_axis
+        model=replace(model, tied="materialize" if model.tied == "materialize" else "keep"),
+        scan_axis=view_of(source).scan_axis,
     )
     converted = to_huggingface(source, options, files)
-    carried = {name: array for name, array in known.carried.items() if name in weights}
-    # A conversion with --like leaves them out, too.
-    absent = known.carried.keys() - carried.keys()
-    remark = f"left out, as it is carried along and not in {made.metadata.place}: {array_count(absent)}"
     arrays = by_name(converted.tree.arrays)
-    remarks = (*remarks_about_axis(source), *towerless, *([remark] if absent else []))
-    return NamedArrays({**arrays, **carried}, remarks, surplus=converted.surplus)
+    remarks = remarks_about_axis(source)
+    family = family_for(config, model, made.metadata.place) if config or model.family else None
+    head = None if family is None else right_head(family, family.spelling_of(arrays))
+    named = {**lost, **carried_arrays(source), **arrays}
+    unused = () if family is None else family.unused
+    return NamedArrays(named, remarks, surplus=converted.surplus, head=head, unused=unused)

@@ -48,6 +48,9 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray], compar
         told = f"only {has} has an output head: {compared} says whether it is the table of embeddings"
         return (told, cast) if dtypes else (told,)
     if not _are_state(rest, both.a, both.b):
+        if both.head is not None and {each.reason for each in found} == {"missing"}:
+            pattern = option("drop", "PATTERN")
+            return (f"{pattern} compares without arrays that were left out on purpose",)
         return _of_parameters(found, compared)
     alone = f"{option('parameters', True)} compares the parameters alone"
     if rest and dtypes:

@@ -1,11 +1,14 @@
-"""Rows beyond a vocabulary that one side of a pairing has."""
+"""What only one side of a pairing has and need not count: padding rows, and a head that is the embedding."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.digest.pairing import Pairing, Remark
+from ckpttools.digest.pairing import Pairing, Remark, Side
+from ckpttools.maxtext.stored_head import StoredHead
+from ckpttools.maxtext.tying import LEFT_HEAD
 from ckpttools.maxtext.vocabulary import less_padding, rows_that_count
 
 
@@ -34,3 +37,35 @@ def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> P
     if both.maxtext == "A":
         return replace(made, a=less.arrays, remarks=remarks)
     return replace(made, b=less.arrays, remarks=remarks)
+
+
+def without_equal_head(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
+    """Leave out an output head that one side stores and that equals the embedding. Reads both.
+
+    The other side has it all the same: a model without a head computes with the embedding. A head that
+    differs stays an array that one side lacks, with a remark that states how far it is from the embedding.
+
+    Args:
+        both: The arrays that are compared.
+        memory: Peak memory limit in bytes.
+
+    Raises:
+        CheckpointError: An array cannot be read, or the memory is too small.
+    """
+    names = both.head
+    if names is None:
+        return both
+    sides: tuple[tuple[Side, Mapping[str, LazyArray], Mapping[str, LazyArray]], ...]
+    sides = ("A", both.a, both.b), ("B", both.b, both.a)
+    for side, own, other in sides:
+        if names.head in own and names.head not in other and names.embedding in own:
+            head = StoredHead(names, own[names.head], own[names.embedding], names == LEFT_HEAD)
+            apart = head.deviation(memory=memory)
+            if apart is not None:
+                text = f"the output head differs from the embedding: {apart}"
+                return replace(both, remarks=(*both.remarks, Remark(text, side)))
+            text = f"the output head is the embedding, which the other side stores once: {names.head}"
+            rest = {name: array for name, array in own.items() if name != names.head}
+            made = replace(both, a=rest) if side == "A" else replace(both, b=rest)
+            return replace(made, remarks=(*both.remarks, Remark(text, side)))
+    return both

@@ -72,13 +72,14 @@ class UnnamedSide:
                 "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
                 f"{option('like')}, {option('family')} and {option('rope_layout')} say otherwise"
             )
-        if mapped.dropped:
-            count = array_count(mapped.dropped)
-            remarks.append(f"left out, as family {family.name} has no row for it: {count}")
-        if mapped.unused:
-            remarks.append(f"no part of the model, so under its own name: {array_count(mapped.unused)}")
-        left = {name: self.arrays[name] for name in mapped.unused if name not in made}
-        return NamedArrays({**made, **left}, tuple(remarks), mapped.sizes)
+        # Without a place in MaxText, or without a row at all.
+        unplaced = (*mapped.unused, *mapped.dropped)
+        if unplaced:
+            remarks.append(f"under its own name, as MaxText has no place for it: {array_count(unplaced)}")
+        left = {name: self.arrays[name] for name in unplaced if name not in made}
+        return NamedArrays(
+            {**made, **left}, tuple(remarks), mapped.sizes, head=tying.LEFT_HEAD, unused=family.unused
+        )
 
     def _made(self, family: Family, model: ModelOptions) -> Mapped:
         arrays, config = self.arrays, self.files.config

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ckpttools.array.patterns import matches
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.text import array_count, matches_any
+from ckpttools.maxtext.tying import Head
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.roles.of_tree import Typed
 
 K = TypeVar("K", bound=Typed)
 Side = Literal["A", "B"]
+_SIDES: tuple[Side, ...] = ("A", "B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,29 @@ class NamedArrays(Generic[K]):
         remarks: what was done to get there, and what was left out.
         sizes: lengths of axes such as `head_dim`, as far as a configuration defines them.
         surplus: name -> rows beyond the vocabulary that were cut off the array.
+        head: Names of the output head and of the embedding, if these names are those of a model.
+        unused: Patterns of arrays that no model of the family computes with.
     """
 
     arrays: Mapping[str, K]
     remarks: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     surplus: Mapping[str, Surplus] = field(default_factory=dict)
+    head: Head | None = None
+    unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Uncompared:
+    """Arrays that only one side has and that are told of together.
+
+    Attributes:
+        remark: What they are, and why they were not compared.
+        names: Their names.
+    """
+
+    remark: Remark
+    names: tuple[str, ...]
 
 
 class Pair(NamedTuple, Generic[K]):
@@ -61,6 +81,8 @@ class Pairing(Generic[K]):
         sizes: as `Named.sizes`.
         maxtext: the MaxText side, if the other was a Hugging Face checkpoint and was given MaxText's names.
         surplus: as `Named.surplus`, of B.
+        head: Names of the output head and of the embedding, if one side was converted to the other's names.
+        uncompared: Arrays that only one side has and that are not listed one by one: the sides differ.
     """
 
     a: Mapping[str, K]
@@ -69,6 +91,8 @@ class Pairing(Generic[K]):
     sizes: Mapping[str, int] = field(default_factory=dict)
     maxtext: Side | None = None
     surplus: Mapping[str, Surplus] = field(default_factory=dict)
+    head: Head | None = None
+    uncompared: tuple[Uncompared, ...] = ()
 
     @property
     def pairs(self) -> Iterator[Pair[K]]:
@@ -85,9 +109,31 @@ class Pairing(Generic[K]):
         """Arrays that A lacks."""
         return {name: array for name, array in self.b.items() if name not in self.a}
 
+    def without_unused(self, patterns: Sequence[str]) -> Pairing[K]:
+        """Leave out arrays that only one side has and that no model computes with.
+
+        Args:
+            patterns: See `NamedArrays.unused`.
+        """
+        found: list[tuple[Side, list[str]]] = [
+            (side, [name for name in names if matches_any(name, patterns)])
+            for side, names in zip(_SIDES, (self.only_a, self.only_b), strict=True)
+        ]
+        left = {name for _, names in found for name in names}
+        if not left:
+            return self
+        remarks = [
+            Remark(f"left out, as no model of the family computes with it: {array_count(names)}", side)
+            for side, names in found
+            if names
+        ]
+        a, b = ({name: each[name] for name in each if name not in left} for each in (self.a, self.b))
+        return replace(self, a=a, b=b, remarks=(*self.remarks, *remarks))
+
     def matching(self, pattern: str) -> Pairing[K]:
         """The arrays whose names match a shell pattern."""
         a, b = (
             {name: arrays[name] for name in arrays if matches(name, pattern)} for arrays in (self.a, self.b)
         )
-        return replace(self, a=a, b=b)
+        left = [each for each in self.uncompared if any(matches(name, pattern) for name in each.names)]
+        return replace(self, a=a, b=b, uncompared=tuple(left))

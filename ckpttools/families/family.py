@@ -359,6 +359,12 @@ class Family:
         return (*self.left_out, *(key for part in self.parts.values() for key in part.keys))
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """Patterns of Hugging Face keys that no model of the family computes with."""
+        idle = (key for part in self.parts.values() if part.idle for key in part.keys)
+        return (*self.dropped, *idle)
+
+    @property
     def text_layers(self) -> tuple[Layers, ...]:
         """The groups of layers that are no tower's."""
         return tuple(group for group in self.layers if not set(group.when.split()) & set(self.towers))

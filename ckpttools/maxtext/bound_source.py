@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.wording import option
@@ -15,10 +15,11 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.bound_model import BoundModel, UnboundModel, unwanted_towers
 from ckpttools.maxtext.from_native import Native, native_of
-from ckpttools.maxtext.layout import VOCAB
+from ckpttools.maxtext.layout import EMBEDDING, VOCAB
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import named_parameters
 from ckpttools.maxtext.stacked_on import with_scan_axis
+from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.refusals import refuse_quantized
@@ -56,6 +57,15 @@ class BoundSource:
     @property
     def files(self) -> ModelFiles:
         return self.unbound.files
+
+    @property
+    def lost_head(self) -> StoredHead | None:
+        """The output head that the user leaves out, where there is one."""
+        arrays, table = self.unbound.arrays, dotted(EMBEDDING)
+        for name in self.head:
+            if table in arrays:
+                return StoredHead(tying.Head(table, name), arrays[name], arrays[table], is_transposed=True)
+        return None
 
     @cached_property
     def wanted(self) -> dict[str, LazyArray]:

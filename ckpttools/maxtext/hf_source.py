@@ -21,6 +21,7 @@ from ckpttools.maxtext.model import ModelOptions, family_for, required, rope_fla
 from ckpttools.maxtext.native import KeptWeights
 from ckpttools.maxtext.odd_dtypes import of_one_dtype
 from ckpttools.maxtext.recognition import families_with_names_of
+from ckpttools.maxtext.stored_head import StoredHead, is_alias
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.versions import version_called
 from ckpttools.quantized.refusals import refuse_quantized
@@ -36,6 +37,8 @@ class HuggingFaceSource:
         family, table, spelling: of the model.
         drop: patterns of what is left out, the output head's name among them where it is.
         remarks: what to say of dtypes.
+        lost_head: The output head that is left out and that no pattern of the user names.
+        tied: What becomes of the output head; None if the configuration decides.
     """
 
     kept: KeptWeights
@@ -45,6 +48,8 @@ class HuggingFaceSource:
     spelling: Spelling
     drop: Sequence[str]
     remarks: tuple[str, ...]
+    lost_head: StoredHead | None = None
+    tied: str | None = None
 
     @property
     def config(self) -> Mapping[str, Any] | None:
@@ -71,12 +76,27 @@ def hugging_face_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSou
         # Of all arrays: those that are left out may be the scales of others.
         refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
     spelling = family.spelling_of(arrays)
-    head, way, drop = tying.right_head(family, spelling), options.model.tied, options.drop
+    head, drop, lost = tying.right_head(family, spelling), options.drop, None
+    way = _way_with_head(head, arrays, options)
+    if way is None and head and table.flags[tying.FLAG].value and is_alias(head, arrays):
+        way = "drop"
     if way == "materialize" and head and head.head not in arrays and head.embedding in arrays:
         arrays[head.head] = arrays[head.embedding]
     if way == "drop" and head and head.head in arrays:
+        if not matches_any(head.head, drop) and head.embedding in arrays:
+            lost = StoredHead(head, arrays[head.head], arrays[head.embedding])
         drop = (*drop, head.head)
-    return HuggingFaceSource(kept, arrays, family, table, spelling, drop, widened)
+    return HuggingFaceSource(kept, arrays, family, table, spelling, drop, widened, lost, way)
+
+
+def _way_with_head(
+    head: tying.Head | None, arrays: Mapping[str, LazyArray], options: ToMaxText
+) -> str | None:
+    """What becomes of the output head: what the user says, or "drop" for a head that is dropped by name."""
+    way = options.model.tied
+    if way is None and head and head.head in arrays and matches_any(head.head, options.drop):
+        return "drop"
+    return way
 
 
 def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> tuple[Family, Table]:
@@ -94,7 +114,8 @@ def bound(
     family = family_in(family, version_called(options.maxtext))
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
-    tied = tying.tied_flags(options.model.tied, head.head if head else None, arrays)
+    way = _way_with_head(head, arrays, options)
+    tied = tying.tied_flags(way, head.head if head else None, arrays)
     table = family.table(
         config,
         CONFIG,

@@ -8,7 +8,8 @@ from dataclasses import field, replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Tree, by_name
+from ckpttools.array.tree import Metadata, Tree, by_name
+from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
 from ckpttools.core.notes import Notes
@@ -49,6 +50,7 @@ class ModelFiles:
         dtypes: name in the family's rows -> dtype that the array had in the model, where that was noted.
         family: the family that the user named when the checkpoint was made, or the name of the file that
             describes it.
+        tied: What the user chose for the output head when the checkpoint was made, if anything.
     """
 
     config: Mapping[str, Any] | None = None
@@ -62,6 +64,7 @@ class ModelFiles:
     rope_layout: str | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
     family: str | None = None
+    tied: str | None = None
 
     @classmethod
     def of(cls, tree: Tree, like: Where | None) -> ModelFiles:
@@ -129,6 +132,19 @@ class ModelFiles:
         )
 
 
+def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
+    """The Hugging Face arrays that a MaxText checkpoint carries along, as numbers, by name."""
+    if not tree.metadata.place:
+        return {}
+    directory = parse(tree.metadata.place) / COMPANIONS
+    carried = _carried_arrays(directory)
+    if not carried:
+        return {}
+    config = read_json(directory / CONFIG) if (directory / CONFIG).is_file() else None
+    leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in carried.items()}
+    return by_name(as_numbers(Tree(leaves, Metadata(config=config))).tree.arrays)
+
+
 def companions_of(tree: Tree) -> Companions:
     """What lies beside the weights of a checkpoint, or was carried along in it; nothing for other formats."""
     directory = companions_at(tree)
@@ -184,7 +200,13 @@ def untrue_notes(names: Collection[str]) -> Notes:
 def record(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) -> bytes:
     """What is recorded of a model on the way to MaxText, because no configuration says it."""
     family = parse(model.family).name if model.family else None
-    said = {"spelling": spelling, "rope_layout": model.rope_layout, "family": family, "dtypes": dict(dtypes)}
+    said = {
+        "spelling": spelling,
+        "rope_layout": model.rope_layout,
+        "tied": model.tied,
+        "family": family,
+        "dtypes": dict(dtypes),
+    }
     return json.dumps({name: value for name, value in said.items() if value}, indent=2).encode() + b"\n"
 
 
@@ -193,6 +215,7 @@ def _chosen(record: Mapping[str, Any]) -> dict[str, Any]:
     dtypes = record.get("dtypes")
     return {
         "rope_layout": record.get("rope_layout"),
+        "tied": record.get("tied"),
         "family": record.get("family"),
         "dtypes": dtypes if isinstance(dtypes, Mapping) else {},
     }
@@ -202,7 +225,7 @@ def _recorded(directory: Place) -> Mapping[str, Any]:
     """What was recorded on the way to MaxText; FormatError where it is not what `record` writes."""
     path = directory / RECORD
     said = read_json(path) if path.is_file() else {}
-    for name in ("spelling", "rope_layout", "family"):
+    for name in ("spelling", "rope_layout", "tied", "family"):
         if not isinstance(said.get(name), str | None):
             raise FormatError(
                 f"{name} is no text",

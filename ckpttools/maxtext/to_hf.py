@@ -33,6 +33,7 @@ from ckpttools.maxtext.named_parameters import learned_elsewhere
 from ckpttools.maxtext.native import refusing
 from ckpttools.maxtext.notes_on_values import notes_on_values
 from ckpttools.maxtext.odd_dtypes import in_first_dtype, main_dtype
+from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
@@ -53,6 +54,7 @@ class HuggingFaceModel:
         has_text_model: whether the family has a text model without towers.
         surplus: name -> rows of the array it was made from that the model has no place for; MaxText's name
             -> an array that it alone has.
+        lost_head: The output head that is left out as if it were the embedding. Nothing compared them yet.
     """
 
     tree: Tree
@@ -60,6 +62,7 @@ class HuggingFaceModel:
     notes: Notes
     has_text_model: bool = False
     surplus: Mapping[str, Surplus] = field(default_factory=dict)
+    lost_head: StoredHead | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         notes,
         has_text_model=any(each.name == TEXT for each in bound.family.spellings),
         surplus=dict(_surplus(bound.table, source.wanted, converted.mapped)),
+        lost_head=source.lost_head,
     )
 
 

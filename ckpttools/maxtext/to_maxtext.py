@@ -34,6 +34,7 @@ from ckpttools.maxtext.odd_dtypes import odd_dtypes
 from ckpttools.maxtext.parts import refuse_lost
 from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.stacked_on import with_scan_axis
+from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.to_maxtext_notes import remarks_on, value_notes
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
@@ -60,6 +61,8 @@ class MaxTextState:
         spelling: how the source writes names.
         notes: what the user should know.
         dtypes: as of `ckpttools.maxtext.odd_dtypes.odd_dtypes`, for the way back.
+        lost_head: The output head that is left out as if it were the embedding. Nothing compared them yet.
+        tied: What became of the output head; None if the configuration decided.
     """
 
     state: Tree
@@ -67,6 +70,8 @@ class MaxTextState:
     spelling: str
     notes: Notes
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    lost_head: StoredHead | None = None
+    tied: str | None = None
 
     @property
     def parameters(self) -> dict[TreePath, Leaf]:
@@ -160,7 +165,9 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     said = _said_of(kept, dropped) if plain is None else plain.notes_without(dropped)
     notes = noted + said + value_notes(source.family, values, options, carried) + remarks
     dtypes = {} if options.dtype else odd_dtypes(source.arrays, mapped.altered, source.spelling.plain)
-    return MaxTextState(_state(mapped, grids, options), carried, source.spelling.name, notes, dtypes)
+    state = _state(mapped, grids, options)
+    lost, tied = source.lost_head, source.tied
+    return MaxTextState(state, carried, source.spelling.name, notes, dtypes, lost, tied)
 
 
 def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, ScaleGrids]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.mapping.flags import Flag
+from ckpttools.maxtext.layout import EMBEDDING, HEAD
 
 FLAG = "tied"
 WAYS = ("keep", "drop", "materialize")
@@ -20,6 +22,10 @@ class Head:
 
     embedding: str
     head: str
+
+
+LEFT_HEAD = Head(keystr(EMBEDDING), keystr(HEAD))
+"""The names in MaxText, keys joined by "/"."""
 
 
 def right_head(family: Family, spelling: Spelling) -> Head | None:

@@ -5,7 +5,7 @@ Importing this takes neither numpy nor the safetensors package, and opening read
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from ckpttools.array.nodes import Stored
@@ -143,11 +143,25 @@ def _tree(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
     leaves = dict(chain.from_iterable(map(_leaves, files)))
     custom = dict(chain.from_iterable(file.header.metadata.items() for file in files))
     described = custom.pop(flat.ENTRY, None)
+    for alias, stored in _aliases(custom, leaves):
+        leaves[alias,] = leaves[stored,]
+        del custom[alias]
     tree = Tree(leaves, Metadata(FORMAT.name, custom=custom, config=sidecar_config(folder), place=str(path)))
     # One shard of several has the description of all of them: its arrays go by their names alone.
     if described is None or NAMES.is_one_of_several(path):
         return tree
     return flat.restored(tree, described)
+
+
+def _aliases(custom: Mapping[str, str], leaves: Mapping[TreePath, Stored]) -> list[tuple[str, str]]:
+    """Names of tensors that are stored under another name.
+
+    safetensors.torch.save_model stores a tensor with several names once. It maps each name that it removed
+    to the stored one, among the metadata.
+    """
+    return [
+        (name, stored) for name, stored in custom.items() if (stored,) in leaves and (name,) not in leaves
+    ]
 
 
 def _of_others(directory: Place, found: WeightsLocation) -> Notes:

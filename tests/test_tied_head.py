@@ -1,0 +1,238 @@
+"""An output head next to its embedding: compared before it is left out, and recorded for the way back."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes  # noqa: F401  (numpy knows bfloat16 then)
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+from support.command_line import ckpt
+
+import ckpttools
+from ckpttools.array.nodes import swapped
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError
+from ckpttools.maxtext.stored_head import StoredHead
+from ckpttools.maxtext.tying import Head
+from ckpttools.testing.models import LlamaSizes, write_llama
+from ckpttools.testing.strategies import noise, stored
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+NAMES = Head(EMBEDDING, HEAD)
+PLENTY = 1 << 28
+ROWS = 24
+
+
+def model(directory, *, tied, change=lambda arrays: None, metadata=None):
+    """A small Llama whose head has the values of its embedding, before `change` changes its arrays."""
+    write_llama(directory, LlamaSizes(1, 32, 64, 2, 2, 16, ROWS, tied=tied))
+    arrays = load_file(directory / "model.safetensors")
+    arrays[HEAD] = arrays[EMBEDDING].copy()
+    change(arrays)
+    save_file(arrays, directory / "model.safetensors", {"format": "pt", **(metadata or {})})
+    return directory
+
+
+def change_rows(*rows):
+    def change(arrays):
+        for row in rows:
+            arrays[HEAD][row, 3] += np.asarray(0.5, arrays[HEAD].dtype)
+
+    return change
+
+
+def without(name):
+    return lambda arrays: arrays.pop(name)
+
+
+def arrays_of(directory):
+    return load_file(directory / "model.safetensors")
+
+
+@given(
+    st.sets(st.integers(0, ROWS - 1)),
+    st.sampled_from(["float32", "bfloat16", "float16", "float64"]),
+    st.booleans(),
+)
+def test_deviation_counts_rows_and_finds_the_largest_difference(rows, name, is_transposed):
+    dtype = DTYPES[name]
+    table = np.arange(ROWS * 8, dtype=np.float64).reshape(ROWS, 8).astype(dtype.numpy)
+    head = table.copy()
+    for row in rows:
+        head[row, row % 8] = -head[row, row % 8] - 1
+    arrays = [stored(each.view(dtype.carrier), dtype) for each in (head, table)]
+    shown = swapped(arrays[0]) if is_transposed else arrays[0]
+    found = StoredHead(NAMES, shown, arrays[1], is_transposed).deviation(memory=PLENTY)
+    if not rows:
+        assert found is None
+        return
+    largest = np.abs(head.astype(np.float64) - table.astype(np.float64)).max()
+    assert (found.rows, found.compared, found.largest) == (len(rows), ROWS, largest)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_deviation_takes_nan_and_infinity(value):
+    dtype = DTYPES["float32"]
+    table = noise((4, 4), dtype)
+    head = table.copy()
+    head.view(np.float32)[2, 1] = value
+    found = StoredHead(NAMES, stored(head, dtype), stored(table, dtype)).deviation(memory=PLENTY)
+    assert (found.rows, found.largest) == (1, np.inf)
+    same = StoredHead(NAMES, stored(head, dtype), stored(head.copy(), dtype))
+    assert same.deviation(memory=PLENTY) is None
+
+
+def test_deviation_compares_some_rows_of_a_large_table():
+    dtype = DTYPES["float32"]
+    table = noise((1000, 4), dtype)
+    other = stored(noise((1000, 4), dtype, 1), dtype)
+    found = StoredHead(NAMES, stored(table, dtype), other).deviation(memory=PLENTY, most_rows=64)
+    assert found.rows == found.compared == 64
+
+
+def test_deviation_reports_another_shape():
+    dtype = DTYPES["float32"]
+    arrays = stored(noise((5, 4), dtype), dtype), stored(noise((4, 4), dtype), dtype)
+    assert str(StoredHead(NAMES, *arrays).deviation(memory=PLENTY)) == "another shape"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_tied_drop_leaves_out_an_equal_head(tmp_path, tied, dtype):
+    def cast(arrays):
+        if dtype:
+            arrays[HEAD] = arrays[HEAD].astype(dtype)
+
+    source = model(tmp_path / "hf", tied=tied, change=cast)
+    result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext", "--tied", "drop")
+    assert result.exit_code == 0, result.stderr
+    assert ckpt("verify", tmp_path / "maxtext", "--against", source).exit_code == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("rows", [(0,), (ROWS - 1,), (3, 5, 7), range(ROWS)])
+def test_tied_drop_refuses_a_head_that_differs(tmp_path, tied, rows):
+    source = model(tmp_path / "hf", tied=tied, change=change_rows(*rows))
+    result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext", "--tied", "drop")
+    assert result.exit_code == 3
+    assert f"{len(rows)} of 24 rows differ, by up to " in result.stderr
+    assert "--tied keep keeps the head; --drop lm_head.weight leaves it out for good" in result.stderr
+    assert not (tmp_path / "maxtext").exists()
+
+
+@pytest.mark.parametrize("options", [("--tied", "drop", "--drop", HEAD), ("--drop", HEAD)])
+def test_a_head_is_dropped_by_name(tmp_path, options):
+    source = model(tmp_path / "hf", tied=False, change=change_rows(1))
+    result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext", *options)
+    assert result.exit_code == 0, result.stderr
+    assert ckpt("verify", tmp_path / "maxtext", "--against", source).exit_code == 1
+    assert ckpt("verify", tmp_path / "maxtext", "--against", source, "--drop", HEAD).exit_code == 0
+
+
+@pytest.mark.parametrize(("rows", "way"), [((), "drop stores both once"), ((2,), "keep keeps both")])
+def test_the_refusal_of_a_head_suggests_the_way_that_loses_nothing(tmp_path, rows, way):
+    source = model(tmp_path / "hf", tied=True, change=change_rows(*rows))
+    with pytest.raises(CoverageError) as error:
+        ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
+    assert ("differs from" in error.value.got) == bool(rows)
+    result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext")
+    assert f"--tied {way}" in result.stderr
+    chosen = way.partition(" ")[0]
+    result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext", "--tied", chosen)
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("has_head", [True, False])
+@pytest.mark.parametrize("way", ["keep", "drop", "materialize"])
+def test_the_reverse_conversion_needs_no_option(tmp_path, tied, has_head, way):
+    source = model(tmp_path / "hf", tied=tied, change=(lambda _: None) if has_head else without(HEAD))
+    result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext", "--tied", way)
+    assert result.exit_code == 0, result.stderr
+    result = ckpt("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "back")
+    assert result.exit_code == 0, result.stderr
+    assert ckpt("verify", tmp_path / "back", "--against", tmp_path / "maxtext").exit_code == 0
+    made, config = arrays_of(tmp_path / "back"), json.loads((tmp_path / "back/config.json").read_text())
+    assert config["tie_word_embeddings"] == (HEAD not in made)
+    expected = arrays_of(source)
+    expected.setdefault(HEAD, expected[EMBEDDING])
+    for name, array in made.items():
+        assert array.tobytes() == expected[name].tobytes()
+    assert made.keys() | {HEAD} == expected.keys()
+
+
+def test_maxtext_to_hf_refuses_to_drop_a_head_that_differs(tmp_path):
+    source = model(tmp_path / "hf", tied=False, change=change_rows(4))
+    ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
+    result = ckpt("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "back", "--tied", "drop")
+    assert result.exit_code == 3
+    assert "1 of 24 rows differ, by up to " in result.stderr
+    command = "ckpt select SRC DST --drop '*decoder/logits_dense/kernel'"
+    assert command in result.stderr
+    parts = ["select", tmp_path / "maxtext", tmp_path / "less", "--drop", "*decoder/logits_dense/kernel"]
+    assert ckpt(*parts).exit_code == 0
+    result = ckpt("convert", "maxtext-to-hf", tmp_path / "less", tmp_path / "back", "--tied", "drop")
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("to", ["maxtext", "hf"])
+def test_load_refuses_to_drop_a_head_that_differs(tmp_path, to):
+    source = model(tmp_path / "hf", tied=False, change=change_rows(4))
+    if to == "hf":
+        ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
+        source = tmp_path / "maxtext"
+    with pytest.raises(ConfigError, match="the output head differs from the embedding"):
+        ckpttools.load(source, to=to, tied="drop")
+
+
+# What safetensors.torch.save_model writes
+
+
+@pytest.mark.parametrize(("stored_name", "alias"), [(HEAD, EMBEDDING), (EMBEDDING, HEAD)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_alias_is_read_under_both_names(tmp_path, stored_name, alias, tied):
+    source = model(tmp_path / "hf", tied=tied, change=without(alias), metadata={alias: stored_name})
+    tree = ckpttools.open(source)
+    assert tree[alias].read().tobytes() == tree[stored_name].read().tobytes()
+    assert tree.metadata.custom == {"format": "pt"}
+    result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext")
+    assert result.exit_code == 0, result.stderr
+    plain = model(tmp_path / "plain", tied=tied, change=without(HEAD) if tied else lambda _: None)
+    for made, against in [(tmp_path / "maxtext", plain), (tmp_path / "maxtext", source)]:
+        result = ckpt("verify", made, "--against", against)
+        assert result.exit_code == 0, result.output
+    result = ckpt("convert", "to-safetensors", source, tmp_path / "both")
+    assert arrays_of(tmp_path / "both").keys() >= {HEAD, EMBEDDING}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"format": EMBEDDING + "s"},
+        {EMBEDDING: EMBEDDING},
+        {HEAD: "model.gone.weight"},
+        {"note": "of nothing"},
+    ],
+)
+def test_other_metadata_is_no_alias(tmp_path, metadata):
+    source = model(tmp_path / "hf", tied=True, change=without(HEAD), metadata=metadata)
+    tree = ckpttools.open(source)
+    assert HEAD not in tree and "note" not in tree
+    assert tree.metadata.custom == {"format": "pt", **metadata}
+
+
+def test_an_alias_that_save_model_writes(tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_model
+
+    tied = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
+    tied["b"].weight = tied["a"].weight
+    save_model(tied, str(tmp_path / "model.safetensors"))
+    tree = ckpttools.open(tmp_path)
+    assert {path[0] for path in tree} == {"a.weight", "a.bias", "b.weight", "b.bias"}
+    with pytest.raises(CheckpointError):
+        tree["c.weight"]
