@@ -156,7 +156,9 @@ def is_alike(found: Place, wanted: Made, case: Case) -> None:
     if case.words not in SHARING and is_cut_alike:
         assert contents(found) == wanted.files
     assert ckpttools.hash(found).digest == wanted.digest
-    assert ckpttools.doctor(found).healthy
+    # The rules give one array a name that its model does not have.
+    expected = {"coverage"} if case.words.startswith("remap") else set()
+    assert {each.check for each in ckpttools.doctor(found).findings if each.level == "error"} == expected
     assert not [each for each in found.parent.entries() if each.name.startswith(f"{found.name}.")]
 
 

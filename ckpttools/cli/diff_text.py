@@ -71,7 +71,7 @@ def _indented(text: str) -> list[str]:
 def _verdict(report: DiffReport) -> Iterator[str]:
     counts = [f"{plural(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
     if report.uncompared:
-        counts.append("and what was not compared")
+        counts.append("others not compared")
     verdict, colour = ("Equal", "green") if report.equal else ("Different", "red")
     first, *rest = _indented(f"{verdict}: {', '.join(counts)}")
     yield first[2:].replace(verdict, styled(verdict, fg=colour, bold=True), 1)
