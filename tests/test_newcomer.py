@@ -236,8 +236,8 @@ class TestWhatItIs:
         told = run("convert", command, tmp_path, tmp_path.with_name("out"), code=3)
         assert "this is a LoRA adapter of me/base, not a whole model" in told
         assert "ckpt adapter merge" in told and "config.json" not in told
-        (found,) = json.loads(ckpt("doctor", tmp_path, "--json").stdout)["findings"]
-        assert (found["level"], found["check"]) == ("info", "config") and "LoRA adapter" in found["what"]
+        findings = json.loads(ckpt("doctor", tmp_path, "--json").stdout)["findings"]
+        assert any(each["check"] == "config" and "LoRA adapter" in each["what"] for each in findings)
 
     def test_no_family_is_proposed_for_a_name_that_is_near(self, model, tmp_path):
         config = json.loads((model / "config.json").read_text()) | {"model_type": "deepseek_v99"}
@@ -258,7 +258,6 @@ class TestWhatItIs:
         (model / "model.safetensors").rename(model / "first.safetensors")
         for name, word in {
             "model.layers.0.self_attn.sinks": "--family FILE.toml",
-            "model.layers.0.self_attn.rotary_emb.inv_freq": "--drop PATTERN",
             "v_head.summary.weight": "--drop PATTERN",
         }.items():
             weights(model / "more.safetensors", name)
