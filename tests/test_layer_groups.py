@@ -5,12 +5,14 @@ From MaxText's checkpoint_conversion/utils/param_mapping.py and models/gemma4.py
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar
 
 import numpy as np
 import pytest
 from support.trees import model
 
+import ckpttools
 from ckpttools.core.errors import FormatError
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
@@ -201,6 +203,17 @@ class TestDeepSeek:
             ]
             wanted = np.array(experts)
             assert same(ours["decoder/moe_layers/DeepSeekMoeBlock_0/MoeBlock_0/wi_1"], wanted)
+
+    @pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3"])
+    @pytest.mark.parametrize("dense", [0, 1, 3])
+    def test_widths_are_equal_if_all_layers_have_experts(self, tmp_path, kind, dense):
+        """MaxText refuses other widths (configs/types.py: is_fully_moe)."""
+        said = {"first_k_dense_replace": dense, "model_type": kind, "num_experts_per_tok": 1}
+        config = {**self.CONFIG, **said}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        told = dict(each.split("=", 1) for each in ckpttools.maxtext_config(tmp_path).arguments())
+        assert told["base_moe_mlp_dim"] == "3"
+        assert told["base_mlp_dim"] == ("3" if dense == 0 else str(config["intermediate_size"]))
 
     def test_prediction_layers_are_left_out_by_name_or_carried(self):
         config = {**self.CONFIG, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1}

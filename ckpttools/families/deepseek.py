@@ -134,6 +134,8 @@ FAMILY = Family(
     num_experts:                      expert
     num_experts_per_tok:              config.num_experts_per_tok
     base_moe_mlp_dim:                 expert_mlp
+    # Without dense layers, MaxText requires both widths to be equal.
+    base_mlp_dim:                     expert_mlp, if dense is 0
     shared_experts:                   shared
     routed_scaling_factor:            config.routed_scaling_factor | 1
     routed_bias:                      flag.score_correction
