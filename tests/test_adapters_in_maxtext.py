@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file
 from support.places import FIXTURES, TESTS
 
 import ckpttools
+from ckpttools.api.next_steps import next_steps
 
 PYTHON = environments.present(environments.MAXTEXT)
 PEFT = FIXTURES / "peft"
@@ -37,6 +39,12 @@ def logits(checkpoint, out, restore="", run="", more=()):
     return np.load(out)[0]
 
 
+def restored_logits(base, adapter, out):
+    """Logits of a base with an adapter, by the settings that ckpt prints and no others."""
+    (printed,) = next_steps(adapter).uses
+    return logits(base, out, str(adapter / "0" / "items"), more=shlex.split(printed))
+
+
 @pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
 @pytest.mark.parametrize(("case", "scan"), [("patterns", True), ("plain", False)])
 def test_maxtext_computes_with_an_adapter_what_peft_does(tmp_path, case, scan):
@@ -46,16 +54,17 @@ def test_maxtext_computes_with_an_adapter_what_peft_does(tmp_path, case, scan):
     wanted = load_file(PEFT / "merged" / f"{case}.safetensors")["logits"][0]
     merged = logits(tmp_path / "merged", tmp_path / "merged.npy")
     assert np.max(np.abs(merged - wanted)) < 1e-6 * np.max(np.abs(wanted)) + 1e-6
-    items = str(tmp_path / "adapter" / "0" / "items")
-    said = ckpttools.open(tmp_path / "adapter").metadata.custom["lora"]
-    more = (
-        "lora.enable_lora=true",
-        f"lora.lora_restore_path={items}",
-        f"lora.lora_module_path={said['lora_module_path']}",
-        "lora.lora_rank=0",
-        "lora.lora_alpha=0.0",
-    )
-    restored = logits(tmp_path / "base", tmp_path / "restored.npy", items, more=more)
+    restored = restored_logits(tmp_path / "base", tmp_path / "adapter", tmp_path / "restored.npy")
+    assert np.max(np.abs(restored - wanted)) < 1e-6 * np.max(np.abs(wanted)) + 1e-6
+
+
+@pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
+def test_maxtext_computes_with_a_negative_scale_what_a_merge_does(tmp_path):
+    ckpttools.hf_to_maxtext(BASE, tmp_path / "base")
+    ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=PEFT / "plain", scale=-0.37)
+    ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=tmp_path / "base", scale=-0.37)
+    wanted = logits(tmp_path / "merged", tmp_path / "merged.npy")
+    restored = restored_logits(tmp_path / "base", tmp_path / "adapter", tmp_path / "restored.npy")
     assert np.max(np.abs(restored - wanted)) < 1e-6 * np.max(np.abs(wanted)) + 1e-6
 
 

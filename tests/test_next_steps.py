@@ -177,6 +177,7 @@ class TestAdapters:
         (said,) = (line for line in done.stderr.splitlines() if line.startswith("next"))
         told = dict(each.split("=", 1) for each in shlex.split(said.removeprefix("next")))
         assert told["lora.enable_lora"] == "true"
+        assert (told["lora.lora_rank"], float(told["lora.lora_alpha"])) == ("2", 6)
         assert told["lora.lora_restore_path"] == f"{tmp_path}/lora/0/items"
         assert re.match(told["lora.lora_module_path"], "decoder/layers/mlp/wi_0")
 
@@ -185,6 +186,7 @@ class TestAdapters:
         ckpttools.adapter_to_maxtext(adapter, tmp_path / "lora", base=base, layout="training")
         told = next_steps(tmp_path / "lora").uses
         assert "lora.lora_module_path" in told[0] and "lora_restore_path" not in told[0]
+        assert "lora.lora_rank=2 lora.lora_alpha=6" in told[0]
         ckpttools.copy(tmp_path / "lora", "memory://next/lora")
         assert next_steps("memory://next/lora").uses == (
             "MaxText reads disks and gs:// alone: `ckpt copy memory://next/lora DIR`",

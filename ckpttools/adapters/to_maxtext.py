@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,13 +88,13 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     for factor in fit.factors:
         factor.require_fit(base.weights[factor.name].shape)
     rank = max(factor.rank for factor in fit.factors)
-    scale, ratios = _scales(fit.factors)
+    scale, ratios = _scales(fit.factors, options.scale)
     touched = dict.fromkeys(by_weight[factor.name] for factor in fit.factors)
     rows = [known.of(row, number) for number, row in enumerate(touched)]
     sizes = {**known.sizes, **{row.rank: rank for row in rows}}
     arrays = _arrays(fit.factors, rows, sizes, ratios)
     mapped = _mapped(rows, sizes, base, arrays)
-    said = _said(mapped.arrays, rank, finite("scale", options.scale, scale * options.scale * rank))
+    said = _said(mapped.arrays, rank, finite("scale", options.scale, scale * abs(options.scale) * rank))
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: said, **named})
     is_rslora = bool(adapter.config.get("use_rslora"))
@@ -131,11 +132,15 @@ def _merging(base: Base, adapter: Adapter) -> str:
     )
 
 
-def _scales(factors: Sequence[FactorPair]) -> tuple[float, dict[str, float]]:
-    """The scale that most factors have, and what B of the others is multiplied by for that."""
-    (scale, _), *_ = Counter(factor.scale for factor in factors).most_common(1)
+def _scales(factors: Sequence[FactorPair], sign: float) -> tuple[float, dict[str, float]]:
+    """The size of the scale that most factors have, and what B of the others is multiplied by for that.
+
+    MaxText refuses a negative alpha, so B takes the sign of a scale.
+    """
+    signed = {each.name: math.copysign(1.0, sign) * each.scale for each in factors}
+    (scale, _), *_ = Counter(map(abs, signed.values())).most_common(1)
     scale = scale or 1.0
-    return scale, {each.name: each.scale / scale for each in factors if each.scale != scale}
+    return scale, {name: each / scale for name, each in signed.items() if each != scale}
 
 
 def _arrays(
@@ -222,9 +227,12 @@ def _notes(
     is_rslora: bool,
 ) -> Notes:
     inexact, values = [], []
-    if ratios:
+    negated = sum(ratio == -1.0 for ratio in ratios.values())
+    if negated:
+        values.append(Note.of_arrays(negated, "B negated, as MaxText takes no negative alpha"))
+    if others := len(ratios) - negated:
         text = "B multiplied, as MaxText has one scale for all, and rounded to its dtype"
-        inexact.append(Note.of_arrays(len(ratios), text))
+        inexact.append(Note.of_arrays(others, text))
     ranks = {factor.rank for factor in factors}
     if len(ranks) > 1:
         values.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -82,11 +82,28 @@ def _settings(tree: Tree) -> Iterator[str]:
     from ckpttools.adapters.from_maxtext import said_of
 
     yield "lora.enable_lora=true"
-    modules = said_of(tree).get(MODULE_PATH)
+    said = said_of(tree)
+    modules = said.get(MODULE_PATH)
     if isinstance(modules, str):
         yield f"lora.{MODULE_PATH}={quote(modules)}"
+    yield from _rank_and_alpha(tree, said)
     if _is_restored(tree):
         yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.place).absolute()))}"
+
+
+def _rank_and_alpha(tree: Tree, said: Mapping[str, object]) -> Iterator[str]:
+    """Settings of both, which trainers use before they read the metadata of a checkpoint.
+
+    With a rank of 0 they divide by zero, and with an alpha of 0 they add nothing to the model.
+    """
+    from ckpttools.adapters.config import is_number
+    from ckpttools.adapters.from_maxtext import pairs_of
+
+    rank = said.get("lora_rank") or max((pair.rank for pair in pairs_of(tree).values()), default=0)
+    if rank:
+        yield f"lora.lora_rank={rank}"
+    if is_number(alpha := said.get("lora_alpha")):
+        yield f"lora.lora_alpha={alpha}"
 
 
 def commands(path: str, found: AdapterReport | None, *, is_peft: bool) -> Iterator[str]:

@@ -35,7 +35,7 @@ def logits(restore: str, run: str, settings: list[str]) -> np.ndarray:
     with mesh:
         model = model_creation_utils.from_pretrained(config, mesh=mesh, model_mode="train")
         if restore:
-            lora_utils.sync_lora_metadata(config)
+            # In the order of MaxText's train_sft.py, which reads the metadata only when it restores.
             model = lora_utils.apply_lora_to_model(model, mesh, config)
             before = factors(model)
             model = lora_utils.restore_lora_from_path(model, config)
