@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, run
 
 from ckpttools.array.tree import Empty, Text
-from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 
 serialization = pytest.importorskip("flax.serialization")
@@ -229,3 +230,71 @@ def test_small_arrays_beside_those_of_tensorstore(tmp_path, how):
     shutil.rmtree(tmp_path / "target.other")
     shutil.rmtree(tmp_path / "target.decoder.kernel")
     assert "directories of their own" in run("hash", tmp_path / "checkpoint", code=3)
+
+
+# ---- directories of states
+
+
+@pytest.mark.parametrize(
+    ("names", "latest", "step"),
+    [
+        (["checkpoint"], "checkpoint", None),
+        (["checkpoint_0"], "checkpoint_0", 0),
+        (["checkpoint_9", "checkpoint_10"], "checkpoint_10", 10),
+        (["checkpoint_99", "checkpoint_100", "checkpoint_0007"], "checkpoint_100", 100),
+        (["checkpoint", "checkpoint_3"], "checkpoint_3", 3),
+        (["checkpoint_3", "checkpoint_tmp"], "checkpoint_3", 3),
+        (["checkpoint_3", "checkpoint_12.tmp", "checkpoint_13_gda"], "checkpoint_3", 3),
+        (["checkpoint_1.5", "checkpoint_1.25"], "checkpoint_1.5", None),
+        (["checkpoint_2", "checkpoint_2.5"], "checkpoint_2.5", None),
+        (["checkpoint_2", "config.json", "events.out"], "checkpoint_2", 2),
+    ],
+)
+def test_directory_of_states_opens_the_latest(tmp_path, names, latest, step):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in names:
+        written(folder / name, {"name": name, "w": np.ones(3, "f4")})
+    if "config.json" in names:
+        (folder / "config.json").write_text("{}")
+    tree = open_tree(folder)
+    assert tree["name",] == Text(latest) and tree.metadata.step == step
+    assert tree.metadata.place == str(folder / latest)
+    assert f"run/{latest}\n" in ckpt(folder).output
+    assert "\n1 checkpoint of flax-msgpack\n" in ckpt("doctor", folder).output
+
+
+@settings(max_examples=30)
+@given(st.sets(st.integers(0, 10**6), min_size=1, max_size=5), st.data())
+def test_step_selects_a_state(tmp_path_factory, steps, data):
+    folder = tmp_path_factory.mktemp("f")
+    for number in steps:
+        written(folder / f"checkpoint_{number}", {"at": number})
+    assert open_tree(folder)["at"].read() == max(steps)
+    chosen = data.draw(st.sampled_from(sorted(steps)))
+    assert open_tree(folder, ReadOptions(step=chosen))["at"].read() == chosen
+    with pytest.raises(UsageError, match="there is no step"):
+        open_tree(folder, ReadOptions(step=10**6 + 1))
+
+
+@pytest.mark.parametrize("left", (0, 1, 20))
+def test_damaged_latest_state_is_not_replaced_by_an_older_one(tmp_path, left):
+    written(tmp_path / "checkpoint_9")
+    latest = written(tmp_path / "checkpoint_10")
+    latest.write_bytes(latest.read_bytes()[:left])
+    assert "checkpoint_10" in run("hash", tmp_path, code=3)
+
+
+def test_files_of_other_programs_are_not_states(tmp_path):
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"')
+    (tmp_path / "checkpoint_3").write_bytes(b"PK\x03\x04")
+    assert "is not a checkpoint of a known format" in run("hash", tmp_path, code=3)
+
+
+def test_arrays_of_several_processes_are_not_read_as_texts(tmp_path):
+    """`flax.training.checkpoints` puts them into a directory next to the file, and a text in their place."""
+    file = written(tmp_path / "checkpoint_10", {"w": "//GDAPlaceholder:w", "b": np.ones(3, "f4")})
+    zarr_array(tmp_path / "checkpoint_10_gda/w", np.ones((2, 2), "f4"))
+    for path in (file, tmp_path):
+        told = run("hash", path, code=3)
+        assert "some arrays lie in directories of their own" in told and "checkpoint_10_gda" in told

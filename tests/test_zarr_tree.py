@@ -241,3 +241,146 @@ def test_metadata_of_another_kind(tmp_path, change, told):
     place = tmp_path / "c/m/w/zarr.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | change))
     assert told in run("hash", tmp_path / "c", code=3)
+
+
+# ---- Orbax before `_METADATA`: small arrays are in a file `checkpoint`, the others are named there
+
+LEGACY = {("params", "kernel"), ("params", "bias"), ("opt", "count"), ("step",)}
+
+
+def write_legacy_item(item, driver="zarr", in_database=False):
+    """Write an item with one array of tensorstore and three leaves in the file `checkpoint`."""
+    serialization = pytest.importorskip("flax.serialization")
+    item.mkdir(parents=True)
+    kernel = np.arange(24, dtype="f4").reshape(4, 6)
+    write(
+        "params.kernel" if in_database else item / "params.kernel",
+        kernel,
+        driver,
+        base=item if in_database else None,
+    )
+    params = {"kernel": "PLACEHOLDER://params.kernel", "bias": np.ones(6, "f4")}
+    state = {"params": params, "opt": {"count": np.int32(3)}, "step": 7}
+    (item / "checkpoint").write_bytes(serialization.msgpack_serialize(state))
+
+
+@pytest.mark.parametrize(("driver", "in_database"), [("zarr", False), ("zarr3", False), ("zarr", True)])
+@pytest.mark.parametrize(
+    "below",
+    ("default", "100", "100/default", "step_100/default", "checkpoints/100/state", "a/b/checkpoint_5/items"),
+)
+def test_legacy_orbax_opens_whole_at_every_level(tmp_path, below, driver, in_database):
+    root = tmp_path / "run"
+    item = root / below
+    write_legacy_item(item, driver, in_database)
+    (item.parent / "commit_success.txt").touch()
+    (root / "config.json").write_text("{}")
+    levels = [item, *item.parents[: len(Path(below).parts)]]
+    assert levels[-1] == root
+    for level in levels:
+        tree = open_tree(level)
+        assert tree.keys() == LEGACY, level
+        assert tree.metadata.place == str(item)
+        assert np.array_equal(tree["params/kernel"].read(), np.arange(24, dtype="f4").reshape(4, 6))
+    assert "1 checkpoint of zarr-tree\n" in ckpt("doctor", root).output
+
+
+def _legacy_steps(root):
+    for step in ("9", "10"):
+        write_legacy_item(root / step / "default")
+    return root / "10"
+
+
+def _legacy_steps_below(root):
+    return _legacy_steps(root / "checkpoints").parent
+
+
+def _legacy_items(root):
+    for item in ("params", "opt_state"):
+        write_legacy_item(root / "100" / item)
+    return root / "100/params"
+
+
+def _legacy_item_next_to_metrics(root):
+    write_legacy_item(root / "100/default")
+    (root / "100/metrics").mkdir()
+    (root / "100/metrics/metrics").write_text("{}")
+    return root / "100/default"
+
+
+def _legacy_step_next_to_logs(root):
+    write_legacy_item(root / "100/default")
+    (root / "100/commit_success.txt").touch()
+    (root / "logs").mkdir()
+    return root / "100/default"
+
+
+def _legacy_item_after_many_directories(root):
+    for number in range(30):
+        write(root / f"a{number}", np.ones(2, "f4"))
+    write_legacy_item(root / "z/100/default")
+    return root / "z/100/default"
+
+
+def _legacy_item_in_a_tree(root):
+    write(root / "model/a", np.ones(2, "f4"))
+    write_legacy_item(root / "model/b/c")
+    return root / "model/b/c"
+
+
+def _legacy_database_in_a_tree(root):
+    write(root / "model/a", np.ones(2, "f4"))
+    write_legacy_item(root / "model/b/c", in_database=True)
+    return root / "model/b/c"
+
+
+def _item_with_metadata_in_a_tree(root):
+    write(root / "model/x/a", np.ones(2, "f4"))
+    shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0/items", root / "model/y/b/c")
+    return root / "model/y/b/c"
+
+
+def _legacy_item_below_a_legacy_item(root):
+    write_legacy_item(root)
+    write_legacy_item(root / "old/100")
+    return root / "old/100"
+
+
+@pytest.mark.parametrize(
+    "make",
+    (
+        *(_legacy_steps, _legacy_steps_below, _legacy_items, _legacy_item_next_to_metrics),
+        *(_legacy_step_next_to_logs, _legacy_item_after_many_directories, _legacy_item_in_a_tree),
+        *(_legacy_database_in_a_tree, _item_with_metadata_in_a_tree, _legacy_item_below_a_legacy_item),
+    ),
+)
+def test_directories_above_several_checkpoints_name_the_one_to_open(tmp_path, make):
+    """Read as one tree, the arrays in files `checkpoint` would be missing without an error."""
+    path = make(tmp_path / "run")
+    assert str(path) in run("hash", tmp_path / "run", code=3)
+
+
+@pytest.mark.parametrize(
+    "keys", ("model/descriptor/w", "layers/0/w layers/1/w", "a/7/b/0/w a/7/b/1/w", "a/b/c/w")
+)
+def test_keys_of_one_tree_are_not_taken_for_steps(tmp_path, keys):
+    for key in keys.split():
+        write(tmp_path / "c" / key, np.ones(2, "f4"))
+    assert {"/".join(path) for path in open_tree(tmp_path / "c")} == {*keys.split()}
+
+
+def test_unfinished_legacy_saves_are_refused_from_every_level(tmp_path):
+    item = tmp_path / "run/100.orbax-checkpoint-tmp-17/default"
+    write_legacy_item(item)
+    for level in (item, item.parent, tmp_path / "run"):
+        assert "Error" in run("hash", level, code=3)
+    (item / "checkpoint").unlink()
+    write(tmp_path / "run/a/w", np.ones(2, "f4"))
+    assert "a directory below is an unfinished save" in run("hash", tmp_path / "run", code=3)
+
+
+def test_arrays_that_a_legacy_state_names_may_not_be_missing(tmp_path):
+    write_legacy_item(tmp_path / "run/100/default")
+    shutil.rmtree(tmp_path / "run/100/default/params.kernel")
+    for level in ("run/100/default", "run/100", "run"):
+        run("hash", tmp_path / level, code=3)

@@ -5,24 +5,33 @@ Neither Flax nor msgpack is needed; arrays are read by position.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from shlex import quote
 
 from ckpttools.array.tree import Leaf, Metadata, Tree, keystr
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.budget import require_room
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.text import first_and_last
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.flax.msgpack import DamagedError, Reader
 from ckpttools.formats.flax.state import FlaxState, flax_state
 from ckpttools.formats.left_out import left_out
+from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.formats.weight_index import WeightsLocation
+from ckpttools.formats.zarr.chunks import has_array
 from ckpttools.stores.place import Place
 
 _NAMES = WeightNames(".msgpack", "flax_model.msgpack", "*model*.msgpack")
+# `flax.training.checkpoints` numbers its files; one without steps, and Orbax before `_METADATA`, do not.
+_NUMBERED, _STATE = re.compile(r"checkpoint_(\d{1,18}(?:\.\d{1,18})?)", re.ASCII), "checkpoint"
+# Numbered files of other programs that are looked into before a directory is given up.
+_MAX_PROBED = 20
 
 
 @dataclass(frozen=True)
@@ -35,12 +44,15 @@ class FlaxFormat(ReadOnlyFormat):
     def why_not(self, path: Place) -> str | None:
         try:
             if _is_named(path):
-                return _NAMES.why_not(path)
+                mismatch = _NAMES.why_not(path)
+                return None if mismatch and path.is_dir() and _has_states(path) else mismatch
             return None if begins_as_state(path) else "it does not begin as a state of Flax does"
         except CheckpointError as error:
             return reason(error, path)
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
+        if path.is_dir() and _NAMES.why_not(path) is not None:
+            path = _state_in(path, options.step)
         # Trainers' states have names without an ending.
         found = _NAMES.find(path) if _is_named(path) else WeightsLocation(path.parent, (path.name,))
         states = {name: opened_state(found.folder / name) for name in found.names}
@@ -88,6 +100,56 @@ def opened_state(place: Place) -> FlaxState:
     return state
 
 
+def _states_in(folder: Place) -> list[Place]:
+    """The files in a directory that are named as states, the latest step first."""
+    files = [each.name for each in folder.entries() if not each.is_dir]
+    numbered = [name for name in files if _NUMBERED.fullmatch(name)]
+    if numbered:
+        return [folder / name for name in sorted(numbered, key=_number, reverse=True)]
+    return [folder / _STATE] if _STATE in files else []
+
+
+def _number(name: str) -> tuple[float, str]:
+    """The number in the name of a state, by which Flax sorts, too; equal ones in the order of names."""
+    match = _NUMBERED.fullmatch(name)
+    return (float(match[1]) if match else -1.0, name)
+
+
+def _has_states(folder: Place) -> bool:
+    """Whether a directory has states that hold their arrays themselves."""
+    states = _states_in(folder)
+    if not any(map(begins_as_state, states[:_MAX_PROBED])):
+        return False
+    # Where arrays are next to a file `checkpoint`, `zarr-tree` opens both together.
+    names = {each.name for each in folder.entries()}
+    return states[0].name != _STATE or not (MANIFEST in names or has_array(folder))
+
+
+def _state_in(folder: Place, step: int | None) -> Place:
+    """The state of a step in a directory; without a step the latest, even if it is damaged.
+
+    Raises:
+        FormatError: there are none.
+        UsageError: there is none of this step.
+    """
+    states = _states_in(folder)
+    if not states:
+        raise FormatError("no state of Flax in the directory", place=folder)
+    if step is None or states[0].name == _STATE:
+        return states[0]
+    by_step = {_step_of(each): each for each in states}
+    if step not in by_step:
+        steps = sorted(number for number in by_step if number is not None)
+        raise UsageError(f"there is no step {step}", place=folder, wanted=f"one of {first_and_last(steps)}")
+    return by_step[step]
+
+
+def _step_of(path: Place) -> int | None:
+    """The training step in the name of a state; None without one, or where it is a fraction."""
+    match = _NUMBERED.fullmatch(path.name)
+    return int(match[1]) if match and "." not in match[1] else None
+
+
 def _is_named(path: Place) -> bool:
     """Whether the name tells that it is a file of weights, an index, or a directory of these."""
     return path.is_dir() or path.name.endswith((".msgpack", ".json"))
@@ -101,10 +163,25 @@ def _tree(path: Place, folder: Place, states: Sequence[FlaxState]) -> Tree:
         raise FormatError(
             f"some arrays lie in directories of their own:{listing(elsewhere)}",
             place=path,
-            hint=f"name the directory: {folder}",
+            hint=_where_arrays_are(path, folder),
         )
     others = {at: kind for state in states for at, kind in state.others.items()}
     metadata = Metadata(
-        FORMAT.name, config=sidecar_config(folder), scalars=scalars, place=str(path), notes=left_out(others)
+        FORMAT.name,
+        step=_step_of(path),
+        config=sidecar_config(folder),
+        scalars=scalars,
+        place=str(path),
+        notes=left_out(others),
     )
     return Tree(leaves, metadata)
+
+
+def _where_arrays_are(path: Place, folder: Place) -> str:
+    """What to do about a state whose arrays are not in its file."""
+    arrays = folder / f"{path.name}_gda"
+    if arrays.is_dir():
+        return f"restore it with flax.training.checkpoints; the arrays alone are in {quote(str(arrays))}"
+    if path.name == _STATE and (has_array(folder) or (folder / MANIFEST).is_file()):
+        return f"name the directory: {quote(str(folder))}"
+    return "copy the directories of the arrays, too"

@@ -21,7 +21,8 @@ from ckpttools.stores.base import File
 # `flax.serialization._MsgpackExtType`, and what it makes of arrays of more than a gibibyte.
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
-_PLACEHOLDER = "PLACEHOLDER://"
+# Of Orbax before `_METADATA`, and of `flax.training.checkpoints` for arrays of several processes.
+_PLACEHOLDERS = ("PLACEHOLDER://", "//GDAPlaceholder:")
 
 
 @dataclass
@@ -101,8 +102,8 @@ class _Filling:
                 self.add((*path, key), each)
         elif isinstance(value, dict | list):
             self._leaf(path, Empty(type(value).__name__.capitalize()))
-        elif isinstance(value, str) and value.startswith(_PLACEHOLDER):
-            self._elsewhere(path, value.removeprefix(_PLACEHOLDER))
+        elif isinstance(value, str) and value.startswith(_PLACEHOLDERS):
+            self._elsewhere(path, value.partition("PLACEHOLDER://")[2] or value.partition(":")[2])
         else:
             self._add_one(path, value)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
@@ -39,9 +40,10 @@ from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import CONFIG, sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
-from ckpttools.formats.zarr.chunks import DOCUMENTS
+from ckpttools.formats.zarr.chunks import DOCUMENTS, has_array
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.stores.at_once import at_once
+from ckpttools.stores.base import DirEntry
 from ckpttools.stores.place import Place
 
 _STATE, _METADATA = "checkpoint", "metadata.json"
@@ -56,8 +58,8 @@ _OF_A_ROOT = frozenset((_STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST,
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
 # Directories whose files are looked at to tell whether each is a checkpoint of its own.
 _MOST_COMPARED = 20
-# Directories that are looked into to tell whether there is an array in any of them.
-_MOST_TRIED = 100
+# Files that only the root of a checkpoint has, whatever the names of its arrays are.
+_OF_ANOTHER = (TREE_FILE, CHECKPOINT_FILE, MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -70,34 +72,32 @@ class BareFormat(ReadOnlyFormat):
     def why_not(self, path: Place) -> str | None:
         if not path.is_dir():
             return "not a directory"
-        entries = path.entries()
-        names = {each.name for each in entries}
-        if TREE_FILE in names or names & _OF_ORBAX or IN_PROGRESS in str(path):
+        chain = _chain(path)
+        # Below, directories may be named by keys.
+        names = chain[0].names.union(*(each.files for each in chain))
+        if names & {TREE_FILE, *_OF_ORBAX} or IN_PROGRESS in str(chain[-1].path):
             return "a save of Orbax"
-        if MANIFEST in names:
-            return None if _is_nested(path) else "a save of Orbax"
-        below = [each.name for each in entries if each.is_dir]
-        steps = [name for name in below if _STEP.fullmatch(name)]
-        if len(steps) > 1 and not names & {*DOCUMENTS}:
-            return "several steps of a run"
-        if len(below) > 1 and not names & {*DOCUMENTS, _STATE, _METADATA} and _are_apart(path, below):
-            return "several checkpoints below"
-        return None if _has_array(path) else "no array of zarr in it"
+        if MANIFEST in chain[-1].names:
+            root = chain[-1].path
+            return None if _has_state(root) or _is_nested(root) else "a save of Orbax"
+        if any(_has_steps(each, may_be_keys=each.path != path) for each in chain):
+            return f"several steps of a run in {chain[-1].path}"
+        if (another := _another_in(chain[-1])) is not None:
+            return f"several checkpoints below, such as {another}"
+        return None if has_array(path) else "no array of zarr in it"
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
         return _opened(self.lies_at(path), options)
 
     def lies_at(self, path: Place) -> Place:
         """As `ckpttools.formats.base.TellsPlace.lies_at`: a step has small arrays and its number in files."""
-        entries = path.entries()
-        below = [each.name for each in entries if each.is_dir]
-        names = {each.name for each in entries}
-        if len(below) != 1 or names & {*DOCUMENTS, MANIFEST, _STATE, _METADATA}:
-            return path
-        step = path / below[0]
+        chain = _chain(path)
+        last = chain[-1].path
+        if MANIFEST in chain[-1].names or _has_state(last) or _said(last):
+            return last
         # A number alone may be a key.
-        is_step = _STEP.fullmatch(step.name) and not step.name.isdecimal()
-        return step if is_step or _has_state(step) or _said(step) else path
+        steps = (each.path for each in chain[1:] if _STEP.fullmatch(each.path.name))
+        return next((step for step in steps if not step.name.isdecimal()), path)
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
         """As `ckpttools.formats.base.TellsStorage.storage`."""
@@ -109,6 +109,65 @@ class BareFormat(ReadOnlyFormat):
 FORMAT = BareFormat()
 
 
+@dataclass(frozen=True)
+class _Folder:
+    """A directory and what its list shows.
+
+    Attributes:
+        path: the directory.
+        names: all names in it.
+        below: names of the directories in it.
+    """
+
+    path: Place
+    names: frozenset[str]
+    below: tuple[str, ...]
+
+    @classmethod
+    def at(cls, path: Place) -> _Folder:
+        entries = path.entries()
+        names = frozenset(each.name for each in entries)
+        return cls(path, names, tuple(each.name for each in entries if each.is_dir))
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Names of the files in it."""
+        return self.names.difference(self.below)
+
+
+def _chain(path: Place) -> list[_Folder]:
+    """A directory, the only directory in it, and so on: a run, its only step and the only item of that."""
+    chain = [_Folder.at(path)]
+    ends = {*DOCUMENTS, MANIFEST, _STATE, _METADATA}
+    while len(chain[-1].below) == 1 and chain[-1].files.isdisjoint(ends) and len(chain) < DEEPEST:
+        chain.append(_Folder.at(chain[-1].path / chain[-1].below[0]))
+    return chain
+
+
+def _has_steps(folder: _Folder, *, may_be_keys: bool) -> bool:
+    """Whether the directories in one are several steps; numbers alone may be keys of a tree instead."""
+    steps = [name for name in folder.below if _STEP.fullmatch(name)]
+    steps = [name for name in steps if not (may_be_keys and name.isdecimal())]
+    return len(steps) > 1 and folder.names.isdisjoint(DOCUMENTS)
+
+
+def _another_in(folder: _Folder) -> Place | None:
+    """A checkpoint among the directories in one, if these are not parts of one checkpoint."""
+    is_root = folder.names & {*DOCUMENTS, _STATE, _METADATA}
+    if len(folder.below) < 2 or is_root:
+        return None
+    found = (_root_at(folder.path / name) for name in folder.below[:_MOST_COMPARED])
+    return next((root for root in found if root is not None), None)
+
+
+def _root_at(path: Place) -> Place | None:
+    """A directory, or one that it is alone above, with a file that only the root of a checkpoint has."""
+    for each in _chain(path):
+        if any(name in _OF_A_ROOT or name.endswith(_WEIGHTS) for name in each.files):
+            return each.path
+    return None
+
+
 def _is_nested(path: Place) -> bool:
     """Whether names in a database have slashes: those of Orbax have none, and lack the metadata of a tree."""
     try:
@@ -117,33 +176,6 @@ def _is_nested(path: Place) -> bool:
         raise  # nobody has told what is there
     except CheckpointError:
         return False
-
-
-def _are_apart(path: Place, below: Sequence[str]) -> bool:
-    """Whether what lies in one of a directory's directories is a checkpoint, and no part of a larger one."""
-    return any(_is_one(path / name) for name in below[:_MOST_COMPARED])
-
-
-def _is_one(folder: Place) -> bool:
-    """Whether a directory, or the only one in it, has a file that lies at the root of a checkpoint."""
-    entries = folder.entries()
-    while len(entries) == 1 and entries[0].is_dir:
-        folder /= entries[0].name
-        entries = folder.entries()
-    names = {each.name for each in entries if not each.is_dir}
-    return bool(names & _OF_A_ROOT) or any(name.endswith(_WEIGHTS) for name in names)
-
-
-def _has_array(path: Place) -> bool:
-    """Whether there is an array in one of the first directories, those in the first one first."""
-    rest, tried = [path], 0
-    while rest and tried < _MOST_TRIED:
-        folder, tried = rest.pop(), tried + 1
-        entries = folder.entries()
-        if any(each.name in DOCUMENTS for each in entries):
-            return True
-        rest += [folder / each.name for each in reversed(entries) if each.is_dir]
-    return False
 
 
 def _opened(path: Place, options: ReadOptions) -> Tree:
@@ -206,6 +238,9 @@ def _names_below(
     if depth > DEEPEST:
         raise FormatError("directories are nested too deep", place=folder, wanted=f"at most {DEEPEST} levels")
     entries = folder.entries()
+    _refuse_unfinished(folder, entries)
+    if depth:
+        _refuse_another(folder, entries)
     documents = {each.name for each in entries} & {*DOCUMENTS}
     is_array = zarr2.DOCUMENT in documents or (
         zarr3.DOCUMENT in documents
@@ -220,6 +255,37 @@ def _names_below(
             further = links.into(folder, each, way)
             inner = f"{name}/{each.name}" if name else each.name
             yield from _names_below(folder / each.name, inner, links, depth + 1, further)
+
+
+def _refuse_another(folder: Place, entries: Sequence[DirEntry]) -> None:
+    """Raises FormatError if a directory below the root is a checkpoint of its own.
+
+    Its arrays alone would look like a part of the tree above, without what its other files hold.
+    """
+    files = {each.name for each in entries if not each.is_dir}
+    found = next((name for name in _OF_ANOTHER if name in files), None)
+    if found is None and _STATE in files and begins_as_state(folder / _STATE):
+        found = _STATE
+    if found is not None:
+        raise FormatError(
+            "a directory below is a checkpoint of its own",
+            place=folder,
+            got=f"a file {found}",
+            wanted="only arrays below",
+            hint=f"open it by its own path: {quote(str(folder))}",
+        )
+
+
+def _refuse_unfinished(folder: Place, entries: Sequence[DirEntry]) -> None:
+    """Raises FormatError if there is a directory of Orbax in one, whose save has not ended."""
+    unfinished = next((each.name for each in entries if each.is_dir and IN_PROGRESS in each.name), None)
+    if unfinished is not None:
+        raise FormatError(
+            "a directory below is an unfinished save",
+            place=folder / unfinished,
+            wanted="only arrays below",
+            hint="open a finished save by its own path",
+        )
 
 
 def _refuse_chunks(folder: Place, files: Sequence[str]) -> None:

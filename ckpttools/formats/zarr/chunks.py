@@ -15,6 +15,7 @@ from ckpttools.formats.orbax.entries import Entries
 from ckpttools.formats.orbax.ocdbt import Entry
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.array import ZarrArray
+from ckpttools.stores.place import Place
 
 PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], ZarrArray]] = {
     zarr3.DOCUMENT: zarr3.parse_array,
@@ -22,6 +23,20 @@ PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], ZarrArray]] = {
 }
 DOCUMENTS = tuple(PARSERS)
 """File names of the metadata of arrays: where there are several, the first counts."""
+# Directories that `has_array` lists before it gives up.
+_MAX_SEARCHED = 100
+
+
+def has_array(path: Place) -> bool:
+    """Whether a directory has an array in it or below; searches depth first, in a limited number of them."""
+    rest, searched = [path], 0
+    while rest and searched < _MAX_SEARCHED:
+        folder, searched = rest.pop(), searched + 1
+        entries = folder.entries()
+        if any(each.name in DOCUMENTS for each in entries):
+            return True
+        rest += [folder / each.name for each in reversed(entries) if each.is_dir]
+    return False
 
 
 @dataclass(frozen=True)
