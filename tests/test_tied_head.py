@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (numpy knows bfloat16 then)
 import numpy as np
@@ -11,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt
+from support.object_stores import files_in
 
 import ckpttools
 from ckpttools.array.nodes import swapped
+from ckpttools.checks.registry import checks
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError
 from ckpttools.maxtext.stored_head import StoredHead
@@ -236,3 +242,184 @@ def test_an_alias_that_save_model_writes(tmp_path):
     assert {path[0] for path in tree} == {"a.weight", "a.bias", "b.weight", "b.bias"}
     with pytest.raises(CheckpointError):
         tree["c.weight"]
+
+
+# What doctor reports
+
+
+def findings_of(path, check="tied-head"):
+    return [each for each in ckpttools.doctor(path).findings if each.check == check]
+
+
+def run_command(command, directory):
+    """Run a command that doctor suggests, as a user pastes it."""
+    command = command.replace(" DST", " made").replace("ckpt ", f"{sys.executable} -m ckpttools ", 1)
+    subprocess.run(["bash", "-ec", command], cwd=directory, check=True, capture_output=True)
+
+
+def set_config(directory, **fields):
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    return directory
+
+
+@given(st.sets(st.integers(0, ROWS - 1)), st.floats(0.25, 64, width=16))
+def test_doctor_counts_the_rows_of_a_head_that_differ(rows, step):
+    def change(arrays):
+        for row in rows:
+            arrays[HEAD][row, 1] = arrays[HEAD][row, 1].astype(np.float32) + step
+
+    with tempfile.TemporaryDirectory() as name:
+        source = model(Path(name) / "m", tied=True, change=change)
+        arrays = arrays_of(source)
+        head, table = (arrays[each].astype(np.float64) for each in (HEAD, EMBEDDING))
+        (found,) = findings_of(source)
+        differing = int((head != table).any(axis=1).sum())
+        assert (found.level == "error") == bool(differing)
+        if differing:
+            assert f"{differing} of 24 rows differ, by up to {np.abs(head - table).max():.3g}" in found.what
+        assert findings_of(source, "coverage") == []
+
+
+def changed_to(value):
+    def change(arrays):
+        arrays[HEAD][5] = np.asarray(value, arrays[HEAD].dtype)
+
+    return change
+
+
+def as_float32(arrays):
+    arrays[HEAD] = arrays[HEAD].astype(np.float32) + np.float32(1e-6)
+
+
+def negative_zeros(arrays):
+    arrays[EMBEDDING][5], arrays[HEAD][5] = 0.0, -0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "text"),
+    [
+        (change_rows(0), "error", "1 of 24 rows differ, by up to 0.5"),
+        (change_rows(*range(ROWS)), "error", "24 of 24 rows differ"),
+        (changed_to(np.nan), "error", "1 of 24 rows differ, by up to inf"),
+        (changed_to(np.inf), "error", "1 of 24 rows differ, by up to inf"),
+        (as_float32, "error", "rows differ"),
+        (lambda arrays: arrays.update({HEAD: arrays[HEAD][:-1].copy()}), "error", "another shape"),
+        (negative_zeros, "info", "has the values of"),
+        (lambda arrays: None, "info", "has the values of"),
+        (without(HEAD), None, ""),
+        (without(EMBEDDING), None, ""),
+    ],
+)
+def test_doctor_compares_a_stored_tied_head(tmp_path, change, level, text):
+    source = model(tmp_path / "m", tied=True, change=change)
+    found = findings_of(source)
+    assert [each.level for each in found] == [level] * (level is not None)
+    assert all(text in each.what for each in found)
+    assert ckpttools.doctor(source).healthy == (level == "info" or HEAD not in arrays_of(source))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"model_type": "unknown"},
+        {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+        # transformers ties Gemma where the configuration does not state it.
+        {"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "tie_word_embeddings": None},
+    ],
+)
+def test_tied_heads_of_all_families_are_compared(tmp_path, fields):
+    source = set_config(model(tmp_path / "m", tied=True, change=change_rows(4)), **fields)
+    (found,) = findings_of(source)
+    assert found.level == "error" and "1 of 24 rows differ" in found.what
+    assert (found.command is None) == ("tie_word_embeddings" in fields)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "policy."])
+def test_tied_heads_under_a_prefix_are_compared(tmp_path, prefix):
+    source = model(tmp_path / "m", tied=True, change=change_rows(4))
+    named = {prefix + name: array for name, array in arrays_of(source).items()}
+    save_file(named, source / "model.safetensors")
+    assert [each.level for each in findings_of(source)] == ["error"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tie_word_embeddings": False}, {"tie_word_embeddings": None}, {"model_type": None}]
+)
+def test_untied_heads_are_not_compared(tmp_path, fields):
+    source = model(tmp_path / "m", tied="model_type" not in fields or None, change=change_rows(4))
+    assert findings_of(set_config(source, **{"tie_word_embeddings": None} | fields)) == []
+
+
+@pytest.mark.parametrize("stored_name", [HEAD, EMBEDDING])
+def test_doctor_does_not_report_an_alias(tmp_path, stored_name):
+    alias = ({HEAD, EMBEDDING} - {stored_name}).pop()
+    source = model(tmp_path / "m", tied=True, change=without(alias), metadata={alias: stored_name})
+    assert findings_of(source) == []
+
+
+def test_a_head_and_other_unexpected_arrays_are_both_reported(tmp_path):
+    def change(arrays):
+        change_rows(4)(arrays)
+        arrays["model.layers.0.extra.weight"] = np.ones(4, np.float32)
+
+    source = model(tmp_path / "m", tied=True, change=change)
+    assert [each.level for each in findings_of(source)] == ["error"]
+    assert "model.layers.0.extra.weight" in findings_of(source, "coverage")[0].what
+
+
+@pytest.mark.parametrize("is_in_shards", [True, False])
+def test_commands_for_a_tied_head_lead_to_a_healthy_model(tmp_path, is_in_shards):
+    source = model(tmp_path / "m", tied=True, change=change_rows(4))
+    if is_in_shards:
+        ckpttools.convert(source, tmp_path / "shards", max_shard_size="4kB")
+        source = tmp_path / "shards"
+    values = {".".join(path): array.read().tobytes() for path, array in ckpttools.open(source).arrays.items()}
+    (found,) = findings_of(source)
+    run_command(found.do.split("`")[1], tmp_path)
+    assert ckpttools.doctor(tmp_path / "made").healthy
+    made = {
+        ".".join(path): each.read().tobytes()
+        for path, each in ckpttools.open(tmp_path / "made").arrays.items()
+    }
+    assert made == {name: value for name, value in values.items() if name != HEAD}
+    run_command(found.command, tmp_path)
+    assert ckpttools.doctor(source).healthy and findings_of(source) == []
+    ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
+    ckpttools.maxtext_to_hf(tmp_path / "maxtext", tmp_path / "back", like=source)
+    assert arrays_of(tmp_path / "back")[HEAD].tobytes() == values[HEAD]
+
+
+def test_command_for_a_repeated_head_leads_to_a_healthy_model(tmp_path):
+    source = model(tmp_path / "m", tied=True)
+    (found,) = findings_of(source)
+    run_command(found.command, tmp_path)
+    assert HEAD not in arrays_of(tmp_path / "made")
+    assert ckpttools.doctor(tmp_path / "made").healthy and findings_of(tmp_path / "made") == []
+
+
+def test_conversions_do_not_compare_a_tied_head_as_a_check():
+    assert next(each for each in checks() if each.name == "tied-head").is_own_check
+
+
+@pytest.mark.parametrize(
+    ("rows", "level", "text"),
+    [
+        (slice(None), "error", "256 of 256 rows differ"),
+        (slice(0, 1), "error", "1 of 256 rows differ"),
+        # A row that no sample contains: equality is not claimed.
+        (slice(1200, 1201), "warning", "only 256 rows were compared"),
+        (slice(0, 0), "warning", "only 256 rows were compared"),
+    ],
+)
+def test_doctor_samples_a_tied_head_in_a_bucket(tmp_path, gcs, rows, level, text):
+    source = tmp_path / "m"
+    write_llama(source, LlamaSizes(1, 32, 64, 2, 2, 16, 4096, tied=True))
+    arrays = arrays_of(source)
+    arrays[HEAD] = arrays[EMBEDDING].copy()
+    arrays[HEAD][rows] += np.asarray(8, arrays[HEAD].dtype)
+    save_file(arrays, source / "model.safetensors", {"format": "pt"})
+    (found,) = findings_of(gcs.filled(files_in(source)))
+    assert found.level == level and text in found.what

@@ -22,7 +22,10 @@ def doctor(
     requests: int | None = None,
     observe: Observe | None = None,
 ) -> Diagnosis:
-    """Examines everything at or below a path, whole or damaged; reads indexes and metadata, no arrays.
+    """Examine everything at or below a path, complete or damaged. Reads indexes and metadata.
+
+    The only arrays that it reads are scales of quantized weights, and an output head that is tied to the
+    embedding, with the embedding.
 
     Args:
         source: a run, a step, an item, a file or directory; of a tree, where it was opened.

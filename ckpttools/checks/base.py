@@ -140,7 +140,8 @@ class ModelCheck:
     Attributes:
         name: what users call it.
         summary: what it reports, in a line.
-        run: yields the findings. It reads headers and small files, not arrays.
+        run: yields the findings. It reads headers and small files; a check that conversions do not run may
+            read arrays, piece by piece.
         is_own_check: whether conversions check the same themselves, so that they do not run it again.
         consumer: what refuses or misreads a model with the defect; docs/reliability.md lists it.
     """

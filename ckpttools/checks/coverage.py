@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ckpttools.array.tree import Tree
 from ckpttools.checks.base import Level, ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.checks.tied_head import stored_tied_head
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, MappingError
 from ckpttools.formats.adapters import has_adapter
 from ckpttools.mapping.coverage import NotCoveredError
@@ -27,7 +28,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if has_adapter(tree) or view_of(tree).is_maxtext:
         return
     error = _refusal(tree)
-    if error is None:
+    if error is None or _is_only_tied_head(error, model):
         return
     if rows_named(config) is None:
         # A model with another head has other arrays outside of its layers, but none of another shape.
@@ -50,6 +51,16 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         error.hint or "check that config.json belongs to these weights",
         expected=error.wanted,
         got=error.got,
+    )
+
+
+def _is_only_tied_head(error: CheckpointError, model: ModelDirectory) -> bool:
+    """Whether all that is wrong is a stored output head, which the check `tied-head` reports."""
+    if not isinstance(error, NotCoveredError) or error.coverage.missing or error.coverage.misshapen:
+        return False
+    head = stored_tied_head(model)
+    return (
+        head is not None and len(error.coverage.extra) == 1 and head.names.head.endswith(error.coverage.extra)
     )
 
 
