@@ -16,9 +16,11 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from support.places import ROOT
 from support.safetensors_files import entry, file_of, framed, packed, small, write_index
 
+import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES, from_safetensors
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
@@ -697,3 +699,108 @@ def test_opening_reads_only_headers(tmp_path, monkeypatch):
     )
     opened(path)
     assert max(ends) <= 1024
+
+
+# Tensors in several shards: the index decides where transformers reads the same
+
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model-overlay.safetensors")
+
+
+@st.composite
+def overlaid(draw):
+    """Files of each tensor, and the one that the index names; every file is named."""
+    files = draw(st.lists(st.sets(st.sampled_from(SHARDS), min_size=1), min_size=1, max_size=5))
+    named = [draw(st.sampled_from(sorted(each))) for each in files]
+    return [*files, *({name} for name in SHARDS)], [*named, *SHARDS]
+
+
+def write_overlaid(folder, files, named):
+    """Each tensor has the number of its file."""
+    for number, shard in enumerate(SHARDS):
+        held = {f"t{n}": np.full(4, number, np.float32) for n, each in enumerate(files) if shard in each}
+        save_file(held, folder / shard)
+    write_index(folder, {f"t{n}": each for n, each in enumerate(named)})
+
+
+def index_findings(folder):
+    return [each for each in ckpttools.doctor(folder).findings if each.check == "safetensors-index"]
+
+
+@given(overlaid())
+def test_repeated_tensors_are_read_where_index_and_transformers_agree(case):
+    files, named = case
+    # transformers 5.23 reads the files that the index names in order of their names, and the last one wins.
+    last = [max(each) for each in files]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_overlaid(folder, files, named)
+        levels = [each.level for each in index_findings(folder)]
+        if named != last:
+            assert levels == ["error"]
+            with pytest.raises(FormatError, match="the index does not name the last one"):
+                ckpttools.open(folder)
+            return
+        tree = ckpttools.open(folder)
+        assert {path[0]: SHARDS[int(each.read()[0])] for path, each in tree.arrays.items()} == {
+            f"t{n}": each for n, each in enumerate(last)
+        }
+        is_repeated = any(len(each) > 1 for each in files)
+        assert levels == ["warning"] * is_repeated
+        assert any("in several files" in each for each in tree.metadata.notes.remarks) == is_repeated
+
+
+def test_repeated_tensors_are_written_once(tmp_path):
+    source = tmp_path / "m"
+    source.mkdir()
+    write_overlaid(
+        source, [{SHARDS[0], SHARDS[2]}, {SHARDS[1]}, {SHARDS[0]}], [SHARDS[2], SHARDS[1], SHARDS[0]]
+    )
+    (found,) = index_findings(source)
+    command = found.command.replace(" DST", f" {tmp_path / 'out'}").replace(
+        "ckpt", f"{sys.executable} -m ckpttools", 1
+    )
+    subprocess.run(["bash", "-ec", command], check=True, capture_output=True)
+    made = {name: int(each[0]) for name, each in load_file(tmp_path / "out" / "model.safetensors").items()}
+    assert made == {"t0": 2, "t1": 1, "t2": 0}
+    assert index_findings(tmp_path / "out") == []
+
+
+def save_shards(folder, count, value):
+    for number in range(1, count + 1):
+        names = [f"t{n}" for n in range(6) if n % count == number - 1]
+        name = f"model-{number:05}-of-{count:05}.safetensors"
+        save_file({each: np.full(4, value, np.float32) for each in names}, folder / name)
+        yield from ((each, name) for each in names)
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_missing_files_whose_tensors_are_elsewhere_may_be_of_a_stale_index(tmp_path, lacking):
+    named = dict(save_shards(tmp_path, 3, 1))
+    for name in {*named.values()}:
+        (tmp_path / name).unlink()
+    write_index(tmp_path, named)
+    files = [tmp_path / name for name in {*dict(save_shards(tmp_path, 2, 2)).values()}]
+    for file in files[:lacking]:
+        file.unlink()
+    (found,) = index_findings(tmp_path)
+    assert found.level == "error" and found.command is None
+    assert ("earlier save" in found.why) == (not lacking)
+    assert "hf download REPO" in found.do
+    if not lacking:
+        command = (
+            found.do.split("run ")[1].split(";")[0].replace("ckpt ", f"{sys.executable} -m ckpttools ", 1)
+        )
+        subprocess.run(["bash", "-ec", command], check=True, capture_output=True)
+        assert index_findings(tmp_path) == []
+        assert all(each.read()[0] == 2 for each in ckpttools.open(tmp_path).arrays.values())
+
+
+def test_missing_files_whose_tensors_are_not_all_elsewhere_are_an_incomplete_download(tmp_path):
+    named = dict(save_shards(tmp_path, 3, 1))
+    for name in {*named.values()}:
+        (tmp_path / name).unlink()
+    write_index(tmp_path, {**named, "t6": named["t0"]})
+    dict(save_shards(tmp_path, 2, 2))
+    (found,) = index_findings(tmp_path)
+    assert "missing" in found.what and "earlier save" not in found.why

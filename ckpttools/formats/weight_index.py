@@ -57,6 +57,34 @@ class WeightsLocation:
         if self.named is not None and self.index is not None:
             _check_index(self.named, dict(tensors), self.folder / self.index)
 
+    def check_overlaid(self, tensors: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+        """Check tensors of which the index may choose one of several files, as `check` otherwise.
+
+        transformers reads all files that an index names, in the order of their names, and the last one with
+        a tensor counts, whichever the index names. A tensor is accepted in several files only if both agree.
+
+        Args:
+            tensors: Name of each and of the file that holds it, in the order of the files' names.
+
+        Returns:
+            The tensors that are in several files.
+
+        Raises:
+            FormatError: Index and files disagree; lists how.
+        """
+        last = dict(tensors)
+        if self.named is None or self.index is None or len(last) == len(tensors):
+            self.check(tensors)
+            return ()
+        files: dict[str, list[str]] = {}
+        for tensor, file in tensors:
+            files.setdefault(tensor, []).append(file)
+        repeated = {tensor: names for tensor, names in files.items() if len(names) > 1}
+        index = self.folder / self.index
+        _refuse_ambiguous(self.named, repeated, index)
+        _check_index(self.named, last, index)
+        return tuple(repeated)
+
 
 def visible_files(folder: Place) -> list[str]:
     """Names of what may be files of ours, sorted; hidden ones are other programs' (`._model.safetensors`)."""
@@ -172,6 +200,22 @@ def _check_once(tensors: Sequence[tuple[str, str]], folder: Place) -> None:
         place=folder,
         wanted="each tensor in one file",
         hint="move files of another checkpoint out of the directory, or name one file",
+    )
+
+
+def _refuse_ambiguous(named: Mapping[str, str], repeated: Mapping[str, Sequence[str]], index: Place) -> None:
+    """Refuse tensors in several files of which the index names another one than the last."""
+    unclear = {name: files for name, files in repeated.items() if named.get(name) in files[:-1]}
+    if not unclear:
+        return
+    lines = [f"{name}: in {first_of(files, 4)}" for name, files in unclear.items()]
+    first, files = next(iter(unclear.items()))
+    raise FormatError(
+        "the same tensors in several files, and the index does not name the last one:" + listing(lines),
+        place=index,
+        got=f"{first} in {named[first]}",
+        wanted=f"{files[-1]}, which transformers takes whatever the index names",
+        hint="fetch the shards and the index again: they belong to different saves",
     )
 
 

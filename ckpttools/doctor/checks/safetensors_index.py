@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
@@ -46,7 +46,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding]:
     for name in weights.indexes:
-        yield from _index(weights, name)
+        yield from _index(inventory, weights, name)
     lost = NAMES.missing(weights.files)
     if lost and not weights.indexes:
         yield _missing(weights.folder, lost, "the names of the others imply them")
@@ -121,7 +121,7 @@ def _places(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> dict[
     return places
 
 
-def _index(weights: SafetensorsFiles, name: str) -> Iterator[Finding]:
+def _index(inventory: Inventory, weights: SafetensorsFiles, name: str) -> Iterator[Finding]:
     place = weights.folder / name
     document = json_or_error(place)
     if isinstance(document, CheckpointError):
@@ -132,10 +132,12 @@ def _index(weights: SafetensorsFiles, name: str) -> Iterator[Finding]:
         what = "no usable weight_map"
         yield Finding(ERROR, str(place), what, "nothing tells which file has which tensor", "fetch it again")
         return
-    yield from _against_files(weights, place, named)
+    yield from _against_files(inventory, weights, place, named)
 
 
-def _against_files(weights: SafetensorsFiles, place: Place, named: Mapping[str, str]) -> Iterator[Finding]:
+def _against_files(
+    inventory: Inventory, weights: SafetensorsFiles, place: Place, named: Mapping[str, str]
+) -> Iterator[Finding]:
     shards = sorted(set(named.values()))
     outside = [file for file in shards if not is_inside(file)]
     if outside:
@@ -144,7 +146,7 @@ def _against_files(weights: SafetensorsFiles, place: Place, named: Mapping[str, 
         yield Finding(ERROR, str(place), what, "readers that follow it read other files", do)
     lost = [file for file in shards if is_inside(file) and not is_file(weights.folder / file)]
     if lost:
-        yield _missing(place, lost, "the index names them")
+        yield _stale(inventory, weights, place, named, lost) or _missing(place, lost, "the index names them")
     headers = {file: header_of(weights.folder / file) for file in shards if file not in {*lost, *outside}}
     there = {
         (entry.name, file)
@@ -156,21 +158,77 @@ def _against_files(weights: SafetensorsFiles, place: Place, named: Mapping[str, 
         (tensor, file) for tensor, file in named.items() if isinstance(headers.get(file), SafetensorsHeader)
     }
     hint = f"fetch the index again, or set it aside: {set_aside(place)}"
-    absent, unnamed = ({tensor for tensor, _ in pairs} for pairs in (said - there, there - said))
+    absent = {tensor for tensor, _ in said - there}
+    unnamed = {tensor for tensor, _ in there} - named.keys()
+    if not outside:
+        yield from _repeated(weights, place, named, _places(headers), absent)
     if absent:
         what = f"names {plural(len(absent), 'tensor')} that its files do not hold: {_some(absent)}"
         yield Finding(
             ERROR, str(place), what, "they cannot be loaded: of another model, or a shard was changed", hint
         )
-    if unnamed - absent:
-        lacking = unnamed - absent
-        what = f"does not name {plural(len(lacking), 'tensor')} of its files: {_some(lacking)}"
+    if unnamed:
+        what = f"does not name {plural(len(unnamed), 'tensor')} of its files: {_some(unnamed)}"
         yield Finding(ERROR, str(place), what, "readers that use the index do not load them", hint)
     loose = sorted(set(weights.files) - set(shards) - {_WHOLE})
-    if loose and len(weights.indexes) == 1:
+    if loose and len(weights.indexes) == 1 and not lost:
         what = f"does not name {plural(len(loose), 'file')} beside it: {_some(loose)}"
         do = "move them away if they belong to another save"
         yield Finding(WARNING, str(place), what, "nothing loads them; they take up space", do)
+
+
+def _stale(
+    inventory: Inventory,
+    weights: SafetensorsFiles,
+    place: Place,
+    named: Mapping[str, str],
+    lost: Sequence[str],
+) -> Finding | None:
+    """A finding where other files hold the tensors of missing files; None where they do not.
+
+    Names cannot tell an index of an earlier save from shards of an earlier save next to a new index, so the
+    finding has a step for either and no command of its own.
+    """
+    loose = sorted(set(weights.files) - set(named.values()) - {_WHOLE})
+    headers = {name: header_of(weights.folder / name) for name in loose}
+    expected = {tensor for tensor, file in named.items() if file in {*lost}}
+    if not loose or not expected <= _places(headers).keys() or NAMES.missing(loose):
+        return None
+    what = f"names {plural(len(lost), 'file')} that do not exist: {_some(lost)}"
+    why = (
+        f"files that it does not name have their tensors ({_some(loose)}): the index is of an earlier save, "
+        "or these files are, and the download of the others is not complete"
+    )
+    fetched = f"if the index is right, run hf download REPO --local-dir {on_disk(weights.folder)}"
+    do = f"fetch the index again; {fetched}"
+    if {*named.values()} <= {*lost} and not _contradiction(headers):
+        do = f"if these files are right, run {set_aside(place)} && {mending(inventory, 'index')}; {fetched}"
+    return Finding(ERROR, str(place), what, why, do)
+
+
+def _repeated(
+    weights: SafetensorsFiles,
+    place: Place,
+    named: Mapping[str, str],
+    files: Mapping[str, Sequence[str]],
+    absent: Collection[str],
+) -> Iterator[Finding]:
+    """Tensors in several files. transformers takes the last file with a tensor, whatever the index names."""
+    repeated = {name: max(each) for name, each in files.items() if len(each) > 1 and name in named}
+    overlaid = [name for name, last in repeated.items() if named[name] == last]
+    unclear = [name for name in repeated if name not in {*overlaid, *absent}]
+    if unclear:
+        name = unclear[0]
+        what = f"does not name the last file of {plural(len(unclear), 'tensor')} in several: {_some(unclear)}"
+        why = f"transformers loads {name} from {repeated[name]}, and the index names {named[name]}"
+        do = "fetch the shards and the index again: they belong to different saves"
+        yield Finding(ERROR, str(place), what, why, do)
+    elif overlaid:
+        what = f"{plural(len(overlaid), 'tensor')} in several files: {_some(overlaid)}"
+        why = "transformers and ckpttools read them from the files that the index names; copies take up space"
+        command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
+        do = f"`{command}` writes each once"
+        yield Finding(WARNING, str(place), what, why, do, command=command)
 
 
 def rebuild(folder: Place, read: ReadOptions) -> str:
@@ -198,7 +256,8 @@ def rebuild(folder: Place, read: ReadOptions) -> str:
 
 CHECK = Check(
     "safetensors-index",
-    "shards that are missing, an index that names absent tensors or not all of them, no index",
+    "shards that are missing, an index that is stale, names absent tensors or not all of them, or no index; "
+    "tensors in several shards",
     _look,
     Fix("index", f"write {_NAME} over the shards of a directory that has none", rebuild),
 )

@@ -16,7 +16,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option
-from ckpttools.core.text import first_of
+from ckpttools.core.text import first_of, plural, some
 from ckpttools.formats import flat
 from ckpttools.formats.adapters import WEIGHTS_STEM
 from ckpttools.formats.base import ReadOptions, Target, Writer
@@ -78,9 +78,16 @@ class SafetensorsFormat:
         files = at_once(found.folder.store, lambda name: _opened(found.folder, name, options), found.names)
         if is_sharded(file.header for file in files):
             return _stitched(path, found.folder, files)
-        found.check([(entry.name, file.name) for file in files for entry in file.header.entries])
+        tensors = [(entry.name, file.name) for file in files for entry in file.header.entries]
+        repeated = found.check_overlaid(tensors)
+        # Of a tensor in several files the last one counts, which is the one that the index names.
         tree = _tree(path, found.folder, files)
-        return tree.with_metadata(notes=_of_others(path, found)) if path.is_dir() else tree
+        remarks = _of_others(path, found).remarks if path.is_dir() else ()
+        if repeated:
+            count = plural(len(repeated), "tensor")
+            text = f"{count} in several files, read from those that {found.index} names: {some(repeated)}"
+            remarks = (*remarks, text)
+        return tree.with_metadata(notes=Notes(remarks=remarks)) if remarks else tree
 
     def owns(self, name: str) -> bool:
         from ckpttools.formats.safetensors.own import owns
