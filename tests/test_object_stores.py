@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from random import randbytes
 
 import pytest
@@ -374,6 +375,46 @@ class TestFaults:
         assert (place / "x.bin").read_bytes() == content
         if kind != "list-type":
             assert gcs.server.log[-1].range == f"bytes=100-{len(content) - 1}"
+
+    @pytest.mark.parametrize("cut", [0, 1, 40, 400])
+    @pytest.mark.parametrize("count", [1, 5, 10])
+    def test_a_truncated_listing_is_repeated_as_often_as_any_answer(self, gcs, monkeypatch, cut, count):
+        monkeypatch.setattr(client, "_PAUSE_SECONDS", 0.001)
+        place = gcs.filled({f"d/{number:03}": b"1" for number in range(20)})
+        assert parse(f"gs://{gcs.bucket}").is_dir(), "the bucket has answered before"
+        gcs.server.faults.append(Fault("list-type", count=count, cut=cut))
+        assert len(list(place.walk())) == 20
+
+    def test_a_truncated_listing_continues_after_its_last_page(self, gcs, monkeypatch):
+        monkeypatch.setattr(client, "_PAUSE_SECONDS", 0.001)
+        names = [f"d/{number:03}" for number in range(40)]
+        place = gcs.filled(dict.fromkeys(names, b"1"))
+        gcs.server.page = 4
+        monkeypatch.setattr(client, "_NAMES_TO_A_PAGE", 4)
+        gcs.server.faults.append(Fault("continuation-token", count=9, cut=10))
+        assert sorted(name for name, _ in place.walk()) == names
+        paths = [each.path for each in gcs.server.log if "list-type" in each.path]
+        started = [path for path in paths if "token" not in path]
+        assert ["start-after" in path for path in started] == [False, *[True] * 9]
+
+    def test_pages_in_no_order_start_again(self):
+        pages = client._Pages("d")
+        found = {"size": 1, "e_tag": "1", "last_modified": datetime.now(UTC)}
+        pages.add([{"path": f"d/{name}", **found} for name in "bca"])
+        assert pages.resume() is None and pages.found == []
+        for names in ("abc", "bcd"):
+            assert pages.resume() == (None if names == "abc" else "d/c")
+            pages.add([{"path": f"d/{name}", **found} for name in names])
+        assert [name for name, _ in pages.found] == list("abcd"), "a server that ignores the start"
+
+    def test_a_listing_that_is_always_truncated_names_the_tries(self, gcs, impatient, monkeypatch):
+        monkeypatch.setattr(client, "_PAUSE_SECONDS", 0.001)
+        place = gcs.filled({"x.bin": b"1234"})
+        gcs.server.faults.append(Fault("list-type", count=999, cut=10))
+        with pytest.raises(StorageError, match="cannot list gs://") as caught:
+            place.entries()
+        assert caught.value.got == "an answer that ends too early, tried 3 times"
+        assert "again" in caught.value.hint
 
     @pytest.mark.parametrize("kind", ["list-type", "GET .*x.bin"])
     def test_nothing_is_tried_for_ever(self, gcs, impatient, kind):

@@ -132,7 +132,42 @@ class TestLate:
             mine.read_into(0, memoryview(bytearray(4)), fetch)
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda _: mine.read_into(1, memoryview(bytearray(4)), fetch), range(16)))
-        assert next(asked) <= 40 + 16 + 3
+        assert next(asked) <= 40 + 16 + reads._AGAIN_AT_ONCE
+
+    @pytest.mark.parametrize(
+        "stalled", [{0}, {0, 1}, {0, 1, 2}, {3}, {5, 8}, {1, 4, 7, 10, 12}, set(range(8, 13))]
+    )
+    def test_stalls_of_a_short_transfer_are_asked_for_again(self, monkeypatch, stalled):
+        monkeypatch.setattr(reads, "PART", 4)
+        monkeypatch.setattr(reads, "_UNKNOWN_SECONDS", 0.3)
+        mine, number, end = ReadPool(), count(), threading.Event()
+        whole = content(13 * 4)
+
+        def fetch(at, length):
+            if next(number) in stalled:
+                end.wait(20)
+            return whole[at : at + length]
+
+        out, began = bytearray(len(whole)), time.monotonic()
+        try:
+            mine.read_into(0, memoryview(out), fetch)
+            assert out == whole and time.monotonic() - began < 5
+        finally:
+            end.set()
+
+    def test_a_request_that_stalls_again_is_repeated_once_more_and_then_no_longer(self, monkeypatch):
+        monkeypatch.setattr(reads, "_UNKNOWN_SECONDS", 0.1)
+        mine, number, end = ReadPool(), count(), threading.Event()
+        threading.Timer(3, end.set).start()
+
+        def fetch(at, length):
+            next(number)
+            end.wait(20)
+            return b"good"
+
+        out = bytearray(4)
+        mine.read_into(0, memoryview(out), fetch)
+        assert out == b"good" and next(number) == reads._ATTEMPTS
 
     def test_a_server_that_stalls_one_answer_in_twenty(self, gcs, monkeypatch):
         monkeypatch.setattr(reads, "PART", 1 << 16)

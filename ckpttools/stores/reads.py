@@ -24,12 +24,16 @@ Fetch: TypeAlias = Callable[[int, int], "Buffer"]
 
 PART = 4 << 20
 """Bytes of a long read that come in one request."""
-# Late is what takes so many times as long as 95 of 100 of the last reads of about its length, and so many
-# seconds at least. Without so many reads to compare with nothing is late.
+# A read is late after this many times the 95th percentile of the last reads of about its length, and after
+# this many seconds at least.
 _TIMES_AS_LONG, _LATE_SECONDS = 4, 1.0
-_KNOWN, _REMEMBERED = 20, 100
-# How many are asked for again: one of so many reads, and so many at the same time.
-_ONE_OF, _AGAIN_AT_ONCE = 25, 4
+# With fewer reads to compare with, a read is late after `_UNKNOWN_SECONDS`: a slow line looks the same.
+_KNOWN, _REMEMBERED, _UNKNOWN_SECONDS = 3, 100, 5.0
+# Attempts at one part. The wait doubles with each, because a repeated request can stall too.
+_ATTEMPTS = 3
+# Repeated requests: this many in any case, so that short transfers have some, one for this many reads, and
+# this many at the same time.
+_ANYWAY, _ONE_OF, _AGAIN_AT_ONCE = 8, 25, 4
 
 
 class ReadPool:
@@ -82,10 +86,12 @@ class ReadPool:
 
     def _ask_again_if_late(self, part: _ReadPart) -> None:
         """Called with the lock of `part` held."""
-        if part.is_over or part.attempts > 1 or part.began is None:
+        if part.is_over or part.attempts >= _ATTEMPTS or part.asked is None:
             return
-        if self._lateness.allows_another(part.length, time.monotonic() - part.began):
+        seconds = time.monotonic() - part.asked
+        if self._lateness.allows_another(part.length, seconds / 2 ** (part.attempts - 1)):
             part.attempts += 1
+            part.asked = time.monotonic()
             threading.Thread(target=self._answer_again, args=(part,), daemon=True).start()
 
     def _answer_again(self, part: _ReadPart) -> None:
@@ -107,7 +113,7 @@ class _ReadPart:
     Attributes:
         out: None once nothing may be written there any more.
         length: bytes wanted.
-        began: when the first attempt began, by the monotonic clock; None if it has not begun.
+        asked: when the latest attempt began, by the monotonic clock; None if none has begun.
         attempts: how many there are.
         errors: of those that failed.
     """
@@ -116,7 +122,7 @@ class _ReadPart:
         self._start, self._fetch, self._changed = start, fetch, changed
         self.out: memoryview | None = out
         self.length = len(out)
-        self.began: float | None = None
+        self.asked: float | None = None
         self.attempts = 1
         self.errors: list[BaseException] = []
 
@@ -131,7 +137,7 @@ class _ReadPart:
     def attempt(self) -> float | None:
         """Asks for the bytes; returns the seconds that it took, or None if it was of no use."""
         began = time.monotonic()
-        self.began = self.began or began
+        self.asked = self.asked or began
         try:
             content = memoryview(self._fetch(self._start, self.length))
         except BaseException as error:
@@ -169,8 +175,11 @@ class _Lateness:
             return False
         with self._lock:
             taken = sorted(self._taken.get(length.bit_length(), ()))
-            is_late = len(taken) >= _KNOWN and seconds > _TIMES_AS_LONG * taken[len(taken) * 95 // 100]
-            is_allowed = self._again <= self._reads // _ONE_OF and self._under_way < _AGAIN_AT_ONCE
+            is_known = len(taken) >= _KNOWN
+            usual = _TIMES_AS_LONG * taken[len(taken) * 95 // 100] if is_known else _UNKNOWN_SECONDS
+            is_late = seconds > usual
+            most = _ANYWAY + self._reads // _ONE_OF
+            is_allowed = self._again < most and self._under_way < _AGAIN_AT_ONCE
             if is_late and is_allowed:
                 self._again += 1
                 self._under_way += 1

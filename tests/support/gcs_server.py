@@ -283,7 +283,7 @@ def _page(
 ) -> tuple[dict[str, Object], list[str], str]:
     """Objects and what keys have in common before a delimiter; where the next page begins, "" for nowhere."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    after = query.get("continuation-token") or query.get("marker", "")
+    after = query.get("continuation-token") or query.get("marker") or query.get("start-after", "")
     names = {_entry(key, prefix, delimiter): key for key in sorted(objects) if key.startswith(prefix)}
     rest = [name for name in names if name > after]
     shown = rest[:most]

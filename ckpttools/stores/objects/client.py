@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -23,6 +24,7 @@ from ckpttools.stores.objects.errors import (
     is_changed,
     is_no_key,
     is_no_object,
+    repeated,
 )
 
 Object: TypeAlias = tuple[str, Status]
@@ -40,8 +42,9 @@ RETRIES, RETRY_SECONDS = 10, 180.0
 # For deletions, on which there are no conditions: none is under way any more when a lock that was held a
 # moment before is another's.
 BRIEF_SECONDS = 15.0
-# obstore resumes objects at the byte where they broke off, and listings not at all.
-_LISTED_AGAIN = 3
+# obstore resumes an object at the byte where its answer ended, and never repeats a listing. `Bucket` does,
+# with the same number of tries and the same pauses as obstore.
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 15.0
 _NAMES_TO_A_PAGE = 1000
 # How versions of objects begin that have no ETag.
 _BY_TIME = "changed "
@@ -163,24 +166,26 @@ class Bucket:
         import obstore
         from obstore.exceptions import BaseError
 
+        pages = _Pages(key)
+
         def listed(client: Any) -> list[Object] | None:
-            found: list[Object] = []
+            start = pages.resume()
             try:
-                pages = obstore.list(client, key or None, chunk_size=_NAMES_TO_A_PAGE)
-                for number, page in enumerate(pages):
+                listing = obstore.list(client, key or None, offset=start, chunk_size=_NAMES_TO_A_PAGE)
+                for number, page in enumerate(listing):
                     self._meter.add(requests=min(number, 1))
-                    if most is not None and len(found) + len(page) > most:
+                    pages.add(page)
+                    if most is not None and len(pages.found) > most:
                         return None
-                    found += _below(key, page)
             except BaseError as error:
-                # Directory by directory that object is in nobody's way but in its own.
+                # A listing by directory fails only in the directory of that object.
                 if most is None or not is_no_key(error):
                     raise
                 return None
-            return found
+            return pages.found
 
         try:
-            found = self._list(key, listed)
+            found = self._list(key, listed, lambda: len(pages.found))
         except FileNotFoundError:
             return []
         return found and _without_markers(found)
@@ -224,16 +229,34 @@ class Bucket:
             raise FormatError(f"{self._place}/{key} ends too early", got=f"{start + len(content)} bytes")
         return content
 
-    def _list(self, key: str, listed: Callable[[Any], _Answer]) -> _Answer:
+    def _list(
+        self, key: str, listed: Callable[[Any], _Answer], progress: Callable[[], int] = lambda: 0
+    ) -> _Answer:
+        """Lists, and repeats a listing whose answer ended too early; errors as `head`.
+
+        Args:
+            key: of the directory.
+            listed: asks obstore's client.
+            progress: the number of objects listed so far. After progress the tries are counted anew.
+        """
+        retries, seconds = (RETRIES, RETRY_SECONDS) if self._has_answered else (FIRST_RETRIES, FIRST_SECONDS)
+
         def again(client: Any) -> _Answer:
-            for _ in range(_LISTED_AGAIN):
+            tries, before, began = 0, progress(), time.monotonic()
+            while True:
                 try:
                     return listed(client)
                 except Exception as error:
                     if not is_broken_off(error):
                         raise
+                    if progress() > before:
+                        tries, before, began = 0, progress(), time.monotonic()
+                    pause = min(_PAUSE_SECONDS * 2**tries, _LONGEST_PAUSE_SECONDS)
+                    if tries >= retries or time.monotonic() - began + pause > seconds:
+                        raise repeated(error, tries) from error
+                tries += 1
+                time.sleep(pause)
                 self._meter.add(requests=1)
-            return listed(client)
 
         return self.ask("cannot list", key, again)
 
@@ -331,6 +354,39 @@ def _below(key: str, found: Sequence[Any]) -> list[Object]:
     """Objects by the rest of their keys; not the empty one that stands for the directory itself."""
     start = f"{key}/" if key else ""
     return [(each["path"][len(start) :], _status(each)) for each in found if each["path"] != key]
+
+
+class _Pages:
+    """The objects of a listing, page by page.
+
+    Args:
+        key: of the directory.
+
+    Attributes:
+        found: the objects so far.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key, self._last, self._is_sorted = key, "", True
+        self.found: list[Object] = []
+
+    def resume(self) -> str | None:
+        """Return the path after which the listing continues; None to start, without objects, at the first."""
+        if not self._is_sorted:
+            self.found, self._last, self._is_sorted = [], "", True
+        return self._last or None
+
+    def add(self, page: Sequence[Any]) -> None:
+        """Add a page. Objects from before the start are skipped: not every server honors it."""
+        paths = [each["path"] for each in page]
+        if not self.found or not self._is_sorted:
+            new = page
+        else:
+            new = [each for each in page if each["path"] > self._last]
+        self.found += _below(self._key, new)
+        # S3 directory buckets list in no order, and the path of an empty object `name/` lacks its `/`.
+        self._is_sorted &= paths == sorted(paths)
+        self._last = max([self._last, *paths])
 
 
 def _without_markers(objects: list[Object]) -> list[Object]:

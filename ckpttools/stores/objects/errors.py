@@ -101,6 +101,11 @@ def is_broken_off(error: Exception) -> bool:
     return "response body" in str(error)
 
 
+def repeated(error: Exception, retries: int) -> Exception:
+    """The error of a question that was repeated by us, with the number of retries as obstore reports it."""
+    return type(error)(f"{error}\nafter {retries} retries")
+
+
 def is_no_key(error: Exception) -> bool:
     """Whether a listing has an object whose name obstore does not take."""
     return "Encountered object with invalid path" in str(error)
@@ -121,13 +126,17 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
     if code == 429 or code >= 500:
         hint = f"{asked.endpoint or asked.words.cloud} is overloaded or down: {again()} later"
         return _error(asked, f"{_answer(text)}{_tries(text)}", "an answer", hint)
+    if not code and is_broken_off(error) and "TimedOut" not in text:
+        hint = f"check the network and the proxy (HTTPS_PROXY), then {again()}"
+        return _error(asked, f"an answer that ends too early{_tries(text)}", "the whole answer", hint)
     if not code and _UNREACHED.search(text):
         return _no_connection(asked, text)
     if is_no_key(error):
         hint = "rename that object: no part of its name may be empty, `.` or `..`, or have control characters"
         return _error(asked, _answer(text), None, hint)
     if code:
-        return _error(asked, f"{_answer(text)}; asked as {asked.identity}", None, asked.words.log_in)
+        got = f"{_answer(text)}{_tries(text)}; asked as {asked.identity}"
+        return _error(asked, got, None, asked.words.log_in)
     return _error(asked, _answer(text), None, asked.words.log_in if "redential" in text else None)
 
 
