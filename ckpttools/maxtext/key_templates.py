@@ -108,6 +108,11 @@ def family_keys(family: Family, view: MaxTextView) -> tuple[FamilyKeys, ...]:
     return _known_keys(family, view.is_maxtext, (view.scan_axis or 0) if view.is_stacked else None)
 
 
+def hub_keys(family: Family) -> tuple[FamilyKeys, ...]:
+    """Return the family's key templates as Hugging Face models spell them, one for each spelling."""
+    return _known_keys(family, False, None)
+
+
 # Those of all families take 40 ms, and each checkpoint is compared with all.
 @lru_cache(maxsize=256)
 def _known_keys(family: Family, is_maxtext: bool, scan_axis: int | None) -> tuple[FamilyKeys, ...]:

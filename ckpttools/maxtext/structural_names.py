@@ -13,8 +13,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import matches_any
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families
-from ckpttools.maxtext.key_templates import FamilyKeys, family_keys, numberless
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.key_templates import FamilyKeys, hub_keys, numberless
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 
@@ -31,7 +30,7 @@ def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     """
     paths = {dotted(path): path for path in tree.arrays if len(path) == 1}
     names = [name for name in paths if not matches_any(name, drop)]
-    forms = [form for family in _families_of(tree) for form in family_keys(family, view_of(Tree({})))]
+    forms = [form for family in _families_of(tree) for form in hub_keys(family)]
     strange = [[name for name in names if not is_known(name)] for is_known in map(_recognizer, forms)]
     if len(paths) < len(tree.arrays) or not all(strange):
         return Transformed(tree, Notes())
