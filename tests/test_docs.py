@@ -25,7 +25,7 @@ import ckpttools
 from ckpttools.core.errors import CoverageError, UsageError
 
 FAMILY_PAGE = ROOT / "docs" / "add-a-family.md"
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 def code_blocks(page: Path, language: str) -> list[str]:

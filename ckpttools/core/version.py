@@ -1,3 +1,3 @@
-"""The version of this package: also in pyproject.toml."""
+"""The version of this package, which the build reads from here."""
 
 __version__ = "0.1.0"
