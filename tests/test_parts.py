@@ -214,6 +214,14 @@ def test_a_plan_is_no_part_of_what_it_makes(tmp_path):
     assert result.exit_code == 2 and kept.read_text() == "mine"
 
 
+def check_claim_is_named(output, destination):
+    """Check that a message names the owner of a claim, its age, and the command that releases it."""
+    assert re.search(r"part x/y: process \d+ on \S+, last seen \d+ (second|minute)s? ago", output), output
+    remove = f"gcloud storage rm {destination}.partial/parts/"
+    release = f"kill {os.getpid()}" if "://" not in destination else remove
+    assert release in output, output
+
+
 class TestTogether:
     @pytest.fixture
     def plan(self, destination, tmp_path):
@@ -231,8 +239,9 @@ class TestTogether:
         with self.joined(plan, destination, 0, 2):
             for words in (alone, (*alone, "--overwrite"), (*alone, "--no-scan", "--overwrite")):
                 result = ckpt(*words)
-                assert result.exit_code == 2 and "part x/y: process" in result.output, result.output
-            assert "x/y" in refused(plan, "--publish")
+                assert result.exit_code == 2, result.output
+                check_claim_is_named(result.output, destination)
+            check_claim_is_named(refused(plan, "--publish"), destination)
             assert "at work" in run("run", plan, "--status")
             other = planned(tmp_path / "other", *alone[:-1], "--no-scan", "--overwrite")
             for number in range(1, 4):
@@ -246,7 +255,9 @@ class TestTogether:
         monkeypatch.setattr(lock, "RENEWED_SECONDS", 0.05)
         monkeypatch.setattr(shared_staging, "_LOOK_SECONDS", 0.2)
         with self.joined(plan, destination, 0, 2):
-            assert "another process is at work on tasks of part 0/1" in refused(plan, "--part", "0/1")
+            output = refused(plan, "--part", "0/1")
+            assert "another process is at work on tasks of part 0/1" in output
+            check_claim_is_named(output, destination)
         run("run", plan, "--part", "0/1")
         assert "13 tasks" in run("run", plan, "--part", "0/1")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -268,16 +269,25 @@ class TestOthersAtWork:
         plan = ckpttools.prune.plan(run, keep_last=2)
         if "finish" in how:
             (run / ".ckpttools-prune").mkdir()
-        with locked_run(parse(run)), pytest.raises(LockedError, match="another process prunes this run"):
+        with (
+            locked_run(parse(run)),
+            pytest.raises(LockedError, match="another process prunes this run") as raised,
+        ):
             ckpttools.prune(run, **how)
+        assert f"process {os.getpid()} on" in raised.value.got and f"kill {os.getpid()}" in raised.value.hint
         assert steps(run) >= {"1", "6"}
         if "finish" not in how:
             assert plan.run().is_done and steps(run) == {"5", "6"}
 
     def test_in_a_bucket_too(self, gcs, made):
         place = gcs.filled({name: b for name, b in files_in(made).items() if name[0] in "56"})
-        with locked_run(parse(place)), pytest.raises(LockedError, match="another process prunes this run"):
+        with (
+            locked_run(parse(place)),
+            pytest.raises(LockedError, match="another process prunes this run") as raised,
+        ):
             ckpttools.prune(place, keep_last=1)
+        assert "last seen 0 seconds ago" in raised.value.got
+        assert f"gcloud storage rm '{place}/.ckpttools-lock'" in raised.value.hint
         assert ckpttools.prune(place, keep_last=1).is_done
         assert [each.step for each in ckpttools.ls(place).steps] == [6]
         assert not ckpttools.ls(place).beside

@@ -275,8 +275,10 @@ class TestLock:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
             holder.stdout.readline()
             for name in ("a", "b"):
-                with pytest.raises(LockedError, match="another process is writing this checkpoint"):
+                with pytest.raises(LockedError, match="another process is writing this checkpoint") as raised:
                     plan_to_maxtext(models / name).run(out, overwrite=True)
+                assert f"process {holder.pid} on" in raised.value.got and "ago" in raised.value.got
+                assert f"kill {holder.pid}" in raised.value.hint
             assert content(partial) == before
             holder.kill()
         plan_to_maxtext(models / "a").run(out)

@@ -24,7 +24,7 @@ from ckpttools.run.parts import finished_tasks
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import LockedError
 from ckpttools.stores.relocation import Relocation, Roots
-from ckpttools.stores.shares import PublishedError, Standing, named
+from ckpttools.stores.shares import PublishedError, Standing, at_work, claimed_error
 
 # Of whoever waits for another process that publishes, and for parts.
 _LOOK_SECONDS = 1.0
@@ -149,7 +149,7 @@ def _conclude(file: PlanFile, destination: Place, warn: Callable[[str], None]) -
 
 def _check_done(file: PlanFile, standing: Standing, destination: Place) -> None:
     """Raises UnfinishedError, or UsageError where nothing was begun."""
-    count, at_work = file.header.tasks, named(standing.members)
+    count, working = file.header.tasks, at_work(standing.members)
     if not standing.is_begun and (standing.other or destination.exists()):
         raise UsageError(
             f"nothing of this plan is at {destination}",
@@ -161,8 +161,9 @@ def _check_done(file: PlanFile, standing: Standing, destination: Place) -> None:
         )
     missing = sorted({*range(count)} - finished_tasks(standing.all_records, count))
     waits = f"publish with {option('wait', True)}, which waits for parts that are at work"
+    locked = claimed_error("a part is still at work", working, destination, waits) if working else None
     if missing:
-        error = unfinished(missing, count, destination, at_work or None)
-        raise error.at(hint=f"{waits}; {error.hint}") if at_work else error
-    if at_work:
-        raise LockedError("a part is still at work", place=destination, got=at_work, hint=waits)
+        error = unfinished(missing, count, destination, locked.got if locked else None)
+        raise error.at(hint=f"{locked.hint}; {error.hint}") if locked else error
+    if locked:
+        raise locked

@@ -54,7 +54,7 @@ def next_step(left: Unfinished) -> str:
     if left.replaced is not None:
         return f"{left.replaced} holds what it was before it was to be replaced: move it back"
     if left.writer:
-        return f"{left.place} is the work of {left.writer}: wait until it is done"
+        return f"{left.place} is the work of {left.writer}: {left.wait}"
     return f"{left.place} is an interrupted {left.kind}: {going_on(left)}, and it goes on"
 
 

@@ -87,9 +87,8 @@ def locked_run(run: Place) -> Iterator[None]:
         try:
             stack.enter_context(removing(run).locked(run.key))
         except LockedError as error:
-            raise LockedError(
-                "another process prunes this run", place=run, got=error.got, hint="wait until it is done"
-            ) from error
+            what = "another process prunes this run"
+            raise LockedError(what, place=run, got=error.got, hint=error.hint) from error
         yield
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from ckpttools.core.text import age
 from ckpttools.stores.base import File, Status
 
 
@@ -108,6 +109,9 @@ class StoredLock(NamedTuple):
     age: float
     is_held: bool
     release: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}, last seen {age(self.age)} ago"
 
 
 @runtime_checkable

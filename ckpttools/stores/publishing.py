@@ -358,6 +358,7 @@ class Unfinished:
         command: the command line that began it, where that is known.
         writer: the process that is at work on it, in words; "" if none is, as far as is known.
         directory: where the command was given; "" where that is not known.
+        release: the command that releases the lock of `writer`; "" where there is none.
     """
 
     place: Place
@@ -365,6 +366,13 @@ class Unfinished:
     command: str = ""
     writer: str = ""
     directory: str = ""
+    release: str = ""
+
+    @property
+    def wait(self) -> str:
+        """What to do about the process that is at work."""
+        release = f"; if it is gone, release its lock: {self.release}" if self.release else ""
+        return f"wait until it is done{release}"
 
     @property
     def kind(self) -> str:

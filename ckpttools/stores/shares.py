@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
-from ckpttools.core.text import first_of
+from ckpttools.core.text import age, first_of
 from ckpttools.core.wording import step
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, LockedError, Purpose, Record
@@ -72,6 +72,8 @@ class Member:
         is_alive: whether it is at work, as far as is known.
         outcome: "done", or what has ended it; "" while it is at work, or where it was cut off.
         records: what it has entered.
+        age: seconds since it was seen last, by the clock of the store.
+        release: the command that releases its claim.
     """
 
     token: str
@@ -82,6 +84,11 @@ class Member:
     is_alive: bool
     outcome: str
     records: Sequence[Record] = ()
+    age: float = 0.0
+    release: str = ""
+
+    def __str__(self) -> str:
+        return f"part {self.share.name}: {self.process}, last seen {age(self.age)} ago"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +178,22 @@ def check_free(share: Share, members: Iterable[Member], place: object) -> None:
     """Raises LockedError if a process is at work on groups of a share."""
     for member in members:
         if member.is_alive and member.share.meets(share):
-            raise LockedError(
-                f"another process is at work on tasks of part {share.name}",
-                place=place,
-                got=f"part {member.share.name}: {member.process}",
-                hint="wait for it; if it is gone, run this again in a minute",
+            raise claimed_error(
+                f"another process is at work on tasks of part {share.name}", [member], place, "wait for it"
             )
+
+
+def claimed_error(what: str, members: Sequence[Member], place: object, wait: str) -> LockedError:
+    """Return the error of a destination that other processes write.
+
+    Args:
+        what: The first line of the error.
+        members: The processes, at least one.
+        place: The destination.
+        wait: What to do as long as they are at work.
+    """
+    release = f"; if it is gone, release its claim: {members[0].release}" if members[0].release else ""
+    return LockedError(what, place=place, got=first_of([*map(str, members)]), hint=wait + release)
 
 
 class PublishedError(DestinationExistsError):
@@ -221,9 +238,9 @@ def prepared(
                 return found
 
 
-def named(members: Iterable[Member]) -> str:
-    """Those that are at work, in a line; "" if nobody is."""
-    return first_of([f"part {each.share.name}: {each.process}" for each in members if each.is_alive])
+def at_work(members: Iterable[Member]) -> list[Member]:
+    """Return the processes that are at work."""
+    return [each for each in members if each.is_alive]
 
 
 def this_process() -> str:

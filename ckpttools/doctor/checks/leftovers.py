@@ -85,7 +85,7 @@ def _left(place: Place, what: str) -> Finding:
     remove = _removal(place)
     left = unfinished_at(place)
     if left and left.writer:
-        do, remove = f"wait until it is done: {left.writer}, is writing it", None
+        do, remove = f"{left.writer}, is writing it: {left.wait}", None
     elif left and left.replaced:
         do, remove = next_step(left), None
     elif remove is None:

@@ -26,8 +26,9 @@ from typing import Literal, TypeAlias
 from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.core.wording import again
 from ckpttools.stores.local.files import write_all, write_error
+from ckpttools.stores.local.lock_holders import locked_error
 from ckpttools.stores.local.partial import JOURNAL
-from ckpttools.stores.publishing import LockedError, Purpose, Record
+from ckpttools.stores.publishing import Purpose, Record
 
 # A line takes 60 bytes, and some more for each chunk that is encoded.
 _LARGEST = 1 << 30
@@ -93,11 +94,8 @@ class Journal:
         try:
             self._flock(fcntl.LOCK_EX if self._access == "alone" else fcntl.LOCK_SH)
         except BlockingIOError:
-            raise LockedError(
-                "another process is writing this checkpoint",
-                place=self._path.parent,
-                hint="wait for it, or choose another destination",
-            ) from None
+            what = "another process is writing this checkpoint"
+            raise locked_error(what, self._path.parent, self._descriptor) from None
         # Who had the lock before may have removed the file as its last act.
         if not self._is_in_place():
             raise FileNotFoundError(self._path)

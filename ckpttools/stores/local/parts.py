@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from ckpttools.stores.local.files import names_in, sync_directory, write_all, write_error
@@ -154,7 +156,16 @@ def _parsed(
             records.append(content)
         elif kind == _END:
             outcome = str(content)
-    return Member(token, share, process, began, seen, is_alive, outcome, records)
+    age, release = max(0.0, time.time() - seen), _release(process)
+    return Member(token, share, process, began, seen, is_alive, outcome, records, age, release)
+
+
+def _release(process: str) -> str:
+    """The command that ends a process, as `this_process` describes it, and with it its lock."""
+    match process.split():
+        case ["process", pid, "on", host] if pid.isdecimal():
+            return f"kill {pid}" if host == socket.gethostname() else f"ssh {quote(host)} kill {pid}"
+    return ""
 
 
 def _is_locked(descriptor: int) -> bool:

@@ -33,7 +33,7 @@ from ckpttools.stores.local.parts import members, remove_parts
 from ckpttools.stores.local.work import LocalWork
 from ckpttools.stores.local.written import StagingFiles
 from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, check_name
-from ckpttools.stores.shares import named, who_does_what
+from ckpttools.stores.shares import at_work, claimed_error, who_does_what
 
 _ATTEMPTS = 100
 _PROBE = "probe"
@@ -157,14 +157,14 @@ class LocalStaging(StagingDirectory):
             return Journal(self.directory)
         except LockedError as error:
             begun = self.looked_at()
-            at_work = named(members(self.directory, begun.plan)) if begun and begun.plan else ""
-            if not at_work:
+            found = at_work(members(self.directory, begun.plan)) if begun and begun.plan else []
+            if not found:
                 raise
-            raise LockedError(
+            raise claimed_error(
                 "other processes are writing this checkpoint, each a part of it",
-                place=self.directory,
-                got=at_work,
-                hint=f"wait until they are done: {who_does_what()} tells of them",
+                found,
+                self.directory,
+                f"wait until they are done: {who_does_what()} lists them",
             ) from error
 
     def looked_at(self) -> Journal | None:

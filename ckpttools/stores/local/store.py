@@ -14,7 +14,7 @@ from ckpttools.core.errors import StorageError
 from ckpttools.stores.abilities import LinkTrials
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
-from ckpttools.stores.publishing import LockedError, Purpose, Unfinished
+from ckpttools.stores.publishing import Purpose, Unfinished
 
 if TYPE_CHECKING:
     from ckpttools.stores.local.shared_staging import SharedLocalStaging
@@ -123,6 +123,8 @@ class LocalStore(Store):
         """See `Removes`; the directory itself is locked, so that nothing is left of it."""
         import fcntl
 
+        from ckpttools.stores.local.lock_holders import locked_error
+
         with _writing(key):
             descriptor = os.open(key or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -130,7 +132,7 @@ class LocalStore(Store):
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise LockedError("another process has it", place=key) from None
+                    raise locked_error("another process has it", key, descriptor) from None
             yield
         finally:
             os.close(descriptor)

@@ -246,13 +246,9 @@ class Lock:
 
     def _locked(self, found: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
         """The error of a lock that another process holds, with what was read of it."""
-        return LockedError(
-            "another process is writing this checkpoint",
-            place=self._place,
-            got=None if found is None else _named(_parsed(found[0]), age),
-            hint=f"wait until it is done; if it is gone, run this again in {EXPIRED_SECONDS:.0f} s, or "
-            f"release its lock: {self._bucket.removal(self._key)}",
-        )
+        owner = {} if found is None else _parsed(found[0])
+        release = self._bucket.removal(self._key)
+        return locked_error(self._place, StoredLock("", process_of(owner), age, True, release))
 
     def _age(self, key: str = "") -> float:
         """Seconds since the lock, or another object, was written, by the clock of the bucket."""
@@ -276,22 +272,16 @@ class Lock:
         return json.dumps({**self._said, **self._owner, "written": time.time_ns()}).encode()
 
 
-def writer_of(bucket: Bucket, key: str, now: float | None = None) -> str:
-    """Who has a lock, in words; "" if nobody has.
+def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLock | None:
+    """Return what is known of a lock; None if there is none.
 
     Args:
-        bucket, key: the lock.
-        now: by the clock of the bucket, in seconds since 1970; None to believe that of this machine.
+        bucket, key: The lock.
+        now: The time by the clock of the bucket, in seconds since 1970; None for that of this machine.
 
     Raises:
-        StorageError: the store reports an error.
+        StorageError: The store reports an error.
     """
-    lock = stored_lock(bucket, key, now)
-    return "" if lock is None or not lock.is_held else f"{lock.owner}, last seen {lock.age:.0f} s ago"
-
-
-def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLock | None:
-    """Return what is known of a lock, None if there is none; arguments and errors as of `writer_of`."""
     found, status = read(bucket, key), bucket.head(key)
     if found is None or status is None:
         return None
@@ -302,13 +292,20 @@ def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLoc
 
 
 def said_by(bucket: Bucket, key: str) -> Mapping[str, str]:
-    """What a lock says, whoever has it; nothing where nobody has. Raises StorageError as `writer_of`."""
+    """What a lock says, whoever has it; nothing where nobody has. Raises StorageError as `stored_lock`."""
     found = read(bucket, key)
     return _parsed(found[0]) if found else {}
 
 
-def _named(owner: dict[str, str], age: float) -> str:
-    return f"{process_of(owner)}, last seen {max(0.0, age):.0f} s ago"
+def locked_error(place: str, lock: StoredLock) -> LockedError:
+    """Return the error of a destination whose lock another process holds."""
+    return LockedError(
+        "another process is writing this checkpoint",
+        place=place,
+        got=str(lock),
+        hint=f"wait until it is done; if it is gone, run this again in {EXPIRED_SECONDS:.0f} s, or "
+        f"release its lock: {lock.release}",
+    )
 
 
 def process_of(owner: Mapping[str, object]) -> str:

@@ -80,44 +80,45 @@ class _HeldLock(Lock):
 
 
 def members(
-    bucket: Bucket, partial: str, plan: str, done: Mapping[str, Sequence[Record]], now: float | None = None
+    bucket: Bucket,
+    partial: str,
+    plan: str | None,
+    done: Mapping[str, Sequence[Record]],
+    now: float | None = None,
 ) -> list[Member]:
     """The processes that do, or did, shares of a plan.
 
     Args:
-        bucket, partial, plan: as of `claimed`.
+        bucket, partial: as of `claimed`.
+        plan: the same; None for any plan.
         done: what each has entered, by token.
         now: by the clock of the bucket; None for that of this machine.
 
     Raises:
         StorageError: the store reports an error.
     """
+    now = time.time() if now is None else now
     listed: list[Member] = []
     for token, status, said in _read_all(bucket, partial):
         share, seen = share_of(said.get("share")), (status.modified or 0) / 1e9
-        if share is None or said.get("plan") != plan:
+        if share is None or plan not in (None, said.get("plan")):
             continue
-        outcome = str(said.get("ended", ""))
-        alive = "ended" not in said and is_live(said, (time.time() if now is None else now) - seen)
-        began = said.get("began")
-        began = float(began) if isinstance(began, int | float) else seen
+        age, began = max(0.0, now - seen), said.get("began")
         listed.append(
-            Member(token, share, process_of(said), began, seen, alive, outcome, done.get(token, ()))
+            Member(
+                token,
+                share,
+                process_of(said),
+                float(began) if isinstance(began, int | float) else seen,
+                seen,
+                is_alive="ended" not in said and is_live(said, now - seen),
+                outcome=str(said.get("ended", "")),
+                records=done.get(token, ()),
+                age=age,
+                release=bucket.removal(f"{partial}/{PARTS}/{token}"),
+            )
         )
     return sorted(listed, key=lambda each: each.began)
-
-
-def at_work(bucket: Bucket, partial: str, now: float | None = None) -> Iterator[str]:
-    """The processes that do shares of any plan, in words; errors as `members`.
-
-    Args:
-        bucket, partial, now: as of `members`.
-    """
-    now = time.time() if now is None else now
-    for _, status, said in _read_all(bucket, partial):
-        share = share_of(said.get("share"))
-        if share and "ended" not in said and is_live(said, now - (status.modified or 0) / 1e9):
-            yield f"part {share.name}: {process_of(said)}"
 
 
 def _read_all(bucket: Bucket, partial: str) -> Iterator[tuple[str, Status, dict[str, Any]]]:

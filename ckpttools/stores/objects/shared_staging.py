@@ -9,9 +9,10 @@ from dataclasses import field
 from functools import partial
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.wording import again
 from ckpttools.stores.objects.data_files import ObjectDataFiles
 from ckpttools.stores.objects.journal import JournalEntries, ObjectJournal
-from ckpttools.stores.objects.lock import said_by, writer_of
+from ckpttools.stores.objects.lock import locked_error, said_by, stored_lock
 from ckpttools.stores.objects.parts import PartClaim, claimed, members
 from ckpttools.stores.objects.staging import PREPARING, ObjectStaging
 from ckpttools.stores.place import Place
@@ -72,7 +73,9 @@ class SharedObjectStaging(ObjectStaging):
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         if journal.plan != plan or journal.published is not None:
             raise LockedError(
-                "another process has just begun, or finished, to write this checkpoint", place=self.place
+                "another process has just begun, or finished, to write this checkpoint",
+                place=self.place,
+                hint=f"{again()}: it names that process, or finds the checkpoint complete",
             )
         others = (each for each in self._members(journal, now) if each.token != claim.token)
         check_free(share, others, self.place)
@@ -80,9 +83,9 @@ class SharedObjectStaging(ObjectStaging):
 
     def _refuse_owner(self, ahead: float) -> bool:
         """True, or raises LockedError where a process has this alone; `ahead` is the clock of the bucket."""
-        owner = writer_of(self.bucket, f"{self.partial}/{LOCK}", time.time() + ahead)
-        if owner:
-            raise LockedError("another process is writing this checkpoint", place=self.place, got=owner)
+        lock = stored_lock(self.bucket, f"{self.partial}/{LOCK}", time.time() + ahead)
+        if lock is not None and lock.is_held:
+            raise locked_error(self.place, lock)
         return True
 
     def _wait_for_the_lost(self, plan: str, share: Share) -> None:

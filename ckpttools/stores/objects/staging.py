@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
-from ckpttools.core.text import first_of
 from ckpttools.core.wording import again, option, step
 from ckpttools.stores.abilities import KeepsUploads
 from ckpttools.stores.at_once import in_threads, writes_at_once
@@ -20,7 +19,7 @@ from ckpttools.stores.objects.client import Bucket, Object, is_usable
 from ckpttools.stores.objects.conditions import honored
 from ckpttools.stores.objects.journal import Inventory, ObjectJournal
 from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock
-from ckpttools.stores.objects.parts import at_work
+from ckpttools.stores.objects.parts import members
 from ckpttools.stores.objects.work import ObjectWork
 from ckpttools.stores.objects.writing import delete, mark
 from ckpttools.stores.place import Place
@@ -30,11 +29,10 @@ from ckpttools.stores.publishing import (
     LOCK,
     SUFFIX,
     UNPROTECTED,
-    LockedError,
     Purpose,
     check_name,
 )
-from ckpttools.stores.shares import PARTS, who_does_what
+from ckpttools.stores.shares import PARTS, at_work, claimed_error, who_does_what
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
@@ -161,14 +159,14 @@ class ObjectStaging:
 
     def _refuse_beside_parts(self) -> None:
         """Raises LockedError if processes do shares; one that begins from now on finds the lock."""
-        found = list(at_work(self.bucket, self.partial, self.now()))
+        found = at_work(members(self.bucket, self.partial, None, {}, self.now()))
         if found:
-            raise LockedError(
+            raise claimed_error(
                 "other processes are writing this checkpoint, each a part of it",
-                place=self.place,
-                got=first_of(found),
-                hint=f"wait until they are done: {who_does_what()} tells of them; what is gone counts "
-                f"for {EXPIRED_SECONDS:.0f} s",
+                found,
+                self.place,
+                f"wait until they are done: {who_does_what()} lists them; a claim expires "
+                f"{EXPIRED_SECONDS:.0f} s after its process is gone",
             )
 
     def now(self, name: str = LOCK) -> float:

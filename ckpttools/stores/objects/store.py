@@ -29,8 +29,8 @@ from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, ObjectJournal
 from ckpttools.stores.objects.known import KnownObjects
 from ckpttools.stores.objects.links import CopyTrials
-from ckpttools.stores.objects.lock import PROBE, Lock, stored_lock, writer_of
-from ckpttools.stores.objects.parts import at_work
+from ckpttools.stores.objects.lock import PROBE, Lock, stored_lock
+from ckpttools.stores.objects.parts import members
 from ckpttools.stores.objects.writing import (
     PART_BYTES,
     PARTS_UNDER_WAY,
@@ -45,7 +45,7 @@ from ckpttools.stores.pace import USUAL, asked_for
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Purpose, Unfinished
 from ckpttools.stores.reads import ReadPool
-from ckpttools.stores.shares import PARTS
+from ckpttools.stores.shares import PARTS, at_work
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.shared_staging import SharedObjectStaging
@@ -194,8 +194,12 @@ class ObjectStore(Store):
     def _unfinished(self, partial: str, journal: ObjectJournal) -> Unfinished:
         bucket, rest = self._at(partial)
         begun = journal.purpose or Purpose("")
-        writer = writer_of(bucket, f"{rest}/{LOCK}") or next(at_work(bucket, rest), "")
-        return Unfinished(Place(self, partial), None, begun.command, writer, begun.directory)
+        lock, writer, release = stored_lock(bucket, f"{rest}/{LOCK}"), "", ""
+        if lock is not None and lock.is_held:
+            writer, release = str(lock), lock.release
+        elif found := at_work(members(bucket, rest, None, {})):
+            writer, release = str(found[0]), found[0].release
+        return Unfinished(Place(self, partial), None, begun.command, writer, begun.directory, release)
 
     def _left_at(self, key: str) -> Unfinished | None:
         """What is left of a conversion without its journal: nothing but a lock, or what has no owner."""
