@@ -171,15 +171,18 @@ def test_links_that_lead_to_where_they_are(tmp_path):
 
 @pytest.mark.parametrize("document", ("", '{"zarr_format": 3, "node_type": "group"}'))
 def test_links_that_double_the_names_of_directories(tmp_path, document):
-    """Three steps make eight names of an array, thirty 2^30; groups of zarr v3 have a document."""
-    for number in range(30):
+    """Three steps make eight names of an array, nineteen 2^19; groups of zarr v3 have a document.
+
+    Linux follows at most 40 links in a path. If it has to start over, it counts those of both attempts.
+    """
+    for number in range(19):
         (folder := tmp_path / str(number)).mkdir()
         if document:
             (folder / "zarr.json").write_text(document)
         for name in "ab":
             (folder / name).symlink_to(f"../{number + 1}")
-    write(tmp_path / "30", np.ones(3, "f4"), "zarr3")
-    assert len(open_tree(tmp_path / "27").arrays) == 8
+    write(tmp_path / "19", np.ones(3, "f4"), "zarr3")
+    assert len(open_tree(tmp_path / "16").arrays) == 8
     with pytest.raises(FormatError, match="links give a directory more than 1,000 names"):
         open_tree(tmp_path / "0")
 
