@@ -100,7 +100,7 @@ class TestOtherContent:
         act(model / name)
         for dry in ("--dry-run", "--no-progress"):
             refused = ckpt("copy", model, out, dry)
-            assert refused.exit_code == 2 and f"{name} has other content than" in refused.output
+            assert refused.exit_code == 2 and f"{name} differs in content from" in refused.output
             assert "--overwrite" in refused.output
         assert files_in(out) == before
         assert "copied" in run("copy", model, out, "--overwrite")
@@ -110,7 +110,7 @@ class TestOtherContent:
         out = tmp_path / "out"
         ckpttools.copy(model, out)
         act(out / WEIGHTS)
-        with pytest.raises(DestinationExistsError, match=f"{WEIGHTS} has other content"):
+        with pytest.raises(DestinationExistsError, match=f"{WEIGHTS} differs in content"):
             ckpttools.copy(model, out)
         ckpttools.copy(model, out, overwrite=True)
         assert files_in(out) == files_in(model)
@@ -141,7 +141,7 @@ def test_one_step_of_many_is_named(tmp_path, is_old, model):
     ckpttools.copy(source, out)
     data = next((source / "2").rglob("d/data"))
     keeping_times(change_one_bit)(data)
-    with pytest.raises(DestinationExistsError, match="d/data has other content"):
+    with pytest.raises(DestinationExistsError, match="d/data differs in content"):
         ckpttools.copy(source, out)
     report = ckpttools.copy(source, out, overwrite=True)
     assert [part.outcome for part in report.parts] == ["there already", "copied"]
@@ -195,7 +195,7 @@ class TestTheSameContent:
         (part,) = ckpttools.copy(model, out).parts
         assert (part.files_unchanged, part.files_compared) == (0, 3)
         keeping_times(change_one_bit)(model / WEIGHTS)
-        with pytest.raises(DestinationExistsError, match="has other content"):
+        with pytest.raises(DestinationExistsError, match="differs in content"):
             ckpttools.copy(model, out)
 
     def test_verify_compares_all(self, model, tmp_path, is_old):
@@ -221,7 +221,7 @@ def test_another_source_of_the_same_files_is_compared(model, tmp_path, monkeypat
         source = model
     else:
         source = tmp_path / "second"
-    with pytest.raises(DestinationExistsError, match="has other content"):
+    with pytest.raises(DestinationExistsError, match="differs in content"):
         ckpttools.copy(source, tmp_path / "out")
 
 
@@ -232,7 +232,7 @@ class TestInABucket:
         (part,) = ckpttools.copy(model, target).parts
         assert part.files_unchanged == (3 if is_old else 0)
         keeping_times(change_one_bit)(model / WEIGHTS)
-        with pytest.raises(DestinationExistsError, match="has other content"):
+        with pytest.raises(DestinationExistsError, match="differs in content"):
             ckpttools.copy(model, target)
         ckpttools.copy(model, target, overwrite=True)
         assert (parse(target) / WEIGHTS).read_bytes() == (model / WEIGHTS).read_bytes()
@@ -245,7 +245,7 @@ class TestInABucket:
         assert part.files_unchanged == 3
         change_one_bit(model / WEIGHTS)
         ckpttools.copy(model, source, overwrite=True)
-        with pytest.raises(DestinationExistsError, match="has other content"):
+        with pytest.raises(DestinationExistsError, match="differs in content"):
             ckpttools.copy(source, out)
         ckpttools.copy(source, out, overwrite=True)
         assert files_in(out) == files_in(model)
@@ -273,7 +273,7 @@ def test_no_byte_is_overlooked(tmp_path_factory, at, keeps, side, is_old):
             file.write_bytes(data)
 
         (keeping_times(change) if keeps else change)(place / side / WEIGHTS)
-        with pytest.raises(DestinationExistsError, match="has other content"):
+        with pytest.raises(DestinationExistsError, match="differs in content"):
             ckpttools.copy(place / "source", place / "copy")
 
 

@@ -17,7 +17,13 @@ from support.object_stores import files_in
 
 import ckpttools
 from ckpttools.core.errors import StorageError
-from ckpttools.run.bindings import BindingSink, FileBinding, sound_records, unvoided, void_run
+from ckpttools.run.bindings import (
+    BindingSink,
+    FileBinding,
+    drop_voided_records,
+    select_sound_records,
+    void_run,
+)
 from ckpttools.run.events import Publishing, TaskDone
 from ckpttools.stores import parse
 from ckpttools.stores.local.data_files import LocalDataFiles
@@ -229,12 +235,12 @@ def test_no_cut_goes_unnoticed(tmp_path_factory, pieces, order, at):
     os.truncate(place / "f", size)
     entered = []
     work = _Entered(parse(place), [[0, "", list(bindings), "run"]], entered.extend)
-    records, has_voided = sound_records(work)
+    records, has_voided = select_sound_records(work)
     if (place / "f").read_bytes() == before:
         assert not has_voided and len(records) == 1
     else:
         assert has_voided and not records
-        assert unvoided([*work.records, *entered]) == []
+        assert drop_voided_records([*work.records, *entered]) == []
 
 
 @dataclass
@@ -246,15 +252,15 @@ class _Entered:
 
 def test_a_void_entry_leaves_later_ones(tmp_path):
     records = [[0, "", [], "a"], [1, "", [], "a"], [0, "", [], "b"], [2, "", [], "c"], [-1, [["a", 0]]]]
-    assert unvoided(records) == [records[1], records[2], records[3]]
-    assert unvoided([*records, void_run("c")]) == [records[1], records[2]]
+    assert drop_voided_records(records) == [records[1], records[2], records[3]]
+    assert drop_voided_records([*records, void_run("c")]) == [records[1], records[2]]
 
 
 def test_entries_without_a_binding_do_not_count(tmp_path):
     (tmp_path / "f").write_bytes(b"x" * 10)
     records = [[0, [], {}], [1, "digest"], [2, "", ["broken"], "a"]]
     work = _Entered(parse(tmp_path), records, lambda each: None)
-    assert sound_records(work)[0] == []
+    assert select_sound_records(work)[0] == []
 
 
 # -- while a command writes
@@ -368,13 +374,14 @@ def test_the_old_one_gets_its_name_back(model, tmp_path, monkeypatch, swaps):
     old = content(out)
     if not swaps:
         monkeypatch.setattr("ckpttools.stores.local.directory.exchange", lambda a, b: False)
-    check = WrittenFiles.check_at
+    check = WrittenFiles.check
 
-    def lose(self, directory):
-        (directory / "0/items/d/data").unlink()
-        check(self, directory)
+    def lose(self, names=None, directory=None):
+        if directory is not None:
+            (directory / "0/items/d/data").unlink()
+        check(self, names, directory)
 
-    monkeypatch.setattr(WrittenFiles, "check_at", lose)
+    monkeypatch.setattr(WrittenFiles, "check", lose)
     with pytest.raises(StorageError, match="was removed, replaced or cut"):
         ckpttools.convert(model, out, format="orbax", overwrite=True)
     assert content(out) == old

@@ -82,7 +82,7 @@ def copy(
         selection, target = selected(read, tuple(steps), latest), CopyTarget(written, overwrite, optimizer_in)
         there = target.found(selection, verify=verify)
         effort = Effort(resources.memory, jobs, resources.workers, requests)
-        links = {name: to for part in selection.parts for name, to in part.outside_links.items()}
+        links = {name: target for part in selection.parts for name, target in part.outside_links.items()}
         links |= outside_links(read, (each.key for each in selection.small.values()))
         check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
         made = PreparedCopy(read, target, selection, there, effort, verify, observe, command)

@@ -24,7 +24,7 @@ from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource
 from ckpttools.plan.reading import cores
 from ckpttools.run.events import Observer
 from ckpttools.run.parts import PartReceipt, execute_part, finished_tasks
-from ckpttools.run.source_copies import SourceCopy, copy_of
+from ckpttools.run.source_copies import SourceCopy, identify_copy
 from ckpttools.stores.costs import Costs
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
@@ -158,7 +158,7 @@ def copy_here(file: PlanFile, relocation: Relocation) -> SourceCopy:
     Raises:
         StorageError: a file cannot be looked at.
     """
-    return copy_of(_version_here(each, relocation) for each in file.sources if not each.is_inline)
+    return identify_copy(_version_here(each, relocation) for each in file.sources if not each.is_inline)
 
 
 def _version_here(source: PlannedSource, relocation: Relocation) -> tuple[str, str]:

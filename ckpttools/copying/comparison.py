@@ -1,4 +1,4 @@
-"""Whether a destination has a part already, which no size and no time of change can show."""
+"""Compare a part with its destination by content: equal sizes and times do not show equal content."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ckpttools.copying.pieces import BLOCK_BYTES, PIECE_BYTES, FileRange, pieces
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.base import Status
-from ckpttools.stores.evidence import evidence, joint, record, recorded
+from ckpttools.stores.evidence import combine_evidence, get_evidence, load_evidence, save_evidence
 from ckpttools.stores.place import Place
 from ckpttools.stores.sharing import is_of_repository
 
-_LEAST_THREADS = 2
+_MIN_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,11 @@ class CopyComparison:
     """How a destination differs from a part.
 
     Attributes:
-        difference: in words; None where there is none.
-        files_compared, bytes_compared: whose content was read in both places.
-        files_unchanged: that are, by the record of an earlier copy, what they were then, and so are their
-            copies.
-        undecided: names of files whose content is to be compared.
-        proof: what is recorded for each file if there is no difference.
+        difference: a description of the first difference; None if there is none.
+        files_compared, bytes_compared: number and size of the files whose content was compared.
+        files_unchanged: number of files that are unchanged since an earlier copy, like their copies.
+        undecided: names of the files whose content must be compared.
+        proof: evidence to record for each file if there is no difference.
     """
 
     difference: str | None
@@ -38,15 +37,17 @@ class CopyComparison:
     proof: Mapping[str, str] | None = None
 
 
-def compared_status(part: FileGroup, place: Place, *, verify: bool) -> CopyComparison | None:
-    """Compares a part with what is at its place as far as that can be done without reading files.
+def compare_status(part: FileGroup, place: Place, *, verify: bool) -> CopyComparison | None:
+    """Compare a part with its destination without reading any file.
 
     Args:
-        part, place: of a copy.
-        verify: whether the content of all files is compared.
+        part: the part to copy.
+        place: its destination.
+        verify: whether the content of all files must be compared.
 
     Returns:
-        None where nothing is there. What is `undecided`, `compared_content` compares.
+        The comparison, whose `undecided` files are left to `compare_content`; None if the destination does
+        not exist.
 
     Raises:
         CheckpointError: one of them cannot be read.
@@ -62,33 +63,35 @@ def compared_status(part: FileGroup, place: Place, *, verify: bool) -> CopyCompa
     difference = _by_size(part, there)
     if difference:
         return CopyComparison(difference)
-    proof = proof_of(part, place, there)
-    known = {} if verify else recorded(part.source, place)
+    proof = combine_part_evidence(part, place, there)
+    known = {} if verify else load_evidence(part.source, place)
     undecided = tuple(name for name in part.files if not proof[name] or known.get(name) != proof[name])
     return CopyComparison(None, 0, 0, len(part.files) - len(undecided), undecided, proof)
 
 
-def proof_of(part: FileGroup, place: Place, there: Mapping[str, Status]) -> Mapping[str, str]:
-    """For each file of a part, what it and its copy have only as long as both are what they are now."""
-    return {
-        name: joint(part.evidence[name], evidence(place / name, there[name])) if name in there else ""
-        for name in part.files
-    }
+def combine_part_evidence(part: FileGroup, place: Place, copies: Mapping[str, Status]) -> Mapping[str, str]:
+    """Combine the evidence of each file of a part and its copy; "" if one of them has none."""
+
+    def combine(name: str) -> str:
+        status = copies.get(name)
+        return combine_evidence(part.evidence[name], get_evidence(place / name, status) if status else "")
+
+    return {name: combine(name) for name in part.files}
 
 
-def compared_content(part: FileGroup, place: Place, found: CopyComparison) -> CopyComparison:
-    """Compares the files of which `compared_status` could decide nothing, and records that they are equal.
+def compare_content(part: FileGroup, place: Place, status: CopyComparison) -> CopyComparison:
+    """Compare the files that `compare_status` left undecided, and record the evidence if they are equal.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    other = differing_file(part, place, found.undecided)
-    if other is not None:
-        return CopyComparison(f"{other} has other content than {part.source / other}")
-    if found.undecided:
-        record(part.source, place, found.proof or {})
-    nbytes = sum(part.files[name].size for name in found.undecided)
-    return CopyComparison(None, len(found.undecided), nbytes, found.files_unchanged)
+    differing = find_differing_file(part, place, status.undecided)
+    if differing is not None:
+        return CopyComparison(f"{differing} differs in content from {part.source / differing}")
+    if status.undecided:
+        save_evidence(part.source, place, status.proof or {})
+    nbytes = sum(part.files[name].size for name in status.undecided)
+    return CopyComparison(None, len(status.undecided), nbytes, status.files_unchanged)
 
 
 def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:
@@ -105,11 +108,18 @@ def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:
 
 
 class _DifferenceError(Exception):
-    """A file of the part has other bytes than its copy."""
+    """A file of the part differs from its copy."""
 
 
-def differing_file(part: FileGroup, place: Place, names: Sequence[str]) -> str | None:
-    """The name of a file whose bytes at a place are not the part's; None if all are. Errors as of reading."""
+def find_differing_file(part: FileGroup, place: Place, names: Sequence[str]) -> str | None:
+    """Find a file whose copy has different bytes.
+
+    Returns:
+        The file's name; None if all copies are equal.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
 
     def compare(piece: FileRange) -> None:
         source, copy = part.source / piece.name, place / piece.name
@@ -122,7 +132,7 @@ def differing_file(part: FileGroup, place: Place, names: Sequence[str]) -> str |
                     raise _DifferenceError(piece.name)
 
     pieces = pieces_of({name: part.files[name].size for name in names}, PIECE_BYTES)
-    threads = max(_LEAST_THREADS, *(each.store.costs.requests or 1 for each in (part.source, place)))
+    threads = max(_MIN_THREADS, *(each.store.costs.requests or 1 for each in (part.source, place)))
     try:
         in_threads(threads, compare, pieces)
     except _DifferenceError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttools.copying.comparison import differing_file, proof_of
+from ckpttools.copying.comparison import combine_part_evidence, find_differing_file
 from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.room import CopyRoom, room_for
@@ -15,7 +15,7 @@ from ckpttools.core.wording import again, option
 from ckpttools.formats.orbax.metadata import COMMIT_TEXT
 from ckpttools.run.apart import check_unread
 from ckpttools.stores.at_once import at_once
-from ckpttools.stores.evidence import record
+from ckpttools.stores.evidence import save_evidence
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PublishesChecked, Purpose, Staging, TellsPublished, Work, staging_of
 from ckpttools.stores.registry import parse
@@ -83,7 +83,7 @@ def copy_part(
     """
     staging = staging_of(place, overwrite, check_replaced)
     plan = _checked(part, place, staging)
-    _ = part.evidence  # before anything is read
+    _ = part.evidence  # collected before any file is read
     directory = str(parse(".").absolute()) if command else ""
     purpose = Purpose(plan, str(part.source.absolute()), command, directory)
     with staging.opened(purpose, part.nbytes) as work:
@@ -102,19 +102,19 @@ def copy_part(
         work.conclude()
         if isinstance(work, TellsPublished):
             done = replace(done, published=work.published)
-    there = files_below(place)
-    check_sizes(part, {name: found.size for name, found in there.items()}, place)
-    proof = proof_of(part, place, there)
-    if was_complete and (other := differing_file(part, place, list(part.files))) is not None:
-        # Its time and length, and the bytes that the plan goes by, are the same.
+    copies = files_below(place)
+    check_sizes(part, {name: copy.size for name, copy in copies.items()}, place)
+    evidence = combine_part_evidence(part, place, copies)
+    if was_complete and (differing := find_differing_file(part, place, list(part.files))) is not None:
+        # The plan did not notice: size, time and samples are unchanged.
         raise SourceChangedError(
-            f"{part.source / other} was changed since an earlier run copied it to {place}",
+            f"{part.source / differing} was changed since an earlier run copied it to {place}",
             hint=f"replace the copy with {option('overwrite', True)}",
         )
     if verify:
         names = part.last if done.bytes_verified else list(part.files)
         done = replace(done, bytes_verified=done.bytes_verified + verified(part, place, names))
-    record(part.source, place, proof)
+    save_evidence(part.source, place, evidence)
     return done
 
 
@@ -123,7 +123,7 @@ def _sizes(place: Place) -> Mapping[str, int]:
 
 
 def _publish(work: Work, part: FileGroup, place: Place) -> None:
-    """Gives a copy its name; what had that is deleted only if all files are there under it."""
+    """Publish a copy. An older copy is deleted only after the sizes of all files were checked."""
     if isinstance(work, PublishesChecked):
         work.publish_checked(lambda: check_sizes(part, _sizes(place), place))
     else:
@@ -131,14 +131,14 @@ def _publish(work: Work, part: FileGroup, place: Place) -> None:
 
 
 def verified(part: FileGroup, place: Place, names: Sequence[str]) -> int:
-    """Bytes of files that are read again.
+    """Compare files with their copies, and return the bytes compared.
 
     Raises:
-        WrittenWrongError: one is not what was copied.
+        WrittenWrongError: a copy differs.
     """
-    other = differing_file(part, place, names)
-    if other is not None:
-        raise WrittenWrongError(f"{place}/{other} does not hold what was written to it")
+    differing = find_differing_file(part, place, names)
+    if differing is not None:
+        raise WrittenWrongError(f"{place}/{differing} does not hold what was written to it")
     return sum(part.files[name].size for name in names)
 
 

@@ -14,7 +14,7 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARD
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import Status
-from ckpttools.stores.evidence import evidence
+from ckpttools.stores.evidence import get_evidence
 from ckpttools.stores.outside_links import outside_links
 from ckpttools.stores.place import Place
 from ckpttools.stores.samples import sampled_files
@@ -60,14 +60,15 @@ class FileGroup:
 
     @cached_property
     def outside_links(self) -> Mapping[str, str]:
-        """The files that symbolic links pull in; as `ckpttools.stores.outside_links.outside_links`."""
+        """The files that symbolic links pull in; see `ckpttools.stores.outside_links.outside_links`."""
         return outside_links(self.source, ((self.source / name).key for name in self.files))
 
     @cached_property
     def evidence(self) -> Mapping[str, str]:
-        """What each file has only as long as its content is what it was when this was first asked for."""
+        """The evidence of each file's content when this was first read; see `ckpttools.stores.evidence`."""
         return {
-            name: evidence(self.source / name, found, is_source=True) for name, found in self.files.items()
+            name: get_evidence(self.source / name, status, is_source=True)
+            for name, status in self.files.items()
         }
 
     @property

@@ -197,7 +197,7 @@ class PreparedCopy:
         if self.selection.small:
             yield f"also copied: {', '.join(self.selection.small)}"
         yield from self.unchecked
-        links = {name: to for part in self._parts for name, to in part.outside_links.items()}
+        links = {name: target for part in self._parts for name, target in part.outside_links.items()}
         yield from check_outside_links(links, is_public=False, is_allowed=True)
         unsure = [part.source for part in self._parts if not _lists_all(part.source)]
         if unsure:

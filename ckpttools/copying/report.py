@@ -28,9 +28,9 @@ class CopiedPart:
         bytes_resumed: copied by an earlier run.
         bytes_by_store: copied by the store itself, from one place in it to another.
         bytes_verified: read again where they were written, or compared with what was there already.
-        files_compared: that were there already, and whose content was compared.
-        files_unchanged: that were there already, and not read: source and copy are what they were when they
-            were copied or compared last, by inode, length and times, or by generation or ETag.
+        files_compared: number of existing copies whose content was compared.
+        files_unchanged: number of existing copies that were not read: source and copy have the inode, size
+            and times, or the generation or ETag, that they had when they were last copied or compared.
         commits_added: names of the commit files that were written and that the source lacks.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ckpttools.copying.comparison import CopyComparison, compared_content, compared_status
+from ckpttools.copying.comparison import CopyComparison, compare_content, compare_status
 from ckpttools.copying.files import files_below
 from ckpttools.copying.kinds import kind_of, others_in
 from ckpttools.copying.part import FileGroup
@@ -78,14 +78,14 @@ class CopyTarget:
         def look(part: FileGroup) -> CopyComparison | None:
             place = self.of(part)
             # What was begun is gone on with, or refused by who looks into its journal.
-            return None if begun_at(place) else compared_status(part, place, verify=verify)
+            return None if begun_at(place) else compare_status(part, place, verify=verify)
 
         found: dict[str, CopyComparison] = {}
         compared_parts = at_once(self.place.store, look, selection.parts)
         for part, status in zip(selection.parts, compared_parts, strict=True):
             comparison = status
             if status is not None and status.difference is None:
-                comparison = compared_content(part, self.of(part), status)
+                comparison = compare_content(part, self.of(part), status)
             if comparison is not None and comparison.difference is None:
                 found[part.name] = comparison
             elif comparison is not None and comparison.difference is not None and not self.overwrite:

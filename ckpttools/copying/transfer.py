@@ -25,7 +25,7 @@ from ckpttools.copying.room import CopyRoom
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
-from ckpttools.run.bindings import BindingSink, new_run, sound_records
+from ckpttools.run.bindings import BindingSink, new_run_id, select_sound_records
 from ckpttools.run.journaled import JournaledThreads
 from ckpttools.run.threads import WorkerThread, start_some
 from ckpttools.stores.abilities import Links, LinkTrials
@@ -84,8 +84,8 @@ def transfer(
     sizes = {name: found.size for name, found in part.files.items() if name not in last}
     pieces = pieces_of(sizes, None if destination.streams else PIECE_BYTES)
     large = {name: size for name, size in sizes.items() if size > _SMALL}
-    # Before the files are opened, which makes lost ones again.
-    records, _ = sound_records(work)
+    # Call this before the files are opened, which creates lost ones again.
+    records, _ = select_sound_records(work)
     with closing(work.data_files(large, {})) as files:
         run = _TransferState(part, work, files, destination, room, observe, records)
         return run.done(pieces, verify)
@@ -105,7 +105,7 @@ class _TransferState:
     threads: JournaledThreads = field(init=False)
     digests: dict[int, str] = field(default_factory=dict)
     told: dict[int, int] = field(default_factory=dict)
-    run: str = field(default_factory=new_run)
+    run: str = field(default_factory=new_run_id)
 
     def done(self, pieces: Sequence[FileRange], verify: bool) -> Transferred:
         """Copies what earlier runs did not, and reads all of it back if that is asked for."""
@@ -119,29 +119,32 @@ class _TransferState:
         return Transferred(resumed, sum(piece.size for piece in by_store), verified)
 
     def _kept(self, pieces: Sequence[FileRange]) -> dict[int, str]:
-        """What an earlier run entered, where the files are still there and the source is what it was."""
-        found: dict[int, str] = {}
-        then: dict[int, str] = {}
+        """Return the digests of pieces that an earlier run copied, if file and source are unchanged."""
+        digests: dict[int, str] = {}
+        evidence: dict[int, str] = {}
         for record in self.records:
             match record:
-                case [int(number), str(digest), str(proof), *_] if 0 <= number < len(pieces):
-                    found[number], then[number] = digest, proof
+                case [int(number), str(digest), str(recorded), *_] if 0 <= number < len(pieces):
+                    digests[number], evidence[number] = digest, recorded
         content = self.work.content
-        sizes = dict.fromkeys((pieces[number].name for number in found), -1)
+        sizes = dict.fromkeys((pieces[number].name for number in digests), -1)
         for name in sizes:
             status = (content / name).status()
             sizes[name] = -1 if status is None else status.size
-        whole = {number for number in found if sizes[pieces[number].name] == pieces[number].size}
-        now = self.part.evidence
+
+        def is_unchanged(piece: FileRange, recorded: str, digest: str) -> bool:
+            if sizes[piece.name] != piece.size:
+                return False
+            return recorded == self.part.evidence[piece.name] != "" or self._has_digest(piece, digest)
+
         return {
             number: digest
-            for number, digest in found.items()
-            if number in whole
-            and (then[number] == now[pieces[number].name] != "" or self._is_source(pieces[number], digest))
+            for number, digest in digests.items()
+            if is_unchanged(pieces[number], evidence[number], digest)
         }
 
-    def _is_source(self, piece: FileRange, digest: str) -> bool:
-        """Whether a piece of the source, which nothing else tells, has the digest that it had."""
+    def _has_digest(self, piece: FileRange, digest: str) -> bool:
+        """Whether a piece of the source still has a digest: without evidence, only its content shows that."""
         if digest == _UNREAD:
             return False
         with self._open(piece.name) as source:
@@ -238,8 +241,8 @@ class _TransferState:
     def _note(self, piece: FileRange, digest: str, bindings: tuple[str, ...] = ()) -> None:
         with self.threads.lock:
             self.digests[piece.number] = digest
-            proof = self.part.evidence[piece.name]
-            self.threads.note([[piece.number, digest, proof, list(bindings), self.run]])
+            evidence = self.part.evidence[piece.name]
+            self.threads.note([[piece.number, digest, evidence, list(bindings), self.run]])
 
     # -- once more
 

@@ -1,19 +1,19 @@
-"""What ties an entry of a journal to the files that its bytes are in.
+"""Bind journal records to the files that hold their bytes.
 
-A data file can be lost, cut short or replaced after an entry was made. Another process then makes a file of
-full length with that name: zeros, where the entry promises data. So an entry has, for each file, its
-identity, the end of what was written, and samples of that. Data after the last sample is zeros: wherever a
-file was cut, either a sample is lost or only zeros are.
+A data file can be lost, cut short or replaced after its record was written. Another process then creates a
+file of full length with that name: zeros, where the record promises data. So a record holds, for each file,
+its identity, the end of the data, and samples of the data. After the last sample, all data is zeros: wherever
+a file was cut, either a sample is lost or only zeros are.
 
-An entry that fails is void, and that is entered before anything is written: no later process counts it again.
+A record that fails the check is voided in the journal before anything is written. No later process counts it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
@@ -24,11 +24,8 @@ from ckpttools.stores.base import File, FileKind, Status
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import IdentifiesFiles, Record, Sink, file_identity
 
-_Bound: TypeAlias = tuple[int, str, bool]
-"""The index of a record, a binding of it as text, and whether its samples are compared."""
-
 _VOID = -1
-"""In the place of a task's number: a record that voids others."""
+"""Replaces the task index in a record that voids other records, and in an entry that voids all of a run."""
 
 _SAMPLE_BYTES = 16
 _SCANNED_AT_ONCE = 1 << 20
@@ -44,13 +41,13 @@ class _ResumedWork(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileBinding:
-    """Bytes of one file that an entry promises.
+    """The bytes of one file that a record promises.
 
     Attributes:
-        file: its name, below the checkpoint's root.
-        identity: tells it from another file that gets its name.
+        file: the file's name below the checkpoint's root.
+        identity: distinguishes the file from another one that gets its name.
         end: offset after the last byte written.
-        samples: offset and bytes of some of the data; none where all of it is zeros.
+        samples: offset and bytes of some of the data; empty if all of it is zeros.
     """
 
     file: str
@@ -59,21 +56,39 @@ class FileBinding:
     samples: tuple[tuple[int, bytes], ...] = ()
 
     def to_text(self) -> str:
-        """One string: a journal with 100,000 entries is in memory as a whole."""
+        """Encode the binding as one string: a journal with 100,000 records stays in memory."""
         samples = ",".join(f"{offset}:{data.hex()}" for offset, data in self.samples)
         return f"{self.identity} {self.end} {samples} {self.file}"
 
     @classmethod
     def from_text(cls, text: str) -> FileBinding:
-        """The inverse of `to_text`. Raises ValueError if this is not such a string."""
-        identity, end, samples, file = text.split(" ", 3)
-        pairs = (each.split(":") for each in samples.split(",") if each)
-        found = tuple((int(offset), bytes.fromhex(data)) for offset, data in pairs)
-        return cls(file, identity, int(end), found)
+        """Decode the result of `to_text`. Raises ValueError for any other string."""
+        identity, end, encoded, file = text.split(" ", 3)
+        pairs = (sample.split(":") for sample in encoded.split(",") if sample)
+        samples = tuple((int(offset), bytes.fromhex(data)) for offset, data in pairs)
+        return cls(file, identity, int(end), samples)
 
 
-def new_run() -> str:
-    """A name for one run of a process: with the number of a task, it names an entry."""
+@dataclass(frozen=True, slots=True)
+class _BoundRecord:
+    """A journal record that ends with bindings and a run ID."""
+
+    record: Record
+    task: int
+    bindings: Sequence[str]
+    run: str
+
+    @classmethod
+    def parse(cls, record: Record) -> _BoundRecord | None:
+        """Parse a record. Returns None for records of versions that wrote no bindings."""
+        match record:
+            case [int(task), _, *_, list(bindings), str(run)]:
+                return cls(record, task, [str(binding) for binding in bindings], run)
+        return None
+
+
+def new_run_id() -> str:
+    """Create a unique name for one run of a process. With a task index, it identifies a record."""
     import secrets
 
     return secrets.token_hex(6)
@@ -83,8 +98,8 @@ def new_run() -> str:
 
 
 @dataclass(slots=True)
-class _Written:
-    """What was written to one file."""
+class _WrittenData:
+    """The extent and samples of the data that was written to one file."""
 
     end: int = 0
     first: tuple[int, bytes] | None = None
@@ -99,11 +114,11 @@ class _Written:
 
     @property
     def samples(self) -> tuple[tuple[int, bytes], ...]:
-        return tuple(each for each in dict.fromkeys((self.first, self.last)) if each is not None)
+        return tuple(sample for sample in dict.fromkeys((self.first, self.last)) if sample is not None)
 
 
 def _last_sample(offset: int, data: memoryview) -> tuple[int, bytes] | None:
-    """The last bytes of data that are not all zeros; None where all of it is zeros."""
+    """Return the last bytes of data that are not all zeros, or None if all of it is zeros."""
     tail = bytes(data[-_SAMPLE_BYTES:])
     if any(tail):
         return offset + len(data) - len(tail), tail
@@ -118,115 +133,133 @@ def _last_sample(offset: int, data: memoryview) -> tuple[int, bytes] | None:
 
 
 class BindingSink:
-    """A sink that takes note of what is written: it takes 16 bytes of each write, and nothing is read."""
+    """A sink that records bindings for its writes: it samples 16 bytes of each write and reads nothing."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._is_noted = isinstance(sink, IdentifiesFiles)
-        self._written: dict[str, _Written] = defaultdict(_Written)
+        self._has_identities = isinstance(sink, IdentifiesFiles)
+        self._written: dict[str, _WrittenData] = defaultdict(_WrittenData)
 
     @property
     def is_rehearsal(self) -> bool:
         return self._sink.is_rehearsal
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
-        """As `Sink.write`."""
+        """Write data; see `Sink.write`."""
         self._sink.write(name, offset, data, address, loose)
-        if self._is_noted:
-            self._written[name].add(offset, data)
+        self._add(name, offset, data)
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """As `Sink.write_whole`."""
+        """Write a complete file; see `Sink.write_whole`."""
         self._sink.write_whole(name, data)
-        if self._is_noted:
-            self._written[name].add(0, memoryview(data))
+        self._add(name, 0, memoryview(data))
 
     def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
-        """As `Sink.append`."""
+        """Append data; see `Sink.append`."""
         file, offset = self._sink.append(name, most, data)
-        if self._is_noted:
-            self._written[file].add(offset, memoryview(data))
+        self._add(file, offset, memoryview(data))
         return file, offset
+
+    def _add(self, name: str, offset: int, data: memoryview) -> None:
+        if self._has_identities:
+            self._written[name].add(offset, data)
 
     @property
     def bindings(self) -> tuple[str, ...]:
-        """What an entry for all that was written is bound to, as text."""
+        """The bindings of everything that was written, as text."""
         if not isinstance(self._sink, IdentifiesFiles):
             return ()
         return tuple(
-            FileBinding(name, self._sink.identity(name), found.end, found.samples).to_text()
-            for name, found in self._written.items()
+            FileBinding(name, self._sink.identity(name), written.end, written.samples).to_text()
+            for name, written in self._written.items()
         )
 
 
-# -- when work is taken up again
+# -- when work is resumed
 
 
-def unvoided(records: Iterable[Record]) -> list[Record]:
-    """The records that no other record voids."""
+def drop_voided_records(records: Iterable[Record]) -> list[Record]:
+    """Return the records that no other record voids."""
     listed = list(records)
-    void = {tuple(each) for record in listed if record[0] == _VOID for each in record[1]}  # type: ignore
+    void = {tuple(entry) for record in listed for entry in _voided_entries(record)}
     if not void:
         return listed
-    return [
-        record
-        for record in listed
-        if record[0] != _VOID and not void & {(record[-1], record[0]), (record[-1], _VOID)}
-    ]
+
+    def is_sound(record: Record) -> bool:
+        match record:
+            case [int(task), *_, str(run)]:
+                return not void & {(run, task), (run, _VOID)}
+        return record[0] != _VOID
+
+    return [record for record in listed if is_sound(record)]
+
+
+def _voided_entries(record: Record) -> Iterator[Sequence[object]]:
+    """Iterate over the entries, run ID and task index, that a record voids."""
+    match record:
+        case [int(task), list(entries)] if task == _VOID:
+            yield from entries
 
 
 def void_run(run: str) -> Record:
-    """A record that voids all that a run has entered."""
+    """Return a record that voids all records of a run."""
     return [_VOID, [[run, _VOID]]]
 
 
-def sound_records(
-    work: _ResumedWork, is_sampled: Callable[[int], bool] = lambda number: True
+def select_sound_records(
+    work: _ResumedWork, is_sampled: Callable[[int], bool] = lambda task: True
 ) -> tuple[list[Record], bool]:
-    """What earlier runs have entered and their files still hold.
+    """Select the records of earlier runs whose files still hold the promised bytes.
 
-    Entries for what is lost are voided for good. Call it before any data file is opened for writing.
+    The other records are voided for good. Call this before any data file is opened for writing.
 
     Args:
-        work: what they have worked on.
-        is_sampled: whether the data of a task is looked at, too. Of others only files and their lengths are.
+        work: the work to resume.
+        is_sampled: whether the data of a task is compared, too. For other tasks only the identities and
+            lengths of files are checked.
 
     Returns:
-        The records, and whether others were voided.
+        The sound records, and whether others were voided.
 
     Raises:
-        StorageError: files cannot be read, or what is void cannot be entered.
+        StorageError: files cannot be read, or the void records cannot be written.
     """
-    records = unvoided(work.records)
+    records = drop_voided_records(work.records)
     if work.content.store.streams is not None:
         return records, False  # an object is complete, or it does not exist
-    # Records of versions that bound them to nothing never count.
-    bound = [record for record in records if _is_bound(record)]
-    # As text until it is looked at: there may be 100,000.
-    files: dict[str, list[_Bound]] = defaultdict(list)
+    # Records of versions that wrote no bindings never count.
+    bound = [parsed for record in records if (parsed := _BoundRecord.parse(record)) is not None]
+    # Bindings stay text until they are compared: there may be 100,000.
+    files: dict[str, list[tuple[int, str, bool]]] = defaultdict(list)
     for index, record in enumerate(bound):
-        for text in record[-2]:  # type: ignore[attr-defined]
-            files[str(text).split(" ", 3)[-1]].append((index, text, is_sampled(record[0])))  # type: ignore
-    look = partial(_lost, work.content, work.content.status())
-    void = {index for each in at_once(work.content.store, look, list(files.items())) for index in each}
+        for text in record.bindings:
+            files[text.split(" ", 3)[-1]].append((index, text, is_sampled(record.task)))
+    find_lost = partial(_find_lost_records, work.content, work.content.status())
+    results = at_once(work.content.store, find_lost, list(files.items()))
+    void = {index for indexes in results for index in indexes}
     if void:
-        work.enter([[_VOID, [[bound[index][-1], bound[index][0]] for index in sorted(void)]]])
-    return [record for index, record in enumerate(bound) if index not in void], bool(void)
+        work.enter([[_VOID, [[bound[index].run, bound[index].task] for index in sorted(void)]]])
+    return [record.record for index, record in enumerate(bound) if index not in void], bool(void)
 
 
-def _is_bound(record: Record) -> bool:
-    return len(record) > 3 and isinstance(record[-1], str) and isinstance(record[-2], list)
+def _find_lost_records(
+    content: Place, root: Status | None, item: tuple[str, list[tuple[int, str, bool]]]
+) -> list[int]:
+    """Return the indexes of the records whose data a file does not hold.
 
-
-def _lost(content: Place, root: Status | None, listed: tuple[str, list[_Bound]]) -> list[int]:
-    """Indexes of the records whose data a file does not hold."""
-    name, bindings = listed
+    Args:
+        content: the directory in which the checkpoint is written.
+        root: its status; None if it does not exist.
+        item: the file's name, and for each binding: the record's index, the text, and whether samples are
+            compared.
+    """
+    name, bindings = item
     place = content / name
-    found = place.status()
-    if root is None or found is None or found.kind is not FileKind.FILE:
+    status = place.status()
+    if root is None or status is None or status.kind is not FileKind.FILE:
         return [index for index, _, _ in bindings]
-    identity = file_identity(root.identity, found.identity)
-    with place.open(found) as file:
+    identity = file_identity(root.identity, status.identity)
+    with place.open(status) as file:
         return [
             index
             for index, text, is_sampled in bindings
@@ -235,7 +268,7 @@ def _lost(content: Place, root: Status | None, listed: tuple[str, list[_Bound]])
 
 
 def _is_held(text: str, file: File, identity: str, *, is_sampled: bool) -> bool:
-    """Whether a file holds what a binding promises."""
+    """Whether a file holds the bytes that a binding promises."""
     try:
         binding = FileBinding.from_text(text)
     except ValueError:
@@ -249,7 +282,10 @@ def _is_held(text: str, file: File, identity: str, *, is_sampled: bool) -> bool:
         return False
 
 
-def _is_same_file(then: str, now: str) -> bool:
-    """Whether two identities may be of one file. Where the directory is another one, so is every file in it:
-    it was moved to another disk, or a file system numbers files anew at each mount; then samples decide."""
-    return then.partition(":")[0] != now.partition(":")[0] or then == now
+def _is_same_file(recorded: str, current: str) -> bool:
+    """Whether two identities may belong to one file.
+
+    If the directory's identity changed, so did that of every file in it: the directory was moved to another
+    disk, or the file system assigns new inodes at each mount. Then the samples decide.
+    """
+    return recorded.partition(":")[0] != current.partition(":")[0] or recorded == current

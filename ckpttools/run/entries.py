@@ -27,11 +27,11 @@ class FinishedTask:
         task: its number in the plan.
         chunks: where its encoded chunks went: grid index -> bytes of a file.
         counts: what was counted while it was made, such as values that overflowed.
-        bindings: the files that it wrote to, as `ckpttools.run.bindings` describes them.
-        digest: of what it made; "" where processes cannot have read different copies of the source.
-        copy: which copy of the source it read (`ckpttools.run.source_copies`); set once it is read from a
-            record.
-        process: that did it, in words; set as `copy`.
+        bindings: the files that it wrote to, as text; see `ckpttools.run.bindings`.
+        digest: of its output; "" if processes cannot have read different copies of the source.
+        copy: identity of the copy of the source that it read (`ckpttools.run.source_copies`); set only when
+            it is read from a record.
+        process: the process that did it, for messages; set only when it is read from a record.
     """
 
     task: int
@@ -43,11 +43,11 @@ class FinishedTask:
     process: str = ""
 
     def to_record(self, run: str, copy: str = "", process: str = "") -> Record:
-        """What a store keeps of it.
+        """Encode the task as a journal record.
 
         Args:
-            copy, process: that read the source; see `ckpttools.run.source_copies.SourceCopy`.
-            run: that finished it; see `ckpttools.run.bindings.new_run`.
+            run: ID of the run that finished it; see `ckpttools.run.bindings.new_run_id`.
+            copy, process: as of `ckpttools.run.source_copies.SourceCopy`.
         """
         chunks = [[index, each.file, each.offset, each.nbytes] for index, each in self.chunks.items()]
         return [self.task, chunks, dict(self.counts), [self.digest, copy, process], list(self.bindings), run]
@@ -61,10 +61,10 @@ class FinishedTask:
         source: list[str],
         *binding: object,
     ) -> FinishedTask:
-        """The inverse of `to_record`, of its items; the bindings, which are looked at before, are left out.
+        """Decode the items of a record, without the bindings, which `select_sound_records` has checked.
 
         Raises:
-            TypeError, ValueError: they are not such items.
+            TypeError, ValueError: they are not the items of such a record.
         """
         places: dict[Shape, Range] = {tuple(index): Range(*place) for index, *place in chunks}  # type: ignore
         digest, copy, process = map(str, source)

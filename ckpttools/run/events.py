@@ -34,10 +34,10 @@ class Fetching:
 
 @dataclass(frozen=True, slots=True)
 class Comparing:
-    """What other processes made of another copy of the source is being compared with this one.
+    """The output of parts that read another copy of the source is being compared with this copy.
 
     Attributes:
-        done, total: bytes that were compared, and that will be.
+        done, total: bytes compared so far, and bytes to compare.
     """
 
     done: int

@@ -15,12 +15,12 @@ from ckpttools.formats.base import Extents
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.damaged_scales import naming_all
-from ckpttools.run.bindings import new_run
+from ckpttools.run.bindings import new_run_id
 from ckpttools.run.doing import DoesTasks, InThread, see_nothing
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
 from ckpttools.run.journaled import Enters, JournaledThreads
-from ckpttools.run.source_copies import FROM_NO_FILE, SourceCopy
+from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy
 from ckpttools.run.threads import WorkerThread, is_ending, start_some
 from ckpttools.stores.base import File
 from ckpttools.stores.publishing import Sink
@@ -53,7 +53,7 @@ class Execution:
         watch: Watch = see_nothing,
         processes: Sequence[DoesTasks] = (),
         run: str = "",
-        copy: SourceCopy = FROM_NO_FILE,
+        copy: SourceCopy = NO_SOURCE_COPY,
     ) -> None:
         self._plan = plan
         self._files = files
@@ -62,7 +62,7 @@ class Execution:
         self._processes = processes
         self._extents: dict[tuple[Path, Shape], Range] = {}
         self._counts: dict[str, dict[str, float]] = {}
-        self._run = run or new_run()
+        self._run = run or new_run_id()
         self._copy = copy
         # Elsewhere every answer says of which state it is, and looking takes a request for each file.
         near = [each for each in plan.sources if isinstance(each, File) and each.price == 1]

@@ -15,14 +15,14 @@ from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import errors_of, without_errors
 from ckpttools.run.apart import check_apart, check_unread
-from ckpttools.run.bindings import sound_records
+from ckpttools.run.bindings import select_sound_records
 from ckpttools.run.doing import see_nothing
 from ckpttools.run.entries import kept, left_of, unfinished
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.linking import link_files
-from ckpttools.run.source_copies import check_same_model, copy_read, of_same_copy
+from ckpttools.run.source_copies import check_same_model, identify_plan_copy, select_comparable
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PublishesChecked, Purpose, Staging, TellsPublished, Work, staging_of
@@ -54,8 +54,8 @@ def execute(
         overwrite: whether what has that name, or an unfinished other conversion to it, may be replaced.
         check_replaced: called with the destination where something is there; raises `DestinationExistsError`
             if it may not be replaced by what will be written, whatever the user says.
-        check_published: called with the destination when the checkpoint has its name, where it replaces
-            something. That gets its name back if this raises.
+        check_published: called with the destination after the checkpoint has replaced an older one. If it
+            raises, the older one gets its name back.
         observe: called with every event, from several threads but never at once.
         watch: sees everything that is written; not what an earlier run wrote or what is only referenced.
         conclude: called when the checkpoint has its name, before the journal goes: what it raises leaves the
@@ -159,12 +159,12 @@ def _made(
     plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watch, *, only_last_steps: bool
 ) -> _Done:
     """Makes the content, all but its name."""
-    records, _ = sound_records(work)
-    done, copy = kept(records, plan, work.content), copy_read(plan)
-    # Sizes, times and samples, which the fingerprint is made of, can be the same for other content. This
-    # process itself changes what identifies files that it links.
+    records, _ = select_sound_records(work)
+    done, copy = kept(records, plan, work.content), identify_plan_copy(plan)
+    # The fingerprint consists of sizes, times and samples, which other content can share. Linking changes the
+    # ctime of source files, so plans with links keep tasks that read another copy.
     if only_last_steps or not plan.layout.links:
-        done = of_same_copy(done, copy)
+        done = select_comparable(done, copy)
     if only_last_steps and len(done) < len(plan.tasks):
         missing = sorted({*range(len(plan.tasks))} - {entry.task for entry in done})
         raise unfinished(missing, len(plan.tasks), work.content)

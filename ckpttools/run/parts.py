@@ -12,12 +12,12 @@ from ckpttools.core.errors import SourceChangedError
 from ckpttools.core.resident import peak_bytes
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
-from ckpttools.run.bindings import new_run, sound_records, unvoided, void_run
+from ckpttools.run.bindings import drop_voided_records, new_run_id, select_sound_records, void_run
 from ckpttools.run.doing import DoesTasks
 from ckpttools.run.entries import FinishedTask, kept, left_of
 from ckpttools.run.events import Observer, Started
 from ckpttools.run.execution import Execution
-from ckpttools.run.source_copies import FROM_NO_FILE, SourceCopy, of_same_copy
+from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy, select_comparable
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place
@@ -70,7 +70,7 @@ def execute_part(
     nbytes: int,
     overwrite: bool,
     sources: Callable[[], Iterable[object]],
-    copy: SourceCopy = FROM_NO_FILE,
+    copy: SourceCopy = NO_SOURCE_COPY,
     check_replaced: Callable[[], None] = lambda: None,
     observe: Observer = lambda event: None,
 ) -> PartReceipt:
@@ -85,7 +85,7 @@ def execute_part(
         nbytes: bytes that all parts will write.
         overwrite: whether what is at the destination may be replaced when all is published.
         sources: the files that were read.
-        copy: of the source that this process reads.
+        copy: the copy of the source that this process reads.
         check_replaced: as of `ckpttools.stores.publishing.staging_of`.
         observe: called with every event, from several threads but never at once.
 
@@ -99,10 +99,10 @@ def execute_part(
     staging = staging_of(destination, overwrite, check_replaced)
     staging.check(purpose.plan, nbytes)
     with counted() as traffic, shared_staging(staging, destination).joined(purpose, nbytes, share) as work:
-        # What other parts have entered is looked at, too: this one makes lost files again, of full length.
-        records, has_voided = sound_records(work, lambda number: first <= number < first + len(plan.tasks))
+        # Check the records of other parts, too: this part creates lost files again, at full length.
+        records, has_voided = select_sound_records(work, lambda task: first <= task < first + len(plan.tasks))
         shifted = _Shifted(work, first, len(plan.tasks))
-        done = of_same_copy(kept(shifted.shifted(records), plan, work.content), copy)
+        done = select_comparable(kept(shifted.shifted(records), plan, work.content), copy)
         bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
         with worker_processes(plan, work, left_of(plan, done)) as processes:
             observe(Started(plan, len(done), bytes_done))
@@ -135,18 +135,18 @@ def _work(
     *,
     has_voided: bool,
 ) -> None:
-    """Does what is left of a part; arguments as of `execute_part`, and whether it has voided entries."""
-    token = new_run()
+    """Do the unfinished tasks of a part; see `execute_part`. `has_voided`: whether it has voided records."""
+    run_id = new_run_id()
     with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
         own = _Own(files, work.token)
-        run = Execution(plan, own, shifted, observe, processes=processes, run=token, copy=copy)
+        run = Execution(plan, own, shifted, observe, processes=processes, run=run_id, copy=copy)
         try:
             run.work(done)
             check_unchanged(sources())
         except SourceChangedError:
-            # What was read may be of two states. What this process has voided must stay void.
+            # The data may mix two states of the source. Records that this process has voided must stay void.
             if has_voided:
-                work.enter([void_run(token)])
+                work.enter([void_run(run_id)])
             else:
                 work.discard()
             raise
@@ -159,7 +159,7 @@ class _Shifted:
         self._work, self._first, self._count = work, first, count
 
     def shifted(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Those of the part."""
+        """Iterate over the records of the part, renumbered from 0."""
         for number, *rest in records:
             if isinstance(number, int) and 0 <= number - self._first < self._count:
                 yield [number - self._first, *rest]
@@ -200,5 +200,5 @@ class _OwnSink:
 
 def finished_tasks(records: Iterable[Record], count: int) -> set[int]:
     """The tasks that records tell of, of so many."""
-    heads: Iterable[Sequence[object]] = unvoided(records)
+    heads: Iterable[Sequence[object]] = drop_voided_records(records)
     return {each[0] for each in heads if each and isinstance(each[0], int) and 0 <= each[0] < count}

@@ -37,15 +37,15 @@ def run_task(
         watch: sees what is made.
 
     Returns:
-        Where its encoded chunks went, nothing for chunks that are stored as they are; and the digest of what
-        it made, "" unless `plan.has_digests`.
+        The locations of its encoded chunks, empty if the chunks are stored unencoded; and the digest of its
+        output, "" unless `plan.has_digests`.
 
     Raises:
-        CheckpointError: as `task_values`, or what is made cannot be written.
+        CheckpointError: as `open_task_values`, or the output cannot be written.
     """
     placement = plan.layout.placements[task.path]
-    with task_values(plan, task, buffer, scratch) as (memory, values):
-        digest = digest_of(memory) if plan.has_digests and not files.is_rehearsal else ""
+    with open_task_values(plan, task, buffer, scratch) as (memory, values):
+        digest = hash_memory(memory) if plan.has_digests and not files.is_rehearsal else ""
         watch(task.path, task.region, values)
         if placement.codec is None:
             _write_raw(task, placement, memory, files)
@@ -54,16 +54,16 @@ def run_task(
 
 
 @contextmanager
-def task_values(
+def open_task_values(
     plan: Plan, task: Task, buffer: Scratch, scratch: Scratch
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Makes what a task writes; arguments as of `run_task`.
+    """Compute the elements that a task writes; arguments as of `run_task`.
 
-    Returns:
-        The elements in the order in which they are stored, contiguous, and the same with the array's axes.
+    Yields:
+        The elements in stored order, contiguous, and a view of them with the array's axes.
 
     Raises:
-        CheckpointError: what is read is not there, cannot be read, or is not a value of its dtype.
+        CheckpointError: the input is missing, cannot be read, or has values that its dtype does not allow.
     """
     array = plan.tree.arrays[task.path]
     placement = plan.layout.placements[task.path]
@@ -75,8 +75,8 @@ def task_values(
         yield memory, values
 
 
-def digest_of(memory: np.ndarray) -> str:
-    """A digest of contiguous memory: 20 GB/s, and without the interpreter's lock."""
+def hash_memory(memory: np.ndarray) -> str:
+    """Hash contiguous memory, at 20 GB/s and without the interpreter's lock."""
     import xxhash
 
     return xxhash.xxh3_128_hexdigest(memory.reshape(-1).view(np.uint8).data)

@@ -1,24 +1,26 @@
-"""Whether all tasks of a plan read the same model, where hosts have copies of it.
+"""Check that all tasks of a plan read the same model when hosts have copies of it.
 
-Each process notes which copy it reads (`copy_of`), and parts of a plan also note a digest of what each task
-made (`digest_of`). Whoever publishes does every task of another copy once more from its own, and compares.
-A few bytes of each file, or all bytes of some, cannot show that two copies are equal: what a task made of one
-copy is known to be right only if the same task was done with the other.
+Each process records which copy it reads (`identify_copy`), and parts of a plan also record a digest of each
+task's output (`hash_memory`). The process that publishes repeats the tasks of other copies with its own
+copy, and compares the digests. Samples of files, or complete comparisons of a few files, cannot show that two
+copies are equal: only repeating a task can.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.text import plural
+from ckpttools.core.wording import step
 from ckpttools.plan.plan import Plan
 from ckpttools.run.entries import FinishedTask
-from ckpttools.run.run_task import digest_of, task_values
+from ckpttools.run.run_task import hash_memory, open_task_values
 from ckpttools.stores.abilities import DistinguishesCopies
 from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.base import File
@@ -36,40 +38,40 @@ class SourceCopy:
     """The copy of a model that a process reads.
 
     Attributes:
-        identity: equal only for processes that read the same files; "" where no file is read.
-        process: that reads it, in words, with its host.
+        identity: equal only for processes that read the same files; "" if no file is read.
+        process: the process that reads it and its host, for messages.
     """
 
     identity: str
     process: str
 
 
-FROM_NO_FILE = SourceCopy("", "")
-"""Of arrays that lie in memory."""
+NO_SOURCE_COPY = SourceCopy("", "")
+"""Identifies the source of arrays that are in memory."""
 
 
-def copy_of(files: Iterable[tuple[str, str]]) -> SourceCopy:
-    """The copy that this process reads.
+def identify_copy(files: Iterable[tuple[str, str]]) -> SourceCopy:
+    """Identify the copy that this process reads.
 
     Args:
-        files: path and version of each file of the source. The version is used in stores whose versions
-            tell contents apart.
+        files: path and version of each source file. The version is used in stores whose versions distinguish
+            contents.
 
     Raises:
-        StorageError: a file cannot be looked at.
+        StorageError: a file cannot be inspected.
     """
     import xxhash
 
-    said = sorted((path, _identity(parse(path), version)) for path, version in set(files))
-    if not said:
-        return FROM_NO_FILE
-    return SourceCopy(xxhash.xxh3_128_hexdigest(repr(said).encode()), this_process())
+    identities = sorted((path, _identity(parse(path), version)) for path, version in set(files))
+    if not identities:
+        return NO_SOURCE_COPY
+    return SourceCopy(xxhash.xxh3_128_hexdigest(repr(identities).encode()), this_process())
 
 
-def copy_read(plan: Plan) -> SourceCopy:
-    """The copy that a plan was made of in this process; errors as `copy_of`."""
-    files = (each for each in plan.sources if isinstance(each, File))
-    return copy_of((str(parse(each.path).absolute()), each.version) for each in files)
+def identify_plan_copy(plan: Plan) -> SourceCopy:
+    """Identify the copy from which this process made a plan; errors as `identify_copy`."""
+    files = (source for source in plan.sources if isinstance(source, File))
+    return identify_copy((str(parse(file.path).absolute()), file.version) for file in files)
 
 
 def _identity(place: Place, version: str) -> str:
@@ -77,8 +79,8 @@ def _identity(place: Place, version: str) -> str:
     return store.copy_identity(place.key) if isinstance(store, DistinguishesCopies) else version
 
 
-def of_same_copy(done: Iterable[FinishedTask], copy: SourceCopy) -> list[FinishedTask]:
-    """The finished tasks that read this copy, or that can be compared with it (`check_same_model`)."""
+def select_comparable(done: Iterable[FinishedTask], copy: SourceCopy) -> list[FinishedTask]:
+    """Select the finished tasks that read this copy or that `check_same_model` can compare with it."""
     return [entry for entry in done if entry.digest or entry.copy == copy.identity]
 
 
@@ -89,17 +91,17 @@ def check_same_model(
     content: Place,
     observe: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Does finished tasks of other copies once more from this one, and compares what comes of them.
+    """Repeat the finished tasks of other copies with this copy, and compare their output.
 
     Args:
-        plan: all of it.
-        done: its finished tasks. Those without a digest are not compared.
-        copy: that this process reads.
-        content: where the checkpoint grows, for messages.
-        observe: called with the bytes compared so far, and with all that will be.
+        plan: the complete plan.
+        done: its finished tasks. Tasks without a digest are not compared.
+        copy: the copy that this process reads.
+        content: the directory in which the checkpoint is written, for messages.
+        observe: called with the bytes compared so far and the bytes to compare.
 
     Raises:
-        MixedCopiesError: a task made something else. Names the arrays, and the processes that did the tasks.
+        MixedCopiesError: an output differs. Names the arrays and the processes that did the tasks.
         CheckpointError: the source cannot be read.
     """
     others = [entry for entry in done if entry.digest and entry.copy != copy.identity]
@@ -108,41 +110,43 @@ def check_same_model(
     total = sum(plan.tasks[entry.task].bytes_out for entry in others)
     lock, compared = threading.Lock(), 0
 
-    def differing(entries: Sequence[FinishedTask]) -> list[FinishedTask]:
+    def find_differing(entries: Sequence[FinishedTask]) -> list[FinishedTask]:
         nonlocal compared
         buffer, scratch = Scratch(plan.buffer_bytes), Scratch(plan.scratch_bytes)
-        found = []
+        differing = []
         for entry in entries:
             task = plan.tasks[entry.task]
-            with task_values(plan, task, buffer, scratch) as (memory, _):
-                if digest_of(memory) != entry.digest:
-                    found.append(entry)
+            with open_task_values(plan, task, buffer, scratch) as (memory, _):
+                if hash_memory(memory) != entry.digest:
+                    differing.append(entry)
             with lock:
                 compared += task.bytes_out
                 observe(compared, total)
-        return found
+        return differing
 
     jobs = min(plan.jobs, len(others))
     observe(0, total)
-    results = in_threads(jobs, differing, [others[first::jobs] for first in range(jobs)])
-    if wrong := sorted((entry for each in results for entry in each), key=lambda entry: entry.task):
-        raise _mixed(plan, wrong, len(others), copy, content)
+    results = in_threads(jobs, find_differing, [others[first::jobs] for first in range(jobs)])
+    if wrong := sorted(chain.from_iterable(results), key=lambda entry: entry.task):
+        raise _mixed_copies_error(plan, wrong, len(others), copy, content)
 
 
-def _mixed(
+def _mixed_copies_error(
     plan: Plan, wrong: Sequence[FinishedTask], count: int, copy: SourceCopy, content: Place
 ) -> MixedCopiesError:
     arrays = dict.fromkeys((keystr(plan.tasks[entry.task].path), entry.process) for entry in wrong)
     listed = listing([f"{name}: {process}" for name, process in arrays], folds=False)
     source = plan.tree.metadata.place or "the source"
-    # In a bucket the checkpoint grows under its final name, next to the journal.
+    # In a bucket the checkpoint is written under its final name, next to the journal.
     work = content.parent if content.store.streams is None else content.with_name(f"{content.name}.partial")
+    hash_source = step(f'ckpttools.hash("{source}")', f"ckpt hash {source}")
+    doctor = step(f'ckpttools.doctor("{work}")', f"ckpt doctor {work}")
     return MixedCopiesError(
         f"parts read different copies of the model: {len(wrong)} of {plural(count, 'task')} differ:{listed}",
         place=work,
-        got=f"other values than {copy.process} reads from {source}",
+        got=f"values that differ from those that {copy.process} reads from {source}",
         wanted="the same values in all copies",
-        hint=f"find the wrong copy: run `ckpt hash {source}` on each host. If it is the one of this host, "
-        f"publish on another host. If a part read it, replace it, discard the parts as `ckpt doctor {work}` "
-        "explains, and run all parts again",
+        hint=f"run {hash_source} on every host to find the wrong copy. If this host has it, publish on "
+        f"another host. If a part read it, replace it, discard the parts as {doctor} explains, and run all "
+        "parts again",
     )

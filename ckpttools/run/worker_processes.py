@@ -130,8 +130,8 @@ def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
     )
 
 
-_Answer: TypeAlias = tuple[Mapping[str, float], tuple[str, ...], str]
-"""What a process answers: counts, bindings and digest of a `FinishedTask`."""
+_Response: TypeAlias = tuple[Mapping[str, float], tuple[str, ...], str]
+"""A process's response: counts, bindings and digest of a `FinishedTask`."""
 
 
 class InProcess:
@@ -171,22 +171,22 @@ class InProcess:
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
         """As `InThread`."""
         if self._here is None:
-            done = self._asked(number)
-            if done is not None:
-                return FinishedTask(number, {}, *done)
+            response = self._request(number)
+            if response is not None:
+                return FinishedTask(number, {}, *response)
             # Once more in this process, in the room of that one: an error is raised where it is understood.
             self.close()
             self._here = InThread(self._plan)
         return self._here(number, sink)
 
-    def _asked(self, number: int) -> _Answer | None:
-        """What was counted while a task was done, its bindings and digest; None if it could not be done."""
+    def _request(self, number: int) -> _Response | None:
+        """Have the process do a task. Returns None if the task failed."""
         try:
             self._pipe.send(number)
-            answer: _Answer | None = self._pipe.recv()
+            response: _Response | None = self._pipe.recv()
         except (EOFError, OSError):
             raise self._ended() from None
-        return answer
+        return response
 
     def _ended(self) -> OtherProcessError:
         self._process.join()

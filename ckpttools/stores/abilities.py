@@ -45,15 +45,13 @@ class Writes(Protocol):
 
 @runtime_checkable
 class DistinguishesCopies(Protocol):
-    """A store in which the version of a file is a time: copies of a file can have the same, whatever is in
-    them."""
+    """A store whose file versions are times, so that different contents can have equal versions."""
 
     def copy_identity(self, key: str) -> str:
-        """What a file does not share with its copies, nor with what it was before a change; "" where nothing
-        is.
+        """Return a text that changes with the file and differs between its copies; "" if it does not exist.
 
         Raises:
-            StorageError: the store cannot answer.
+            StorageError: the store does not respond.
         """
 
 
@@ -94,13 +92,13 @@ class KeepsUploads(Protocol):
 
 
 class StoredLock(NamedTuple):
-    """A lock that is an object of a bucket.
+    """A lock that is an object in a bucket.
 
     Attributes:
-        place: the object.
-        owner: the process that wrote it, in words.
+        place: the object's location.
+        owner: the process that wrote it, for messages.
         age: seconds since it was written.
-        is_held: whether that process may still be there.
+        is_held: whether that process may still be running.
         release: the command that deletes the object.
     """
 
@@ -116,10 +114,10 @@ class StoredLock(NamedTuple):
 
 @runtime_checkable
 class KeepsLocks(Protocol):
-    """A store whose locks are objects, which stay when their process is killed."""
+    """A store whose locks are objects, which remain when their process is killed."""
 
     def locks(self, key: str) -> Sequence[StoredLock]:
-        """Return the locks of a destination or a run. Raises StorageError where there is no answer."""
+        """Return the locks of a destination or a run. Raises StorageError if the store does not respond."""
 
 
 @runtime_checkable
@@ -145,7 +143,7 @@ class Renames(Protocol):
         """Check that a directory can be renamed, without renaming it.
 
         Args:
-            key: of the directory.
+            key: the directory's key.
             scratch: a key that only this process uses; nothing is left there.
 
         Raises:

@@ -1,7 +1,7 @@
-"""Files that symbolic links pull into a source from outside of it.
+"""Find files that symbolic links pull into a source from outside of it.
 
-A downloaded directory may hold a link to any file of this machine. What is read through it is written like
-the rest, so each writing command reports such files, and refuses to publish them.
+A downloaded directory may contain a link to any file of this machine. Commands would write its target like
+any other file. So each writing command reports such files, and refuses to publish them.
 """
 
 from __future__ import annotations
@@ -16,76 +16,79 @@ from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.stores.place import Place
 
-# Directories of a repository in the cache of huggingface_hub begin so; its snapshots are links to its blobs.
-_CACHED = ("models--", "datasets--", "spaces--")
-_MOST_NAMED = 3
+# Name prefixes of repositories in the cache of huggingface_hub, where snapshots are links to blobs.
+_REPOSITORY_PREFIXES = ("models--", "datasets--", "spaces--")
+_MAX_LISTED = 3
 
 
 def outside_links(root: Place, paths: Iterable[str]) -> Mapping[str, str]:
-    """Find the files below a directory whose content lies outside of it.
+    """Find the files below a directory whose content is outside of it.
 
-    Files elsewhere are not looked at: the user named them. The blobs that a snapshot in the cache of
-    huggingface_hub links to belong to the snapshot.
+    Paths that are not below the directory are skipped: the user named them. In the cache of huggingface_hub,
+    the blobs that a snapshot links to belong to the snapshot.
 
     Args:
-        root: the directory; only those on this machine have links.
+        root: the directory; only directories on this machine have links.
         paths: paths of files on this machine.
 
     Returns:
-        The path of each such file below the directory, and the file that it leads to.
+        For each such file, its path below the directory and the link's target.
     """
     if root.store.scheme != "file":
         return {}
-    top = os.path.abspath(root.key or ".")  # noqa: PTH100  links in it are kept
-    real = os.path.realpath(top)
-    inner = tuple(os.path.join(each, "") for each in (real, *_blobs(real)))  # noqa: PTH118
+    top = os.path.abspath(root.key or ".")  # keeps links
+    real_top = os.path.realpath(top)
+    inner = tuple(os.path.join(directory, "") for directory in (real_top, *_blob_directories(real_top)))
     real_directory = cache(os.path.realpath)
-    found = {}
+    links = {}
     for path in paths:
-        named = os.path.abspath(path)  # noqa: PTH100
-        if not named.startswith(os.path.join(top, "")):  # noqa: PTH118
+        named = os.path.abspath(path)
+        if not named.startswith(os.path.join(top, "")):
             continue
         directory, name = os.path.split(named)
-        target = os.path.join(real_directory(directory), name)  # noqa: PTH118
-        if os.path.islink(target):  # noqa: PTH114  as quick as can be: there may be 100,000
+        target = os.path.join(real_directory(directory), name)
+        if os.path.islink(target):
             target = os.path.realpath(target)
         if not target.startswith(inner):
-            found[os.path.relpath(named, top)] = target
-    return found
+            links[os.path.relpath(named, top)] = target
+    return links
 
 
 def check_outside_links(links: Mapping[str, str], *, is_public: bool, is_allowed: bool) -> tuple[str, ...]:
-    """Refuse to publish files that links pull in, and describe them elsewhere.
+    """Refuse to publish files that links pull in, and describe them for other destinations.
 
     Args:
-        links: as of `outside_links`.
-        is_public: whether everybody can read what is written.
+        links: the result of `outside_links`.
+        is_public: whether everyone can read the destination.
         is_allowed: whether the user allows such files.
 
     Returns:
-        What the user should know.
+        Remarks for the user.
 
     Raises:
-        UsageError: everybody could read them, and the user did not allow that.
+        UsageError: everyone could read the files, and the user did not allow that.
     """
     if not links:
         return ()
-    named = [f"{name} -> {target}" for name, target in list(links.items())[:_MOST_NAMED]]
-    more = f" and {len(links) - _MOST_NAMED:,} more" if len(links) > _MOST_NAMED else ""
+    listed = "; ".join(f"{name} -> {target}" for name, target in list(links.items())[:_MAX_LISTED])
+    if len(links) > _MAX_LISTED:
+        listed += f" and {len(links) - _MAX_LISTED:,} more"
     if is_public and not is_allowed:
         raise UsageError(
             "symbolic links in the source lead to files outside of it, and the destination is public",
-            got=f"{'; '.join(named)}{more}",
-            wanted="files of the source itself",
+            got=listed,
+            wanted="only files inside the source",
             hint=f"remove the links, or publish these files with {option('allow_outside_links', True)}",
         )
-    return (
-        f"{plural(len(links), 'file')} read from outside the source through symbolic links: "
-        f"{'; '.join(named)}{more}",
-    )
+    return (f"{plural(len(links), 'file')} read from outside the source through symbolic links: {listed}",)
 
 
-def _blobs(real: str) -> list[str]:
-    """Return the directory of the blobs of a snapshot in the cache of huggingface_hub."""
-    above = (each.parent for each in (Path(real), *Path(real).parents) if each.name == "snapshots")
-    return [str(repository / "blobs") for repository in above if repository.name.startswith(_CACHED)]
+def _blob_directories(snapshot: str) -> list[str]:
+    """Return the blob directory of a snapshot in the cache of huggingface_hub; empty for other paths."""
+    directories = (Path(snapshot), *Path(snapshot).parents)
+    repositories = (directory.parent for directory in directories if directory.name == "snapshots")
+    return [
+        str(repository / "blobs")
+        for repository in repositories
+        if repository.name.startswith(_REPOSITORY_PREFIXES)
+    ]

@@ -59,7 +59,7 @@ Record: TypeAlias = Sequence[object]
 
 @contextmanager
 def allowing_unprotected() -> Iterator[None]:
-    """Accept a bucket that does not detect a second writer; worker processes inherit that."""
+    """Accept buckets whose server does not detect a second writer, also in worker processes."""
     before = os.environ.get(UNPROTECTED)
     os.environ[UNPROTECTED] = "1"
     try:
@@ -164,18 +164,21 @@ class IdentifiesFiles(Protocol):
     """A sink whose files can be removed or replaced while they are written."""
 
     def identity(self, name: str) -> str:
-        """Tells a file that was written from another one that gets its name; see `file_identity`."""
+        """Return a text that differs for another file with the same name; see `file_identity`."""
 
 
 def file_identity(root: object, file: object) -> str:
-    """What tells a file from others that get its name: the number of its directory's root, and its own.
+    """Identify a file by its inode and that of the checkpoint's root directory.
 
     Args:
-        root, file: `Status.identity` of both, in a store that has such.
+        root, file: `Status.identity` of both.
+
+    Returns:
+        The identity; "" if the store has no inodes.
     """
     match root, file:
-        case (_, int(above)), (_, int(number)):
-            return f"{above}:{number}"
+        case (_, int(root_inode)), (_, int(inode)):
+            return f"{root_inode}:{inode}"
     return ""
 
 
@@ -259,14 +262,14 @@ class Work(Protocol):
 
 @runtime_checkable
 class PublishesChecked(Protocol):
-    """Work that keeps what had the name before until its successor was looked at under that name."""
+    """Work that keeps the replaced checkpoint until the new one has been checked under its name."""
 
     def publish_checked(self, check: Callable[[], None]) -> None:
         """As `Work.publish`.
 
         Args:
-            check: called when the checkpoint has its name, and only where it replaces something. What had the
-                name gets it back if this raises.
+            check: called after the checkpoint has replaced an older one. If it raises, the older one gets its
+                name back.
 
         Raises:
             CheckpointError: as `Work.publish`, and as `check`.

@@ -32,7 +32,7 @@ def sample_digests(file: File, blocks: int = MOST_BLOCKS) -> str:
 
 
 def sample_starts(size: int, blocks: int) -> list[int]:
-    """Where the blocks of `sample_digests` begin in a file of so many bytes."""
+    """Return the offsets of the blocks that `sample_digests` reads in a file of `size` bytes."""
     last = max(0, size - BLOCK_BYTES)
     return [last * number // max(1, blocks - 1) for number in range(blocks)]
 

@@ -158,7 +158,7 @@ class StagingDirectory:
             self.content.rename(self.destination)
 
     def rename_back(self) -> None:
-        """Undoes `rename` where something was replaced."""
+        """Undo a `rename` that replaced something."""
         if os.path.lexists(self._replaced):
             self.destination.rename(self.content)
             self.sync_names()

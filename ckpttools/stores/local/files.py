@@ -313,6 +313,15 @@ def check_can_rename(path: Path, scratch: Path) -> None:
                 each.rmdir()
 
 
+def moved_error(directory: Path) -> StorageError:
+    """Explain that another process moved a directory during the write."""
+    return StorageError(
+        f"{directory} was removed, moved or replaced while it was written",
+        wanted="the directory that this command created, under the same path until the command ends",
+        hint=f"find out what moved it or changed a link in its path; then {again()}",
+    )
+
+
 def rename_error(path: Path | str, error: OSError) -> StorageError:
     """Explain why the system cannot rename a file or directory."""
     if error.errno != errno.EXDEV:

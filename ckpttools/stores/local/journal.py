@@ -23,9 +23,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ckpttools.core.errors import StorageError, UsageError
-from ckpttools.core.wording import again
-from ckpttools.stores.local.files import write_all, write_error
+from ckpttools.core.errors import UsageError
+from ckpttools.stores.local.files import moved_error, write_all, write_error
 from ckpttools.stores.local.lock_holders import locked_error
 from ckpttools.stores.local.partial import JOURNAL
 from ckpttools.stores.publishing import Purpose, Record
@@ -117,13 +116,9 @@ class Journal:
             return False
 
     def check_in_place(self) -> None:
-        """Raises StorageError if the directory was removed or moved, or a path leads to another one now."""
+        """Raise StorageError if the directory was removed or moved, or its path leads to another one."""
         if not self._is_in_place():
-            raise StorageError(
-                f"{self._path.parent} was removed, moved or replaced while it was written",
-                wanted="the directory that this command has made, under its name until the command ends",
-                hint=f"look for what moved it, or for a link in its path that was changed; then {again()}",
-            )
+            raise moved_error(self._path.parent)
 
     def _refuse_others(self) -> None:
         """Raises UsageError if this is somebody else's file, which the next conversion would write over."""

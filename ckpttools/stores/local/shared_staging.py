@@ -108,7 +108,7 @@ class LocalPartWork:
         staging: the directory.
         own: what this process enters.
         records: what all had entered when it began.
-        files: what is written in it.
+        files: the files that are written in the directory.
     """
 
     staging: LocalStaging

@@ -93,7 +93,7 @@ class LocalStaging(StagingDirectory):
             )
 
     def _check_can_replace(self) -> None:
-        """Raise StorageError, before anything is written, if the old checkpoint cannot leave its name."""
+        """Raise StorageError, before anything is written, if the old checkpoint cannot be renamed."""
         if is_free(self.destination):
             return
         with errors_of(self.destination):
@@ -275,13 +275,13 @@ class LocalStaging(StagingDirectory):
 
         Args:
             journal: of this process.
-            files: what it has written; None where it has written nothing.
-            check: called when the checkpoint has its name, before what had it is removed. If it raises, that
-                gets its name back.
+            files: the files that this process has written; None if it has written nothing.
+            check: called after the checkpoint has its name and before the old one is removed. If it raises,
+                the old one gets its name back.
 
         Raises:
             DestinationExistsError: somebody else has taken the name meanwhile.
-            StorageError, NoSpaceError: a file is not the one that was written, or the system fails.
+            StorageError, NoSpaceError: a written file was lost, or the system reports an error.
             CheckpointError: as `check`.
         """
         with errors_of(self.destination):
@@ -307,11 +307,10 @@ class LocalStaging(StagingDirectory):
                 ) from error
 
     def _check_replacement(self, files: StagingFiles | None, check: Callable[[], None]) -> None:
-        """Looks at what has the name now, before what had it is removed. That gets the name back if there is
-        anything wrong."""
+        """Check the new checkpoint under its name. If the check fails, the old one gets its name back."""
         try:
             if files is not None:
-                files.written.check_at(self.destination)
+                files.written.check(directory=self.destination)
             check()
         except BaseException:
             with errors_of(self.destination):

@@ -25,37 +25,41 @@ if TYPE_CHECKING:
 _NOTHING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG))
 
 
+def _stat_result(key: str) -> os.stat_result | None:
+    """Return the status of a file or directory, or None if it does not exist."""
+    try:
+        return os.stat(key or ".")
+    except ValueError:  # a name with a NUL byte cannot exist
+        return None
+    except OSError as error:
+        if error.errno in _NOTHING:
+            return None
+        raise storage_error("cannot look at", key or ".", error) from error
+
+
 class LocalStore(Store):
     """Files of this machine, and of what it has mounted."""
 
     scheme: ClassVar[str] = "file"
 
     def stat(self, key: str) -> Status | None:
-        try:
-            found = os.stat(key or ".")  # noqa: PTH116  a third of the time
-        except ValueError:  # no name at all: it has a zero in it
+        found = _stat_result(key)
+        if found is None:
             return None
-        except OSError as error:
-            if error.errno in _NOTHING:
-                return None
-            raise storage_error("cannot look at", key or ".", error) from error
         kind, time = _kind(found.st_mode), found.st_mtime_ns
         size, version = (found.st_size, str(time)) if kind is FileKind.FILE else (0, "")
         return Status(kind, size, version, (found.st_dev, found.st_ino), time, found.st_nlink)
 
     def copy_identity(self, key: str) -> str:
-        """See `DistinguishesCopies`. The inode and the time of the last change of its status are the same on
-        all hosts that mount a shared disk, and programs cannot set that time. The number of the device is
-        another one on each host."""
-        try:
-            found = os.stat(key or ".")  # noqa: PTH116  as `stat`
-        except ValueError:
+        """Return the inode, size and times of a file; see `DistinguishesCopies`.
+
+        All hosts that mount a shared disk see the same inode and ctime, and programs cannot set the ctime.
+        The device number differs between hosts.
+        """
+        status = _stat_result(key)
+        if status is None:
             return ""
-        except OSError as error:
-            if error.errno in _NOTHING:
-                return ""
-            raise storage_error("cannot look at", key or ".", error) from error
-        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+        return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
     def list(self, key: str) -> Iterator[DirEntry]:
         try:
@@ -86,7 +90,7 @@ class LocalStore(Store):
 
     def link_target(self, key: str) -> str | None:
         try:
-            return os.readlink(key)  # noqa: PTH115  as it is written
+            return os.readlink(key)
         except (OSError, ValueError):
             return None
 
@@ -105,7 +109,7 @@ class LocalStore(Store):
             raise rename_error(old, error) from error
 
     def check_can_rename(self, key: str, scratch: str) -> None:
-        """See `Renames`."""
+        """Check that a directory can be renamed; see `Renames.check_can_rename`."""
         from ckpttools.stores.local.files import check_can_rename
 
         with _writing(key):
@@ -238,7 +242,7 @@ def _entry(found: os.DirEntry[str]) -> DirEntry:
 
 
 def _below(key: str, name: str) -> str:
-    return os.path.join(key, name)  # noqa: PTH118  not normalised, and quicker
+    return os.path.join(key, name)  # not normalized
 
 
 def _kind(mode: int) -> FileKind:

@@ -27,7 +27,7 @@ class LocalWork:
         staging: the directory.
         journal: open and locked.
         plan: fingerprint of what is to be done.
-        files: what is written in it; None where all is published already.
+        files: the files that are written in the directory; None if everything is published already.
     """
 
     staging: LocalStaging
