@@ -267,7 +267,7 @@ def test_a_part_of_maxtexts_adapter(tmp_path, layout, scan):
     assert ckpttools.open(tmp_path / "halves").metadata.custom["lora"] == before
 
 
-def test_merges_are_those_of_peft_for_drawn_configurations(tmp_path):
+def test_merge_matches_peft_for_random_configs(tmp_path):
     """PEFT 0.21.2 decided which factors apply; `fixtures/make_peft_choices.py` recorded what it changed."""
     recorded = json.loads((PEFT / "choices.json").read_bytes())
     peft_choices.write_base(tmp_path / "base")
@@ -311,7 +311,7 @@ def write_choice(place, ranks=None, whole=(), **config):
         ({"target_modules": []}, None),
     ],
 )
-def test_skipped_factors_are_reported_everywhere(tmp_path, config, skipped):
+def test_commands_report_skipped_factors(tmp_path, config, skipped):
     adapter = write_choice(tmp_path / "adapter", **config)
     peft_choices.write_base(base := tmp_path / "base")
     report = ckpttools.inspect(adapter).adapter

@@ -59,7 +59,7 @@ def test_maxtext_computes_with_an_adapter_what_peft_does(tmp_path, case, scan):
 
 
 @pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
-def test_maxtext_computes_with_a_negative_scale_what_a_merge_does(tmp_path):
+def test_maxtext_matches_merge_with_negative_scale(tmp_path):
     ckpttools.hf_to_maxtext(BASE, tmp_path / "base")
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=PEFT / "plain", scale=-0.37)
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=tmp_path / "base", scale=-0.37)

@@ -104,7 +104,7 @@ LARGEST = float(np.finfo(np.float64).max)
 @example([(LARGEST, 0.1), (LARGEST, 0.7), (LARGEST, 0.3)])
 @example([(1.7e308, 3.0), (-1.7e308, 1.0)])
 @example([(-LARGEST, 1e300), (-LARGEST, 1e300)])
-def test_a_mean_of_float64_does_not_overflow(terms):
+def test_float64_mean_does_not_overflow(terms):
     values, weights = zip(*terms, strict=True)
     got = mean_of([lazy(np.array([value, 1.0])) for value in values], weights=list(weights))
     total = sum(map(Fraction, weights))
@@ -115,7 +115,7 @@ def test_a_mean_of_float64_does_not_overflow(terms):
 
 
 @pytest.mark.parametrize("shift", [0, 1, 700])
-def test_a_sum_of_float64_overflows_only_if_the_result_does(shift):
+def test_float64_sum_overflows_only_if_the_result_does(shift):
     values = [LARGEST, LARGEST, -LARGEST]
     weights = [2.0**-shift] * 3
     got = mean_of([lazy(np.array([each])) for each in values], weights=weights, normalize=False)
@@ -125,7 +125,7 @@ def test_a_sum_of_float64_overflows_only_if_the_result_does(shift):
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [0.3, 0.7], [1e300, 1.0]])
-def test_infinity_and_nan_stay_in_a_mean_of_float64(weights):
+def test_float64_mean_keeps_infinity_and_nan(weights):
     one, other = np.array([np.inf, -np.inf, np.nan, LARGEST]), np.array([1.0, LARGEST, 1.0, LARGEST])
     got = mean_of([lazy(one), lazy(other)], weights=weights)
     assert np.isposinf(got[0]) and np.isneginf(got[1]) and np.isnan(got[2]) and np.isfinite(got[3])

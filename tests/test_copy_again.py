@@ -1,4 +1,4 @@
-"""Copying a checkpoint again: other bytes are never taken for the same ones."""
+"""Copying a checkpoint again never mistakes changed content for unchanged content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StopError(Exception):
 
 @pytest.fixture(params=["recent", "old"])
 def is_old(request, monkeypatch):
-    """Whether files are old enough for their times to show anything, and records therefore count."""
+    """Whether files are old enough that their ctime is evidence and records count."""
     monkeypatch.setattr(evidence, "_RECENT_NS", 0 if request.param == "old" else 1 << 60)
     return request.param == "old"
 
@@ -51,11 +51,11 @@ def model(tmp_path):
 def write(file, seed, megabytes=2):
     rng = np.random.default_rng(seed)
     save_file({"w" + file.name: rng.standard_normal((megabytes << 18,)).astype(np.float32)}, file)
-    time.sleep(0.01)  # beyond a tick of the clock of the file system
+    time.sleep(0.01)  # longer than a tick of the file system's clock
 
 
 def keeping_times(act):
-    """The same change, after which the file has the times that it had before."""
+    """Return the same change, but restore the file's times afterwards."""
 
     def changed(file):
         before = file.stat()
@@ -70,7 +70,7 @@ def train(file):
 
 
 def change_one_bit(file):
-    """In place, far from where samples are taken."""
+    """Change a bit in place, far from the samples."""
     with file.open("r+b") as opened:
         opened.seek(100_003)
         byte = opened.read(1)[0]
@@ -79,7 +79,7 @@ def change_one_bit(file):
 
 
 def replace(file):
-    """Another file with the name."""
+    """Replace a file with a changed copy."""
     shutil.copy2(file, file.with_name("new"))
     change_one_bit(file.with_name("new"))
     file.with_name("new").replace(file)
@@ -91,9 +91,9 @@ IDS = ["trained", "bit", "replaced", "trained-times", "bit-times", "replaced-tim
 
 
 @pytest.mark.parametrize("act", CHANGES, ids=IDS)
-class TestOtherContent:
+class TestChangedContent:
     @pytest.mark.parametrize("name", [WEIGHTS, OTHER])
-    def test_a_changed_source_is_refused_and_replaced_when_asked(self, model, tmp_path, is_old, act, name):
+    def test_copy_refuses_changed_source_and_overwrites_when_asked(self, model, tmp_path, is_old, act, name):
         out = tmp_path / "out"
         ckpttools.copy(model, out)
         before = files_in(out)
@@ -106,7 +106,7 @@ class TestOtherContent:
         assert "copied" in run("copy", model, out, "--overwrite")
         assert files_in(out) == files_in(model) != before
 
-    def test_a_changed_copy_is_refused_and_replaced_when_asked(self, model, tmp_path, is_old, act):
+    def test_copy_refuses_changed_destination_and_overwrites_when_asked(self, model, tmp_path, is_old, act):
         out = tmp_path / "out"
         ckpttools.copy(model, out)
         act(out / WEIGHTS)
@@ -115,7 +115,7 @@ class TestOtherContent:
         ckpttools.copy(model, out, overwrite=True)
         assert files_in(out) == files_in(model)
 
-    def test_an_interrupted_copy_has_no_old_bytes(self, model, tmp_path, is_old, act, monkeypatch):
+    def test_copy_does_not_resume_with_bytes_of_old_source(self, model, tmp_path, is_old, act, monkeypatch):
         monkeypatch.setattr("ckpttools.copying.transfer.PIECE_BYTES", 1 << 20)
         out = tmp_path / "out"
 
@@ -127,12 +127,12 @@ class TestOtherContent:
             ckpttools.copy(model, out, jobs=1, observe=observe)
         act(model / WEIGHTS)
         act(model / OTHER)
-        # Where times differ it is another copy.
+        # With other times it is another plan, so it needs `overwrite`.
         ckpttools.copy(model, out, overwrite=True)
         assert files_in(out) == files_in(model)
 
 
-def test_one_step_of_many_is_named(tmp_path, is_old, model):
+def test_copy_names_the_changed_step(tmp_path, is_old, model):
     source, out = tmp_path / "run", tmp_path / "out"
     for step in (1, 2):
         ckpttools.convert(model / WEIGHTS, source / "new", format="orbax")
@@ -148,8 +148,8 @@ def test_one_step_of_many_is_named(tmp_path, is_old, model):
     assert files_in(out) == files_in(source)
 
 
-class TestTheSameContent:
-    def test_what_is_unchanged_is_not_read(self, model, tmp_path, is_old):
+class TestUnchangedContent:
+    def test_copy_skips_unchanged_files(self, model, tmp_path, is_old):
         out = tmp_path / "out"
         ckpttools.copy(model, out)
         (part,) = ckpttools.copy(model, out).parts
@@ -159,7 +159,7 @@ class TestTheSameContent:
         assert ("3 files unchanged since the last copy" if is_old else "compared byte by byte") in text
 
     @pytest.mark.parametrize("act", ["touch", "move", "link"])
-    def test_content_decides_where_times_differ(self, model, tmp_path, monkeypatch, act):
+    def test_copy_compares_content_if_times_differ(self, model, tmp_path, monkeypatch, act):
         monkeypatch.setattr(evidence, "_RECENT_NS", 0)
         out = tmp_path / "out"
         ckpttools.copy(model, out)
@@ -172,12 +172,12 @@ class TestTheSameContent:
             (tmp_path / "another").replace(model / WEIGHTS)
         (part,) = ckpttools.copy(model, out).parts
         assert (part.files_unchanged, part.files_compared) == (2, 1)
-        # What was compared is recorded.
+        # The comparison was recorded.
         (part,) = ckpttools.copy(model, out).parts
         assert (part.files_unchanged, part.files_compared) == (3, 0)
 
     @pytest.mark.parametrize("damage", ["removed", "garbage", "list", "no directory", "a file", "relative"])
-    def test_content_decides_where_there_is_no_record(self, model, tmp_path, monkeypatch, damage):
+    def test_copy_compares_content_without_a_record(self, model, tmp_path, monkeypatch, damage):
         monkeypatch.setattr(evidence, "_RECENT_NS", 0)
         out = tmp_path / "out"
         if damage == "a file":
@@ -198,19 +198,19 @@ class TestTheSameContent:
         with pytest.raises(DestinationExistsError, match="differs in content"):
             ckpttools.copy(model, out)
 
-    def test_verify_compares_all(self, model, tmp_path, is_old):
+    def test_verify_compares_all_files(self, model, tmp_path, is_old):
         ckpttools.copy(model, tmp_path / "out")
         (part,) = ckpttools.copy(model, tmp_path / "out", verify=True).parts
         assert (part.files_compared, part.bytes_verified) == (3, part.bytes)
 
-    def test_nothing_is_added_to_a_copy(self, model, tmp_path, is_old):
+    def test_copy_adds_no_files(self, model, tmp_path, is_old):
         ckpttools.copy(model, tmp_path / "out")
         assert files_in(tmp_path / "out") == files_in(model)
 
 
 @pytest.mark.parametrize("name", ["model", "renamed"])
-def test_another_source_of_the_same_files_is_compared(model, tmp_path, monkeypatch, name):
-    """A record is of one source and one copy."""
+def test_copy_compares_another_source_with_the_same_files(model, tmp_path, monkeypatch, name):
+    """A record belongs to one source and one copy."""
     monkeypatch.setattr(evidence, "_RECENT_NS", 0)
     ckpttools.copy(model, tmp_path / "out")
     shutil.copytree(model, tmp_path / "second")
@@ -225,8 +225,8 @@ def test_another_source_of_the_same_files_is_compared(model, tmp_path, monkeypat
         ckpttools.copy(source, tmp_path / "out")
 
 
-class TestInABucket:
-    def test_to_a_bucket(self, model, gcs, is_old):
+class TestBuckets:
+    def test_copy_to_bucket_compares_content(self, model, gcs, is_old):
         target = f"gs://{gcs.bucket}/model"
         ckpttools.copy(model, target)
         (part,) = ckpttools.copy(model, target).parts
@@ -237,7 +237,7 @@ class TestInABucket:
         ckpttools.copy(model, target, overwrite=True)
         assert (parse(target) / WEIGHTS).read_bytes() == (model / WEIGHTS).read_bytes()
 
-    def test_from_a_bucket(self, model, gcs, tmp_path):
+    def test_copy_from_bucket_compares_content(self, model, gcs, tmp_path):
         source, out = f"gs://{gcs.bucket}/model", tmp_path / "out"
         ckpttools.copy(model, source)
         ckpttools.copy(source, out)
@@ -258,7 +258,7 @@ class TestInABucket:
     is_old=st.booleans(),
 )
 @settings(deadline=None, max_examples=30)
-def test_no_byte_is_overlooked(tmp_path_factory, at, keeps, side, is_old):
+def test_copy_detects_any_changed_byte(tmp_path_factory, at, keeps, side, is_old):
     with pytest.MonkeyPatch.context() as patch:
         if is_old:
             patch.setattr(evidence, "_RECENT_NS", 0)
@@ -277,8 +277,8 @@ def test_no_byte_is_overlooked(tmp_path_factory, at, keeps, side, is_old):
             ckpttools.copy(place / "source", place / "copy")
 
 
-def test_a_source_that_changed_after_it_was_published_is_an_error(model, tmp_path, monkeypatch):
-    """A copy that was killed between its name and the end of its journal."""
+def test_copy_reports_source_changed_after_publishing(model, tmp_path, monkeypatch):
+    """The copy was killed after it was published and before its journal was deleted."""
     from ckpttools.stores.local.work import LocalWork
 
     def stop(self):

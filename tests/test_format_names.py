@@ -82,13 +82,13 @@ def check_round_trip(tree, format, place):
 @example(tree=Tree({("a",) * 250: array(1, 2)}))
 @example(tree=Tree({("a",): array(1, 2), ("a", "b"): array(2)}))
 @example(tree=Tree({("a", 0): array(1, 2), ("a", "0"): array(2)}))
-def test_a_tree_that_was_written_reads_back_the_same(format, tree, tmp_path_factory):
+def test_written_tree_reads_back_unchanged(format, tree, tmp_path_factory):
     check_round_trip(tree, format, tmp_path_factory.mktemp("names"))
 
 
 @pytest.mark.parametrize("format", ["orbax-files-item", "zarr3"])
 @pytest.mark.parametrize("name", RESERVED, ids=lambda name: ascii(name[:20]))
-def test_every_reserved_name_in_every_position(name, format, tmp_path_factory):
+def test_reserved_names_read_back_in_every_position(name, format, tmp_path_factory):
     for paths in (
         [(name,)],
         [(name,), ("b",)],
@@ -118,7 +118,7 @@ def test_remap_to_a_reserved_name_reads_back(name, format, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["_METADATA", "_sharding", "manifest.ocdbt", "ocdbt.process_0", ".metadata"])
-def test_doctor_takes_a_hierarchy_with_reserved_keys_for_zarr(name, tmp_path):
+def test_doctor_recognizes_zarr_with_reserved_keys(name, tmp_path):
     tree = Tree({(name, "w"): array(1, 2), ("b",): array(2, 2)})
     ckpttools.save(tree, tmp_path / "out", format="zarr3")
     report = ckpt("doctor", tmp_path / "out")

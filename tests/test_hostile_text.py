@@ -232,7 +232,7 @@ def assert_clean(words, name):
 
 @settings(max_examples=25, deadline=None)
 @given(HOSTILE, HOSTILE)
-def test_no_command_prints_control_characters_of_data(tmp_path_factory, name, other):
+def test_commands_escape_control_characters(tmp_path_factory, name, other):
     """Names of arrays, files, directories and types; values of configurations and metadata."""
     top = tmp_path_factory.mktemp("hostile")
     file_name = name.replace("/", "")[:40]

@@ -1,4 +1,4 @@
-"""Files that are lost, cut or replaced while a checkpoint grows: never zeros, never a published ruin."""
+"""Files that are lost, cut or replaced during a write never leave zeros in a published checkpoint."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ DATA = "content/0/items/d/data"
 
 
 class StopError(Exception):
-    """Ends a run at a chosen moment."""
+    """Stops a run at a chosen moment."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model whose arrays have no zeros, but for one array of zeros and one that ends with zeros."""
+    """A model of nonzero arrays, one array of zeros, and one array that ends with zeros."""
     place = tmp_path_factory.mktemp("source") / "model"
     place.mkdir()
     rng = np.random.default_rng(0)
@@ -65,7 +65,7 @@ def stop_after(count):
 
 
 def content(place):
-    """All files, without the moment at which the checkpoint was made."""
+    """Return the content of all files except the one with the save's timestamp."""
     return {name: data for name, data in files_in(place).items() if not name.endswith("_CHECKPOINT_METADATA")}
 
 
@@ -105,7 +105,7 @@ def replace_with_zeros(file):
 
 def replace_with_copy(file):
     data = bytearray(file.read_bytes())
-    # Everything but the samples is other data.
+    # Change everything except the samples.
     for start in range(4096, len(data) - 8192, 4096):
         data[start : start + 1024] = b"x" * 1024
     file.with_name("other").write_bytes(data)
@@ -139,10 +139,10 @@ def whole(model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=NAMES)
-class TestEntries:
-    """Entries for lost data stay void, however often the work is taken up again."""
+class TestResumedWork:
+    """Records of lost data stay void, however often the work is resumed."""
 
-    def test_single_runs_write_lost_data_again(self, model, whole, tmp_path, damage):
+    def test_convert_rewrites_lost_data(self, model, whole, tmp_path, damage):
         out, data = tmp_path / "out", tmp_path / "out.partial" / DATA
         convert(model, out, observe=stop_after(9))
         damage(data)
@@ -151,13 +151,13 @@ class TestEntries:
         convert(model, out)
         assert content(out) == whole
 
-    def test_parts_write_lost_data_again(self, model, whole, tmp_path, damage):
+    def test_parts_rewrite_lost_data(self, model, whole, tmp_path, damage):
         out, data, plan = tmp_path / "out", tmp_path / "out.partial" / DATA, tmp_path / "plan"
         run("plan", "-o", plan, "convert", "to-orbax", model, out)
         for part in ("0/3", "1/3", "2/3"):
             run("run", plan, "--part", part)
         damage(data)
-        # In this order the file is made again by a part whose entries may all be sound.
+        # In this order, a part whose own records may all be sound creates the file again.
         run("run", plan, "--part", "0/3")
         refused = ckpt("run", plan, "--publish")
         assert refused.exit_code == 2 and "tasks are missing" in refused.output
@@ -166,7 +166,7 @@ class TestEntries:
         run("run", plan, "--publish")
         assert content(out) == whole
 
-    def test_copies_write_lost_data_again(self, model, tmp_path, damage, monkeypatch):
+    def test_copy_rewrites_lost_data(self, model, tmp_path, damage, monkeypatch):
         monkeypatch.setattr("ckpttools.copying.transfer.PIECE_BYTES", 1 << 20)
         out = tmp_path / "out"
         data = tmp_path / "out.partial" / "content" / "model.safetensors"
@@ -187,7 +187,7 @@ class TestEntries:
         assert content(out) == content(model)
 
 
-def test_status_counts_no_void_entries(model, tmp_path):
+def test_plan_status_ignores_voided_records(model, tmp_path):
     out, plan = tmp_path / "out", tmp_path / "plan"
     run("plan", "-o", plan, "convert", "to-orbax", model, out)
     run("run", plan, "--part", "0/1")
@@ -196,14 +196,14 @@ def test_status_counts_no_void_entries(model, tmp_path):
     assert ckpttools.plan_status(plan).tasks_done == 0
 
 
-def test_a_run_without_damage_repeats_nothing(model, whole, tmp_path):
+def test_convert_resumes_undamaged_work(model, whole, tmp_path):
     convert(model, tmp_path / "out", observe=stop_after(9))
     receipt = ckpttools.convert(model, tmp_path / "out", format="orbax")
     assert receipt.tasks_resumed >= 8 and content(tmp_path / "out") == whole
 
 
-def test_work_that_was_moved_to_another_disk_is_resumed(model, whole, tmp_path):
-    """The directory is another one, and so is each file: samples decide."""
+def test_convert_resumes_work_moved_to_another_disk(model, whole, tmp_path):
+    """The directory and all files have other identities, so the samples decide."""
     convert(model, tmp_path / "out", observe=stop_after(9))
     shutil.copytree(tmp_path / "out.partial", tmp_path / "copied")
     (tmp_path / "out.partial").rename(tmp_path / "kept")
@@ -217,8 +217,8 @@ zeros_or_data = st.binary(min_size=1, max_size=80) | st.integers(1, 80).map(byte
 
 @given(pieces=st.lists(zeros_or_data, min_size=1, max_size=5), order=st.randoms(), at=st.integers(0, 400))
 @settings(deadline=None)
-def test_no_cut_goes_unnoticed(tmp_path_factory, pieces, order, at):
-    """Wherever a file is cut and made long again, the entry is void or the bytes are what they were."""
+def test_bindings_detect_any_cut(tmp_path_factory, pieces, order, at):
+    """After a cut and an extension, the record is void or the bytes are unchanged."""
     place = tmp_path_factory.mktemp("work")
     size = sum(map(len, pieces))
     writes = [(sum(map(len, pieces[:number])), data) for number, data in enumerate(pieces)]
@@ -250,13 +250,13 @@ class _Entered:
     enter: object
 
 
-def test_a_void_entry_leaves_later_ones(tmp_path):
+def test_void_record_keeps_later_records(tmp_path):
     records = [[0, "", [], "a"], [1, "", [], "a"], [0, "", [], "b"], [2, "", [], "c"], [-1, [["a", 0]]]]
     assert drop_voided_records(records) == [records[1], records[2], records[3]]
     assert drop_voided_records([*records, void_run("c")]) == [records[1], records[2]]
 
 
-def test_entries_without_a_binding_do_not_count(tmp_path):
+def test_records_without_bindings_are_ignored(tmp_path):
     (tmp_path / "f").write_bytes(b"x" * 10)
     records = [[0, [], {}], [1, "digest"], [2, "", ["broken"], "a"]]
     work = _Entered(parse(tmp_path), records, lambda each: None)
@@ -289,11 +289,11 @@ ACT_NAMES = ["removed", "cut", "zeros", "copy", "moved", "staging-copied", "dire
 
 @pytest.mark.parametrize("act", ACTS, ids=ACT_NAMES)
 @pytest.mark.parametrize("moment", [TaskDone, Publishing])
-class TestWhileACommandWrites:
-    """Files that are lost, and what follows: an error, and the old checkpoint keeps its name."""
+class TestDamageDuringWrite:
+    """The command fails, and an old checkpoint keeps its name."""
 
     @pytest.mark.parametrize("is_replacing", [False, True], ids=["new", "overwrite"])
-    def test_nothing_is_published(self, model, tmp_path, act, moment, is_replacing):
+    def test_convert_fails_and_keeps_the_old_checkpoint(self, model, tmp_path, act, moment, is_replacing):
         out = tmp_path / "out"
         old = {}
         if is_replacing:
@@ -312,8 +312,8 @@ class TestWhileACommandWrites:
         assert content(out) == old if is_replacing else not out.exists()
 
 
-def test_a_cut_that_a_later_write_would_hide_is_found(model, tmp_path):
-    """The file is cut to nothing after the last task but one, which the last one would make long again."""
+def test_convert_detects_cut_hidden_by_later_write(model, tmp_path):
+    """The file is truncated before the last task, which would extend it again."""
     seen = []
 
     def observe(event):
@@ -326,7 +326,7 @@ def test_a_cut_that_a_later_write_would_hide_is_found(model, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_switched_link_in_the_path_stops_the_run(model, tmp_path):
+def test_convert_stops_if_a_link_in_the_path_changes(model, tmp_path):
     for name in ("s1", "s2"):
         (tmp_path / name).mkdir()
     link = tmp_path / "current"
@@ -345,33 +345,34 @@ def test_a_switched_link_in_the_path_stops_the_run(model, tmp_path):
     assert not (tmp_path / "s1" / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "d/data"])
-def test_files_that_come_last_are_looked_at(model, tmp_path, monkeypatch, name):
-    """A file that is lost after it was written, and before the checkpoint has its name."""
-    out = tmp_path / "out"
+def assert_overwrite_keeps_old(model, out, monkeypatch, owner, method, lose):
+    """Overwriting fails and keeps the old checkpoint while `lose` replaces a method, and then succeeds."""
     convert(model, out)
     old = content(out)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, lose)
+        with pytest.raises(StorageError, match="was removed, replaced or cut while it was written"):
+            ckpttools.convert(model, out, format="orbax", overwrite=True)
+    assert content(out) == old
+    ckpttools.convert(model, out, format="orbax", overwrite=True)
+    assert content(out) == old and not out.with_name("out.partial").exists()
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "d/data"])
+def test_convert_checks_files_before_publishing(model, tmp_path, monkeypatch, name):
+    """A file is lost after it was written and before the checkpoint is published."""
     publish = LocalWork.publish_checked
 
     def lose(self, check):
         (tmp_path / "out.partial" / "content/0/items" / name).unlink()
         publish(self, check)
 
-    monkeypatch.setattr(LocalWork, "publish_checked", lose)
-    with pytest.raises(StorageError, match="was removed, replaced or cut while it was written"):
-        ckpttools.convert(model, out, format="orbax", overwrite=True)
-    assert content(out) == old
-    monkeypatch.undo()
-    ckpttools.convert(model, out, format="orbax", overwrite=True)
-    assert content(out) == old
+    assert_overwrite_keeps_old(model, tmp_path / "out", monkeypatch, LocalWork, "publish_checked", lose)
 
 
 @pytest.mark.parametrize("swaps", [True, False], ids=["exchange", "two renames"])
-def test_the_old_one_gets_its_name_back(model, tmp_path, monkeypatch, swaps):
-    """What has the name is looked at before what had it is deleted."""
-    out = tmp_path / "out"
-    convert(model, out)
-    old = content(out)
+def test_overwrite_restores_old_checkpoint_if_files_are_lost(model, tmp_path, monkeypatch, swaps):
+    """The new checkpoint is checked under its name before the old one is deleted."""
     if not swaps:
         monkeypatch.setattr("ckpttools.stores.local.directory.exchange", lambda a, b: False)
     check = WrittenFiles.check
@@ -381,16 +382,10 @@ def test_the_old_one_gets_its_name_back(model, tmp_path, monkeypatch, swaps):
             (directory / "0/items/d/data").unlink()
         check(self, names, directory)
 
-    monkeypatch.setattr(WrittenFiles, "check", lose)
-    with pytest.raises(StorageError, match="was removed, replaced or cut"):
-        ckpttools.convert(model, out, format="orbax", overwrite=True)
-    assert content(out) == old
-    monkeypatch.undo()
-    ckpttools.convert(model, out, format="orbax", overwrite=True)
-    assert content(out) == old and not out.with_name("out.partial").exists()
+    assert_overwrite_keeps_old(model, tmp_path / "out", monkeypatch, WrittenFiles, "check", lose)
 
 
-def test_a_check_that_fails_gives_the_name_back(tmp_path):
+def test_failed_check_restores_old_directory(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").touch()
 
@@ -415,17 +410,17 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 class TestLayouts:
-    """The same where files are many, or grow."""
+    """The same for many files and for growing files."""
 
     def files(self, tmp_path):
-        """The largest files of a checkpoint that grows, those written last first."""
-        found = (tmp_path / "out.partial" / "content").rglob("*")
-        data = [each for each in found if each.is_file() and each.stat().st_size > 4096]
-        return sorted(data, key=lambda each: -each.stat().st_mtime_ns)
+        """Return the large files of an unfinished checkpoint, newest first."""
+        files = (tmp_path / "out.partial" / "content").rglob("*")
+        data = [file for file in files if file.is_file() and file.stat().st_size > 4096]
+        return sorted(data, key=lambda file: -file.stat().st_mtime_ns)
 
     @pytest.mark.parametrize("act", [remove, cut(0.5), replace_with_zeros], ids=["removed", "cut", "zeros"])
     @pytest.mark.parametrize("which", [0, -1], ids=["last", "first"])
-    def test_lost_data_is_written_again(self, model, tmp_path, layout, act, which):
+    def test_convert_rewrites_lost_files(self, model, tmp_path, layout, act, which):
         convert_as(model, tmp_path / "whole", layout)
         convert_as(model, tmp_path / "out", layout, observe=stop_after(9))
         act(self.files(tmp_path)[which])
@@ -436,7 +431,7 @@ class TestLayouts:
 
     @pytest.mark.parametrize("act", [remove, cut(0.5), replace_with_zeros], ids=["removed", "cut", "zeros"])
     @pytest.mark.parametrize("which", [0, -1], ids=["last", "first"])
-    def test_nothing_is_published(self, model, tmp_path, layout, act, which):
+    def test_convert_fails_if_data_is_lost_before_publishing(self, model, tmp_path, layout, act, which):
         done = []
 
         def observe(event):
@@ -455,8 +450,8 @@ def convert_as(source, place, layout, **options):
 
 
 @pytest.mark.parametrize("is_replacing", [False, True], ids=["new", "overwrite"])
-def test_an_object_that_is_deleted_is_noticed(model, cloud, is_replacing):
-    """The checkpoint does not get its name; the same command writes the lost object again."""
+def test_convert_detects_deleted_object(model, cloud, is_replacing):
+    """The checkpoint is not published, and the same command rewrites the lost object."""
     place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
     if is_replacing:
         ckpttools.convert(model, place, format="orbax")
@@ -466,7 +461,7 @@ def test_an_object_that_is_deleted_is_noticed(model, cloud, is_replacing):
     def observe(event):
         if isinstance(event, Publishing) and not done:
             top = parse(f"{place}.partial/content") if is_replacing else place
-            name = next(name for name, found in top.walk() if found.size > 100_000)
+            name = next(name for name, status in top.walk() if status.size > 100_000)
             top.store.remove((top / name).key)
             done.append(name)
 
@@ -478,8 +473,8 @@ def test_an_object_that_is_deleted_is_noticed(model, cloud, is_replacing):
     assert ckpttools.hash(place).digest == digest
 
 
-class TestASourceThatChangedMeanwhile:
-    """Of the same size and time, and with the same bytes where samples are taken."""
+class TestChangedSource:
+    """The size, the times and all sampled bytes of the source stay the same."""
 
     @pytest.fixture
     def source(self, model, tmp_path):
@@ -491,18 +486,18 @@ class TestASourceThatChangedMeanwhile:
         before = file.stat()
         data = bytearray(file.read_bytes())
         for number in range(COUNT):
-            # In the middle of each array, and 8 blocks of the file are not there.
+            # The middle of each array, where no sample is taken.
             data[(number << 18) + 90_001] ^= 1
         file.write_bytes(data)
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    def test_nothing_of_the_old_one_is_in_the_checkpoint(self, source, tmp_path):
+    def test_convert_discards_data_of_old_source(self, source, tmp_path):
         convert(source, tmp_path / "out", observe=stop_after(9))
         self.change(source)
         convert(source, tmp_path / "out")
         assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(source).digest
 
-    def test_nor_in_a_bucket(self, source, cloud):
+    def test_convert_to_bucket_discards_data_of_old_source(self, source, cloud):
         place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
         options = {"format": "orbax", "target_data_file_size": "1MB", "jobs": 1}
         with suppress(StopError):
@@ -511,6 +506,6 @@ class TestASourceThatChangedMeanwhile:
         ckpttools.convert(source, place, **options)
         assert ckpttools.hash(place).digest == ckpttools.hash(source).digest
 
-    def test_a_source_that_did_not_change_is_not_read_again(self, source, tmp_path):
+    def test_convert_resumes_if_source_is_unchanged(self, source, tmp_path):
         convert(source, tmp_path / "out", observe=stop_after(9))
         assert ckpttools.convert(source, tmp_path / "out", format="orbax").tasks_resumed >= 8

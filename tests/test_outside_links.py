@@ -1,4 +1,4 @@
-"""Files that symbolic links pull into a source are reported, and published only when asked."""
+"""Files that symbolic links pull into a source are reported, and published only if the user allows it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def fresh(server, monkeypatch, tmp_path):
     forget(server, files)
 
 
-def linked(directory: Path, name: str, how: str) -> Path:
-    """Write a model, one file of which is a link to a file outside."""
+def write_linked_model(directory: Path, name: str, how: str) -> Path:
+    """Write a model in which one file is a link to a file outside."""
     base("llama", 2).write(directory / "model")
     outside = directory / "elsewhere" / "private"
     outside.parent.mkdir()
@@ -61,8 +61,8 @@ def linked(directory: Path, name: str, how: str) -> Path:
 @pytest.mark.parametrize("how", LINKS)
 @pytest.mark.parametrize("name", [SIDECAR, SHARD, "config.json"])
 @pytest.mark.parametrize("command", ["copy", "convert to-safetensors", "convert hf-to-maxtext"])
-def test_links_are_reported_and_not_published(server, tmp_path, how, name, command):
-    source = linked(tmp_path, name, how)
+def test_outside_links_are_reported_and_not_published(server, tmp_path, how, name, command):
+    source = write_linked_model(tmp_path, name, how)
     words = [*command.split(), source]
     done = succeed(*words, tmp_path / "out")
     assert "through symbolic links" in done.output and name in done.output
@@ -73,8 +73,8 @@ def test_links_are_reported_and_not_published(server, tmp_path, how, name, comma
     succeed(*words, PUBLIC, "--public", "--allow-outside-links")
 
 
-def test_sidecars_of_a_maxtext_checkpoint_and_of_like(server, tmp_path):
-    source = linked(tmp_path, SIDECAR, "relative")
+def test_outside_links_to_sidecars_are_refused(server, tmp_path):
+    source = write_linked_model(tmp_path, SIDECAR, "relative")
     base("llama", 2).write(tmp_path / "own")
     succeed("convert", "hf-to-maxtext", tmp_path / "own", tmp_path / "maxtext")
     (carried,) = (tmp_path / "maxtext").rglob("tokenizer.json")
@@ -88,7 +88,7 @@ def test_sidecars_of_a_maxtext_checkpoint_and_of_like(server, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["copy", "convert to-safetensors"])
-def test_the_cache_of_the_hub_is_one_source(server, tmp_path, command):
+def test_links_from_hub_snapshot_to_blobs_are_allowed(server, tmp_path, command):
     repository = tmp_path / "hub" / "models--org--name"
     snapshot = repository / "snapshots" / "c0ffee"
     base("llama", 2).write(snapshot)
@@ -99,7 +99,7 @@ def test_the_cache_of_the_hub_is_one_source(server, tmp_path, command):
         path.symlink_to(Path("../../blobs", blob.name))
     done = succeed(*command.split(), snapshot, PUBLIC, "--public")
     assert "through symbolic links" not in done.output
-    # A blob that is itself a link, and a blob of another repository, are not of this snapshot.
+    # A blob that is itself a link and a blob of another repository do not belong to this snapshot.
     for target in (tmp_path / "hub" / "models--org--other" / "blobs" / "x", tmp_path / "private"):
         target.parent.mkdir(parents=True, exist_ok=True)
         blob = (snapshot / SIDECAR).resolve()
@@ -111,7 +111,7 @@ def test_the_cache_of_the_hub_is_one_source(server, tmp_path, command):
         target.rename(blob)
 
 
-def test_links_within_the_source_and_to_the_source_are_its_own(server, tmp_path):
+def test_links_inside_source_are_allowed(server, tmp_path):
     base("llama", 2).write(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").rename(tmp_path / "model" / "tokenizer.v1.json")
     (tmp_path / "model" / "tokenizer.json").symlink_to("tokenizer.v1.json")
@@ -121,12 +121,12 @@ def test_links_within_the_source_and_to_the_source_are_its_own(server, tmp_path)
 
 
 @given(st.lists(st.sampled_from(["a", "b", "snapshots", "blobs", "models--x--y"]), max_size=4), st.booleans())
-def test_exactly_what_leads_outside_is_found(tmp_path_factory, parts, is_inside):
+def test_outside_links_finds_exactly_outside_targets(tmp_path_factory, parts, is_inside):
     top = tmp_path_factory.mktemp("links").joinpath(*parts, "root")
     top.mkdir(parents=True)
     target = (top if is_inside else top.parent) / "target"
     target.touch()
     (top / "link").symlink_to(target)
     (top / "file").touch()
-    found = outside_links(parse(top), map(str, top.iterdir()))
-    assert dict(found) == ({} if is_inside else {"link": str(target.resolve())})
+    links = outside_links(parse(top), map(str, top.iterdir()))
+    assert dict(links) == ({} if is_inside else {"link": str(target.resolve())})

@@ -447,7 +447,7 @@ class TestOverlayLowerLayers:
         assert [code for code, _ in ended[-2:]] == [0, 0]
         assert before == after
 
-    def test_the_command_of_the_hint_makes_it_work(self, run):
+    def test_command_in_hint_works(self, run):
         prune = ("prune", run, "--keep-last", 1, "--yes")
         ((_, refused),) = on_overlay(run.parent, prune)
         command = "cp -a" + refused.partition("layer: cp -a")[2]
@@ -482,7 +482,7 @@ class TestOverlayLowerLayers:
         assert (before == after) is is_lower
 
 
-def test_doctor_reports_what_an_interrupted_prune_left(run, monkeypatch):
+def test_doctor_reports_interrupted_prune(run, monkeypatch):
     TestInterrupted().begin(run, monkeypatch, 2)
     found = ckpt("doctor", run)
     assert "an interrupted prune" in found.output

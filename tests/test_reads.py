@@ -137,7 +137,7 @@ class TestLate:
     @pytest.mark.parametrize(
         "stalled", [{0}, {0, 1}, {0, 1, 2}, {3}, {5, 8}, {1, 4, 7, 10, 12}, set(range(8, 13))]
     )
-    def test_stalls_of_a_short_transfer_are_asked_for_again(self, monkeypatch, stalled):
+    def test_stalled_reads_of_short_transfers_are_repeated(self, monkeypatch, stalled):
         monkeypatch.setattr(reads, "PART", 4)
         monkeypatch.setattr(reads, "_UNKNOWN_SECONDS", 0.3)
         mine, number, end = ReadPool(), count(), threading.Event()
@@ -155,7 +155,7 @@ class TestLate:
         finally:
             end.set()
 
-    def test_a_request_that_stalls_again_is_repeated_once_more_and_then_no_longer(self, monkeypatch):
+    def test_stalled_read_is_repeated_at_most_twice(self, monkeypatch):
         monkeypatch.setattr(reads, "_UNKNOWN_SECONDS", 0.1)
         mine, number, end = ReadPool(), count(), threading.Event()
         threading.Timer(3, end.set).start()

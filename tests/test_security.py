@@ -1,4 +1,4 @@
-"""docs/security.md: no input makes ckpt run code, and each statement of the page names a test that exists."""
+"""No input makes ckpt run code, and every statement in docs/security.md names an existing test."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mark(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def evil(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with code that leaves the mark, also where an earlier test imported it."""
+    """A directory with code that creates the mark, even if an earlier test imported it."""
     monkeypatch.delitem(sys.modules, "evil_code", raising=False)
     directory = tmp_path / "elsewhere"
     directory.mkdir()
@@ -63,7 +63,7 @@ def planned(tmp_path: Path, *words: object) -> Path:
 
 
 def edit(plan: Path, **changes: Any) -> None:
-    """Changes the header of a plan, and its checksum with it, which is a plain SHA-256."""
+    """Change the header of a plan and update its checksum, which is a plain SHA-256."""
     lines = plan.read_bytes().rstrip(b"\n").split(b"\n")
     kind, header, sizes = json.loads(lines[0])
     lines[0] = json.dumps([kind, {**header, **changes}, sizes], separators=(",", ":")).encode()
@@ -72,15 +72,15 @@ def edit(plan: Path, **changes: Any) -> None:
 
 
 def header(plan: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(plan.read_bytes().split(b"\n")[0])[1]
-    return found
+    fields: dict[str, Any] = json.loads(plan.read_bytes().split(b"\n")[0])[1]
+    return fields
 
 
 def call(plan: Path, name: str, **arguments: object) -> dict[str, Any]:
-    said = header(plan)["call"]["arguments"]
+    planned_arguments = header(plan)["call"]["arguments"]
     return {
         "name": name,
-        "arguments": {key: said[key] for key in ("source", "destination")} | arguments,
+        "arguments": {key: planned_arguments[key] for key in ("source", "destination")} | arguments,
     }
 
 
@@ -135,15 +135,15 @@ class TestPlans:
         edit(plan, call=call(plan, name, **named), has_tasks=False)
         done = ckpt("run", plan, "--part", "0/1")
         assert done.exit_code == 2
-        assert f"ckpt run {plan} --part 0/1 --map '{named['map']}'" in unwrapped(done.output)
+        assert f"ckpt run {plan} --part 0/1 --map '{named['map']}'" in join_lines(done.output)
         assert not mark.exists()
         with pytest.raises(CodeNotAllowedError, match="code that only a file names"):
             ckpttools.run_part(plan, "0/1")
 
-    def test_code_in_other_file_than_the_confirmed_one_never_runs(
+    def test_unconfirmed_file_of_the_same_name_never_runs(
         self, plan: Path, evil: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A relative name that a user types is a file of the user, and not of the plan's directory."""
+        """A relative name that the user types is relative to the user's directory, not to the plan's."""
         mine = tmp_path / "mine"
         mine.mkdir()
         (mine / "evil_code.py").write_text("def mapped(path, array):\n    return path\n")
@@ -158,13 +158,13 @@ class TestPlans:
         words = ("remap", HF, tmp_path / "out", "--map", tmp_path / "mine.py:mapped")
         plan = planned(tmp_path, *words)
         run("run", plan, "--part", "0/1")
-        refused = unwrapped(ckpt("run", plan, "--publish").output)
+        refused = join_lines(ckpt("run", plan, "--publish").output)
         command = refused.split("if you trust it: ", 1)[1].strip()
         run(*shlex.split(command)[1:])
         names = {".".join(map(str, path)) for path in ckpttools.open(tmp_path / "out").arrays}
         assert names == {f"x.{'.'.join(map(str, path))}" for path in ckpttools.open(HF).arrays}
 
-    def test_confirmed_function_may_be_elsewhere(self, tmp_path: Path) -> None:
+    def test_confirmed_function_may_have_moved(self, tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text("def mapped(path, array):\n    return f'x.{path}'\n")
         plan = planned(tmp_path, "remap", HF, tmp_path / "out", "--map", tmp_path / "mine.py:mapped")
         (tmp_path / "mine.py").rename(tmp_path / "moved.py")
@@ -173,18 +173,16 @@ class TestPlans:
         assert (tmp_path / "out").is_dir()
 
     @pytest.mark.parametrize("option", [("--map", "x.py:f"), ("--family", "x.py")])
-    def test_confirming_code_that_plan_does_not_name_is_an_error(
-        self, option: tuple[str, str], plan: Path
-    ) -> None:
+    def test_run_refuses_code_that_plan_does_not_name(self, option: tuple[str, str], plan: Path) -> None:
         run("run", plan, "--part", "0/1")
         assert f"does not run code of {option[0]}" in run("run", plan, "--publish", *option, code=2)
 
     @pytest.mark.parametrize("option", [("--map", "x.toml"), ("--family", "x.toml"), ("--family", "llama")])
-    def test_confirming_what_is_not_code_is_an_error(self, option: tuple[str, str], plan: Path) -> None:
+    def test_run_refuses_arguments_that_are_not_code(self, option: tuple[str, str], plan: Path) -> None:
         for words in (("--part", "0/1"), ("--publish",)):
             assert "is for code that a plan names" in run("run", plan, *words, *option, code=2)
 
-    def test_directory_named_by_plan_is_not_imported_from(self, plan: Path, evil: Path, mark: Path) -> None:
+    def test_directory_of_plan_is_not_on_import_path(self, plan: Path, evil: Path, mark: Path) -> None:
         """An interpreter without a script imports from its current directory before all others."""
         for name in (
             *sys.stdlib_module_names,
@@ -208,7 +206,7 @@ class TestPlans:
 
     @pytest.mark.parametrize("room", [*OPS, *ENCODED[2:]])
     @pytest.mark.parametrize("name", ["nothing:Known", "..os:system", ":", "x:y:z"])
-    def test_lines_of_plan_import_nothing_else(self, room: str, name: str) -> None:
+    def test_plan_lines_import_only_known_names(self, room: str, name: str) -> None:
         with pytest.raises((ValueError, AttributeError)):
             made_of([f"{room}{name}", {}], (*OPS, *ENCODED))
 
@@ -216,7 +214,7 @@ class TestPlans:
 def test_family_named_by_checkpoint_never_runs(
     tmp_path: Path, evil: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint notes which file described its family; by now somebody else's file may have that name."""
+    """A checkpoint records the file that described its family; another file may have that name by now."""
     monkeypatch.chdir(evil)
     code = (evil / "evil_code.py").read_text()
     (evil / "evil_code.py").write_text("from ckpttools.families.llama import FAMILY\n")
@@ -225,7 +223,7 @@ def test_family_named_by_checkpoint_never_runs(
     for words in (("inspect", "tree"), ("doctor",), ("verify", HF), ("diff", HF), ("hash",)):
         ckpt(*words, tmp_path / "maxtext")
     refused = ckpt("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "back")
-    assert refused.exit_code == 2 and "made by a family that a file describes" in unwrapped(refused.output)
+    assert refused.exit_code == 2 and "made by a family that a file describes" in join_lines(refused.output)
     assert not mark.exists()
 
 
@@ -282,7 +280,7 @@ HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(1)//", "--><s
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_report_contains_no_markup_from_data(name: str, tmp_path: Path) -> None:
-    """Names of arrays and of the directory; without names the page has the same elements."""
+    """Hostile names of arrays and directories add no elements to the page."""
 
     def elements(directory: str, array: str) -> list[str]:
         model = tmp_path / directory.replace("/", "|") / "m"
@@ -290,15 +288,15 @@ def test_report_contains_no_markup_from_data(name: str, tmp_path: Path) -> None:
         content = packed({array: ("F32", (1,), bytes(4))}, metadata={"format": array})
         (model / "model.safetensors").write_bytes(content)
         succeed("inspect", "report", model, "-o", model.parent / "page.html")
-        found = ElementNames()
-        found.feed((model.parent / "page.html").read_text())
-        return found.names
+        parser = ElementNames()
+        parser.feed((model.parent / "page.html").read_text())
+        return parser.names
 
     assert elements(name, name) == elements("plain", "plain")
 
 
 class ElementNames(HTMLParser):
-    """Collects the elements of a page with the names of their attributes."""
+    """Collects the elements of a page and the names of their attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,7 +311,7 @@ PAGE = (ROOT / "docs" / "security.md").read_text()
 
 def statements() -> Iterator[tuple[str, str, str]]:
     for line in PAGE.splitlines():
-        cells = [each.strip() for each in line.strip("|").split(" | ")]
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if len(cells) == 3 and "`tests/" in cells[2]:
             yield cells[0], cells[1], cells[2]
 
@@ -339,10 +337,10 @@ def test_every_statement_has_a_test(subject: str, statement: str, proof: str) ->
     for file, name in re.findall(r"`(tests/\w+\.py)(?:::([\w:]+))?`", proof):
         tree = ast.parse((ROOT / file).read_text())
         if name:
-            names = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+            names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
             assert set(name.split("::")) <= names, (subject, name)
 
 
-def unwrapped(text: str) -> str:
-    """A message without the line breaks that a terminal's width makes."""
+def join_lines(text: str) -> str:
+    """Join the lines of a wrapped message."""
     return re.sub(r"\s+", " ", text)

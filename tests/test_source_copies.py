@@ -1,4 +1,4 @@
-"""Parts of a plan on hosts with copies of the model: a checkpoint never mixes copies that differ."""
+"""Parts of a plan that read different copies of a model never end up in one checkpoint."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def planned(tmp_path: Path, *words: object) -> Path:
     return tmp_path / "plan"
 
 
-def unseen(plan: Path, file: Path) -> range:
-    """Offsets in the middle of a file, between two blocks that the plan has samples of."""
+def find_unsampled(plan: Path, file: Path) -> range:
+    """Return offsets in the middle of a file, between two blocks that the plan samples."""
     (source,) = [each for each in read_plan(parse(plan)).sources if each.path.endswith(file.name)]
     count, last = source.sample.count(":") + 1, source.size - BLOCK_BYTES
     middle = count // 2
@@ -57,7 +57,7 @@ def unseen(plan: Path, file: Path) -> range:
 
 
 def change(file: Path, offsets: range, flip: int = 0x40) -> None:
-    """Changes bytes of a file in place, and puts its time of change back."""
+    """Change bytes of a file in place, and restore its modification time."""
     status = file.stat()
     with file.open("r+b") as opened:
         opened.seek(offsets.start)
@@ -98,13 +98,13 @@ COMMANDS: dict[str, tuple[object, ...]] = {
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_copies_that_differ_are_not_mixed(
+def test_publish_refuses_different_copies(
     kind: str, model: Path, copy: Path, root: tuple[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "rules.toml").write_text('[[rules]]\nfrom = "{...}.a"\nto = "{...}.first"\n')
     places = {"SRC": model, "OUT": tmp_path / "out", "RULES": tmp_path / "rules.toml"}
     plan = planned(tmp_path, *(places.get(str(each), each) for each in COMMANDS[kind]))
-    change(shard(copy), unseen(plan, shard(model))[:1])
+    change(shard(copy), find_unsampled(plan, shard(model))[:1])
     run("run", plan, "--part", "0/2")
     run("run", plan, "--part", "1/2", *root)
     refused = run("run", plan, "--publish", code=3)
@@ -116,7 +116,7 @@ def test_copies_that_differ_are_not_mixed(
 
 @pytest.mark.parametrize("publisher", ["here", "there"])
 @pytest.mark.parametrize("kind", ["cast", "compressed"])
-def test_equal_copies_make_what_one_makes(
+def test_publish_accepts_equal_copies(
     kind: str, publisher: str, model: Path, copy: Path, root: tuple[str, str], tmp_path: Path
 ) -> None:
     places = {"SRC": model, "OUT": tmp_path / "out"}
@@ -138,7 +138,7 @@ def test_equal_copies_make_what_one_makes(
     assert run("hash", tmp_path / "out") == run("hash", tmp_path / "alone")
 
 
-def test_same_copy_is_not_read_again(model: Path, tmp_path: Path) -> None:
+def test_publish_does_not_reread_a_shared_copy(model: Path, tmp_path: Path) -> None:
     plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "float16")
     for number in range(3):
         run("run", plan, "--part", f"{number}/3")
@@ -148,7 +148,7 @@ def test_same_copy_is_not_read_again(model: Path, tmp_path: Path) -> None:
 
 
 def replace_file(file: Path, offsets: range) -> None:
-    """Another file takes the name, with the time of change of the first one."""
+    """Replace a file by a changed copy with the same modification time."""
     other = file.with_suffix(".new")
     shutil.copy2(file, other)
     change(other, offsets)
@@ -156,19 +156,19 @@ def replace_file(file: Path, offsets: range) -> None:
 
 
 @pytest.mark.parametrize("how", [change, replace_file])
-def test_source_that_changes_between_parts_is_not_mixed(
+def test_publish_refuses_source_changed_between_parts(
     how: Callable[[Path, range], None], model: Path, tmp_path: Path
 ) -> None:
-    """Size, time of change and all samples stay."""
+    """The size, the modification time and all samples stay the same."""
     plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "bfloat16")
     run("run", plan, "--part", "1/2")
-    how(shard(model), unseen(plan, shard(model))[:64])
+    how(shard(model), find_unsampled(plan, shard(model))[:64])
     run("run", plan, "--part", "0/2")
     assert "different copies" in run("run", plan, "--publish", code=3)
     assert not (tmp_path / "out").exists()
 
 
-def test_links_and_permissions_make_no_other_model(model: Path, tmp_path: Path) -> None:
+def test_publish_accepts_new_links_and_permissions(model: Path, tmp_path: Path) -> None:
     plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "bfloat16")
     run("run", plan, "--part", "0/2")
     os.link(shard(model), tmp_path / "backup")
@@ -178,18 +178,18 @@ def test_links_and_permissions_make_no_other_model(model: Path, tmp_path: Path) 
     assert (tmp_path / "out").is_dir()
 
 
-def test_single_run_does_not_mix_copies_either(
+def test_single_run_refuses_parts_of_another_copy(
     model: Path, copy: Path, root: tuple[str, str], tmp_path: Path
 ) -> None:
     words = ("cast", model, tmp_path / "out", "--dtype", "bfloat16")
     plan = planned(tmp_path, *words)
-    change(shard(copy), unseen(plan, shard(model))[:1])
+    change(shard(copy), find_unsampled(plan, shard(model))[:1])
     run("run", plan, "--part", "1/2", *root)
     assert "different copies" in run(*words, code=3)
     assert not (tmp_path / "out").exists()
 
 
-def test_tasks_of_function_are_compared_too(
+def test_publish_compares_tasks_of_user_functions(
     model: Path, copy: Path, root: tuple[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
@@ -203,18 +203,18 @@ def test_tasks_of_function_are_compared_too(
     )
     code = ("--map", f"{tmp_path / 'mine.py'}:mapped")
     plan = planned(tmp_path, "remap", model, tmp_path / "out", *code)
-    change(shard(copy), unseen(plan, shard(model))[:1])
+    change(shard(copy), find_unsampled(plan, shard(model))[:1])
     run("run", plan, "--part", "0/2", *code)
     run("run", plan, "--part", "1/2", *code, *root)
     assert "different copies" in run("run", plan, "--publish", *code, code=3)
 
 
-def test_copies_are_not_mixed_in_bucket(
+def test_publish_to_bucket_refuses_different_copies(
     gcs: Google, model: Path, copy: Path, root: tuple[str, str], tmp_path: Path
 ) -> None:
     there = f"gs://{gcs.bucket}/copies/out"
     plan = planned(tmp_path, "convert", "to-safetensors", model, there, "--max-shard-size", "1200KB")
-    change(shard(copy), unseen(plan, shard(model))[:1])
+    change(shard(copy), find_unsampled(plan, shard(model))[:1])
     run("run", plan, "--part", "0/2")
     run("run", plan, "--part", "1/2", *root)
     assert "different copies" in run("run", plan, "--publish", code=3)
@@ -222,7 +222,7 @@ def test_copies_are_not_mixed_in_bucket(
     assert "discard it" in run("doctor", f"{there}.partial")
 
 
-def test_three_percent_are_noticed_before_part_begins(
+def test_part_detects_large_differences_before_it_starts(
     model: Path, copy: Path, root: tuple[str, str], tmp_path: Path
 ) -> None:
     plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "bfloat16")
@@ -234,8 +234,8 @@ def test_three_percent_are_noticed_before_part_begins(
 
 @settings(max_examples=12, deadline=None)
 @given(st.data())
-def test_whatever_differs_wherever_parts_run(tmp_path_factory: pytest.TempPathFactory, data) -> None:
-    """What is published is what the publisher's copy makes, or nothing is."""
+def test_publish_writes_only_the_publishers_copy(tmp_path_factory: pytest.TempPathFactory, data) -> None:
+    """Publishing writes what the publisher's copy gives, or nothing."""
     tmp_path = tmp_path_factory.mktemp("copies")
     model = write_model(tmp_path / "here" / "model")
     copy = Path(shutil.copytree(model, tmp_path / "there" / "model"))
