@@ -3,7 +3,7 @@
     python tests/damage/verdicts.py 500 tests/damage/verdicts.json
 
 The file has a line for each seed: "refused", "warned" or "loaded", what was reported, and the digest of the
-weights that were loaded.
+weights that were loaded. Messages name the model's directory as MODEL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def verdict(directory: Path) -> dict[str, Any]:
         kind = getattr(transformers, names[0], automatic) if names else automatic
         model, info = kind.from_pretrained(directory, output_loading_info=True, dtype="float32")
     except Exception as error:
-        found |= {"model": "refused", "why": f"{type(error).__name__}: {error}".split("\n")[0][:100]}
+        found |= {"model": "refused", "why": _first_line(error, directory)}
     else:
         reported = {what: sorted(map(str, each))[:3] for what, each in info.items() if each}
         if reported:
@@ -55,8 +55,14 @@ def verdict(directory: Path) -> dict[str, Any]:
         try:
             load(directory)
         except Exception as error:
-            found[what] = f"{type(error).__name__}: {error}".split("\n")[0][:100]
+            found[what] = _first_line(error, directory)
     return found
+
+
+def _first_line(error: Exception, directory: Path) -> str:
+    """The type and the first line of an error, without the temporary directory that changes with each run."""
+    line = f"{type(error).__name__}: {error}".split("\n")[0]
+    return line.replace(str(directory), "MODEL")[:100]
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:
