@@ -222,11 +222,21 @@ class TestAPathAlone:
         assert "a run of one step, not whole: chunks are missing" in shown and "assemble" not in shown
         assert f"next  ckpt doctor {run}" in shown and ckpt("doctor", run).exit_code == 1
 
-    def test_a_directory_with_the_name_of_a_command(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("name", ["run", "copy", "convert", "inspect", "diff"])
+    def test_a_directory_with_the_name_of_a_command(self, tmp_path, monkeypatch, name):
+        monkeypatch.chdir(tmp_path)
+        Path(name).mkdir()
+        assert "Usage: ckpt" in ckpt(name).output
+        Path(name).rmdir()
+        shutil.copytree(ORBAX / "cm_best_metrics", name)
+        for path in (f"./{name}", name):
+            assert f"{name}: a run of 2 steps" in succeed(path).output
+        assert f"Usage: ckpt {name}" in ckpt(name, "--help").output
+
+    def test_help_says_how_to_write_such_a_directory(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         shutil.copytree(ORBAX / "cm_best_metrics", "run")
-        assert "run: a run of 2 steps" in succeed("./run").output
-        assert "Usage: ckpt run" in ckpt("run").output and "./run" in succeed("--help").output
+        assert "Usage: ckpt run" in ckpt("run", "--help").output and "./run" in succeed("--help").output
 
     def test_an_adapter(self, tmp_path):
         (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')

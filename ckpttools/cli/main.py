@@ -100,8 +100,9 @@ class _Root(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # A path alone: what is there?
-        if self.get_command(ctx, args[0]) is None and is_path(args[0]):
+        command = self.get_command(ctx, args[0])
+        is_only_path = command is None and is_path(args[0])
+        if is_only_path or (len(args) == 1 and command and _needs_more(command) and _is_checkpoint(args[0])):
             return "PATH", _SUMMARY.load(), args
         return super().resolve_command(ctx, args)
 
@@ -128,6 +129,28 @@ class _Root(LazyGroup):
                 raise
 
 
+def _needs_more(command: click.Command) -> bool:
+    """Return whether a command does nothing without arguments, so that its name alone can only be a path."""
+    return isinstance(command, click.Group) or any(each.required for each in command.params)
+
+
+def _is_checkpoint(word: str) -> bool:
+    """Return whether there is a directory of this name that `ckpt PATH` identifies."""
+    from ckpttools.core.errors import CheckpointError
+    from ckpttools.stores.registry import parse
+
+    path = parse(word)
+    if not path.is_dir():
+        return False
+    from ckpttools.api.summary import summary
+
+    try:
+        summary(path)
+    except CheckpointError:
+        return False
+    return True
+
+
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A warning of the library, such as a plug-in that cannot be loaded, without the place in the code."""
     say(f"Warning: {message}")
@@ -148,8 +171,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def main() -> None:
     """Convert, inspect and prove checkpoints of large models.
 
-    A path in place of a command says what is there, and which commands go on from there; a directory with
-    the name of a command is written with its place: ./run.
+    Pass a path instead of a command to identify a checkpoint and see what you can do with it. Write ./run for
+    a directory that has the name of a command.
 
     \b
     Exit codes: 0 done, 1 differences found, 2 usage, 3 bad input,
