@@ -129,7 +129,10 @@ def check_cells(check: Check) -> tuple[str, ...]:
     writing = "all that write a model, before they write"
     if own and own.is_own_check:
         writing = "conversions, by the code that converts"
-    return f"`{check.name}`", check.summary, f"`doctor`{f'; {writing}' if own else ''}", consumer
+    commands = f"`doctor`{f'; {writing}' if own else ''}"
+    # A copy has the bytes of its source, so other defects of a model are not the copy's.
+    commands += "; `copy`" if check.name == "sidecar-files" else ""
+    return f"`{check.name}`", check.summary, commands, consumer
 
 
 PAGES = {

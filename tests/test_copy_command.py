@@ -290,6 +290,25 @@ class TestAgain:
             ckpttools.copy(source, out, overwrite=True)
         assert files_in(out) == files_in(HF)
 
+    @pytest.mark.parametrize("unowned", ["notes.txt", "tokenizer.json", "weights/x.bin"])
+    @pytest.mark.parametrize("content", [b"", b"xx", bytes(100)])
+    def test_the_message_names_the_file_that_cannot_be_read(self, tmp_path, unowned, content):
+        ckpttools.copy(HF, tmp_path / "copy")
+        (tmp_path / "copy" / "model.safetensors").write_bytes(content)
+        (tmp_path / "copy" / unowned).parent.mkdir(exist_ok=True)
+        (tmp_path / "copy" / unowned).write_text("mine")
+        with pytest.raises(DestinationExistsError, match="is not a readable checkpoint") as refused:
+            ckpttools.copy(HF, tmp_path / "copy", overwrite=True)
+        assert refused.value.got.startswith(f"{tmp_path / 'copy' / 'model.safetensors'}: ")
+        assert (tmp_path / "copy" / unowned).read_text() == "mine"
+
+    def test_the_message_names_files_of_an_unknown_directory(self, tmp_path):
+        (tmp_path / "copy").mkdir()
+        (tmp_path / "copy" / "thesis.tex").write_text("mine")
+        with pytest.raises(DestinationExistsError) as refused:
+            ckpttools.copy(HF, tmp_path / "copy", overwrite=True)
+        assert refused.value.got == "files that the source lacks: thesis.tex"
+
     def test_a_model_in_a_model_is_not_lost(self, tmp_path):
         out = tmp_path / "out"
         ckpttools.copy(HF, out)

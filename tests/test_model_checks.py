@@ -91,6 +91,36 @@ def test_lfs_pointer_is_reported_and_never_written(tmp_path, name):
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", SIDECARS)
+def test_copy_refuses_pointers_in_place_of_sidecars(tmp_path, name):
+    model = save_model(tmp_path / "m")
+    (model / name).write_text(POINTER)
+    with pytest.raises(FormatError, match="Git LFS pointer") as refused:
+        ckpttools.copy(model, tmp_path / "copy")
+    assert refused.value.place == str(model / name) and "git lfs pull" in refused.value.hint
+    assert not (tmp_path / "copy").exists()
+
+
+def test_copy_refuses_pointers_that_a_training_step_carries(tmp_path):
+    ckpttools.hf_to_maxtext(save_model(tmp_path / "m"), tmp_path / "run")
+    (config,) = (tmp_path / "run").rglob("config.json")
+    (config.parent / "tokenizer.json").write_text(POINTER)
+    with pytest.raises(FormatError, match="Git LFS pointer"):
+        ckpttools.copy(tmp_path / "run", tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "onnx/model.onnx", "original/consolidated.00.pth", "figure.png", "x.gguf"]
+)
+def test_copy_reports_pointers_in_place_of_other_files(tmp_path, name):
+    model = save_model(tmp_path / "m")
+    (model / name).parent.mkdir(exist_ok=True)
+    (model / name).write_text(POINTER)
+    (remark,) = ckpttools.copy(model, tmp_path / "copy").remarks
+    assert f"1 file is a Git LFS pointer, not the data, and so is its copy: {name}" in remark
+    assert f"git lfs pull` in {model}" in remark
+
+
 @pytest.mark.parametrize("text", ["", "version 1", "see https://git-lfs.github.com", "{}"])
 def test_small_sidecar_is_not_a_pointer(tmp_path, text):
     model = save_model(tmp_path / "m")

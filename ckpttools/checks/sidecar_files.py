@@ -7,26 +7,17 @@ from collections.abc import Iterator
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.errors import FormatError
 from ckpttools.core.text import matches_any
-from ckpttools.formats.disguises import refuse_disguise
+from ckpttools.formats.disguises import MAX_POINTER_BYTES, is_pointer, refuse_disguise
 from ckpttools.formats.sidecar import PATTERNS
-
-# A pointer has about 130 bytes; the specification allows fewer than 1,024.
-_MAX_POINTER_BYTES = 1024
-_POINTER = b"version https://git-lfs"
 
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     for name in sorted(model.files):
-        if not matches_any(name, PATTERNS) or model.size(name) > _MAX_POINTER_BYTES:
+        if not matches_any(name, PATTERNS) or model.size(name) > MAX_POINTER_BYTES:
             continue
-        head = model.read(name, _MAX_POINTER_BYTES)
+        head = model.read(name, MAX_POINTER_BYTES)
         if is_pointer(head):
             yield _pointer(model, name, head)
-
-
-def is_pointer(content: bytes) -> bool:
-    """Return whether a file holds a Git LFS pointer."""
-    return len(content) <= _MAX_POINTER_BYTES and content.startswith(_POINTER)
 
 
 def _pointer(model: ModelDirectory, name: str, head: bytes) -> ModelFinding:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
-from ckpttools.checks.sidecar_files import is_pointer
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import matches_any
+from ckpttools.formats.disguises import is_pointer
 from ckpttools.formats.json_file import json_object
 from ckpttools.formats.sidecar import PATTERNS
 from ckpttools.formats.sidecar_files import CONFIG

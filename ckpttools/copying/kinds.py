@@ -28,7 +28,25 @@ def kind_of(place: Place) -> str:
     except StorageError:
         raise
     except CheckpointError:
-        return "no whole checkpoint"
+        return "not a readable checkpoint"
+
+
+def fault_in(place: Place) -> str | None:
+    """Return the file that cannot be read as part of a checkpoint, and the reason.
+
+    Returns:
+        None if the directory is a readable checkpoint, or not a checkpoint at all.
+
+    Raises:
+        StorageError: it cannot be accessed.
+    """
+    try:
+        open_tree(place)
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        return f"{error.place}: {error.line}" if error.place not in (None, str(place)) else None
+    return None
 
 
 def others_in(place: Place) -> Iterable[str]:

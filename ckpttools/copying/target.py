@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ckpttools.copying.comparison import CopyComparison, compare_content, compare_status
 from ckpttools.copying.files import files_below
-from ckpttools.copying.kinds import kind_of, others_in
+from ckpttools.copying.kinds import fault_in, kind_of, others_in
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.selection import CopySelection
 from ckpttools.core.dataclass import dataclass
@@ -162,7 +162,7 @@ def _check_files(part: FileGroup, place: Place) -> bool:
     known = {*part.files, *part.commits}
     lost = [name for name in there if name not in known and not is_of_repository(place, name)]
     if lost:
-        _check_kinds(part.source, place)
+        _check_kinds(part.source, place, lost)
     items = {name.partition("/")[0] for name in part.files if "/" in name}
     for name in lost:
         head, slash, _ = name.partition("/")
@@ -175,13 +175,14 @@ def _check_files(part: FileGroup, place: Place) -> bool:
     return bool(there)
 
 
-def _check_kinds(source: Place, place: Place) -> None:
+def _check_kinds(source: Place, place: Place, lost: Sequence[str]) -> None:
     """Refuses to replace a run, or a checkpoint of another kind, or one with others in it."""
     old, new = kind_of(place), kind_of(source)
     others = [name for name in others_in(place) if not (source / name).exists()] if old == new else []
     if old != new or others:
         raise DestinationExistsError(
             f"{place} is not replaced: it is {f'{old} with {others[0]} in it' if others else old}",
+            got=fault_in(place) or (None if others else f"files that the source lacks: {some(lost)}"),
             wanted=f"{new}, as what is copied, and nothing else",
             hint="choose another destination, or move away what is there",
         )

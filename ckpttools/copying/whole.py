@@ -1,37 +1,45 @@
-"""Whether all that a part names is in it: what lies elsewhere, or is missing, no copy would have."""
+"""Checking that a part is complete: a copy lacks whatever is missing or in another place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.copying.part import FileGroup
 from ckpttools.core.errors import FormatError
+from ckpttools.core.text import matches_any, plural, some
+from ckpttools.formats.disguises import MAX_POINTER_BYTES, is_pointer, refuse_disguise
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import TREE_FILE, parse_tree
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.sidecar import PATTERNS
+from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
+
+# Other files that repositories keep in Git LFS.
+_LARGE_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.distcp")
 
 
 def check_whole(part: FileGroup) -> tuple[str, ...]:
-    """Looks into metadata and indexes of items, and for chunks that are missing.
+    """Check metadata and indexes of items, and look for missing chunks and Git LFS pointers.
 
     Returns:
-        Which items were not searched for missing chunks, and why: a copy takes arrays of kinds that nothing
-        here reads.
+        Remarks: items that were not searched for missing chunks, with the reason, because a copy includes
+        arrays of kinds that ckpttools does not read; and pointers in place of other files.
 
     Raises:
-        FormatError: metadata is damaged; an index refers to files that lie outside of its item, are missing
-            or end too early; or chunks are missing.
+        FormatError: metadata is damaged; an index refers to files outside of its item, or to files that are
+            missing or too short; chunks are missing; or a tokenizer or configuration file is a Git LFS
+            pointer.
         StorageError: it cannot be read.
     """
+    remarks = [*_check_pointers(part)]
     found = orbax_at(part.source)
     if isinstance(found, OrbaxRun):
-        return ()  # what lies beside steps, or has been opened already
-    remarks: list[str] = []
+        return (*remarks,)  # files next to steps, or a checkpoint that has been opened already
     for item in (found,) if isinstance(found, OrbaxItem) else found.items:
         parse_tree(read_json(item.directory / TREE_FILE), str(item.directory / TREE_FILE))
         _check_index(item.directory)
@@ -39,6 +47,38 @@ def check_whole(part: FileGroup) -> tuple[str, ...]:
         if not is_part_of_a_host(item.directory):
             remarks += _check_chunks(item.directory)
     return tuple(remarks)
+
+
+def _check_pointers(part: FileGroup) -> Iterator[str]:
+    """Refuse Git LFS pointers in place of sidecars; report those in place of files that no check opens.
+
+    Files in subdirectories count only if their names are usual for such files: a checkpoint can have 100,000
+    chunk files, and each read is a request where the store is behind a network.
+    """
+    small = [
+        name
+        for name, found in part.files.items()
+        if 0 < found.size <= MAX_POINTER_BYTES
+        and ("/" not in name or _is_named(name, (*PATTERNS, *_LARGE_FILES)))
+    ]
+    heads = at_once(part.source.store, lambda name: (part.source / name).read_bytes(), small)
+    pointers = {name: head for name, head in zip(small, heads, strict=True) if is_pointer(head)}
+    for name in pointers:
+        if _is_named(name, PATTERNS):
+            refuse_disguise(pointers[name], str(part.source / name))
+    if pointers:
+        are = "is a Git LFS pointer" if len(pointers) == 1 else "are Git LFS pointers"
+        copies = "so are their copies" if len(pointers) > 1 else "so is its copy"
+        yield (
+            f"{plural(len(pointers), 'file')} {are}, not the data, and {copies}: {some(sorted(pointers))}; "
+            f"run `git lfs pull` in {part.source} before copying"
+        )
+
+
+def _is_named(path: str, patterns: Iterable[str]) -> bool:
+    """Whether the last part of a path matches a pattern. Chunks are named by numbers, so they are fast."""
+    name = path.rpartition("/")[2]
+    return name[:1].isalpha() and matches_any(name, patterns)
 
 
 def _check_index(item: Place) -> None:

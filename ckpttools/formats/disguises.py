@@ -37,12 +37,20 @@ _DISGUISES = (
     ),
 )
 
+# A pointer has about 130 bytes; the specification allows fewer than 1,024.
+MAX_POINTER_BYTES = 1024
+
+
+def is_pointer(head: bytes) -> bool:
+    """Return whether a file that starts with `head` is a Git LFS pointer."""
+    return head.startswith(b"version https://git-lfs")
+
 
 def refuse_disguise(
     head: bytes, place: str, kind: type[CheckpointError] = FormatError, wanted: str = "a safetensors file"
 ) -> None:
     """Raises an error of `kind` if a file that starts with `head` is something known that is not `wanted`."""
-    if head.startswith(b"version https://git-lfs"):
+    if is_pointer(head):
         _refuse_pointer(head, place, kind)
     for start, what, hint in _DISGUISES:
         if re.match(start, head):
