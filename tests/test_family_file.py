@@ -380,7 +380,7 @@ class TestBadToml:
         else:
             assert isinstance(family, Family)
 
-    @settings(max_examples=25)
+    @settings(max_examples=10)
     @given(text=damaged_files(), model=st.sampled_from(("llama3.1", "deepseek3", "gemma3")))
     def test_what_a_damaged_file_makes_can_be_checked(self, text, model):
         try:

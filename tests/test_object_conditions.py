@@ -39,6 +39,8 @@ HONORED = {
 }
 SAFE = [kind for kind, found in HONORED.items() if found.creates]
 UNSAFE = [kind for kind, found in HONORED.items() if not found.creates]
+# One store of each answer: tests that wait for a lock to expire take these.
+TYPICAL = ("none", "ceph", "ignores If-Match", "ignores both")
 CONVERT = ("convert", "hf-to-maxtext", HF)
 
 
@@ -210,7 +212,7 @@ class TestTwoWriters:
 
 
 class TestLocks:
-    @pytest.mark.parametrize("kind", HONORED)
+    @pytest.mark.parametrize("kind", TYPICAL)
     def test_one_of_a_process_that_is_gone_is_taken_over(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         there = f"s3://{s3.bucket}/out"
@@ -223,7 +225,7 @@ class TestLocks:
         assert "equal" in run("verify", there, "--against", HF)
         assert not [key for key in keys(s3) if ".partial" in key]
 
-    @pytest.mark.parametrize("kind", SAFE)
+    @pytest.mark.parametrize("kind", TYPICAL[1:3])
     def test_one_of_many_takes_over(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         honored(bucket_of(s3), "x.partial/lock-")
@@ -245,7 +247,7 @@ class TestLocks:
         assert len(won) == 1
         assert keys(s3) == []
 
-    @pytest.mark.parametrize("kind", HONORED)
+    @pytest.mark.parametrize("kind", TYPICAL)
     def test_a_lock_that_is_held_stays_young(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:

@@ -232,7 +232,7 @@ def test_part_detects_large_differences_before_it_starts(
     assert "other bytes at" in refused and "(in 1." in refused and f"on {socket.gethostname()}" in refused
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_publish_writes_only_the_publishers_copy(tmp_path_factory: pytest.TempPathFactory, data) -> None:
     """Publishing writes what the publisher's copy gives, or nothing."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (numpy knows bfloat16 then)
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt
@@ -264,6 +264,7 @@ def set_config(directory, **fields):
     return directory
 
 
+@settings(max_examples=25)
 @given(st.sets(st.integers(0, ROWS - 1)), st.floats(0.25, 64, width=16))
 def test_doctor_counts_the_rows_of_a_head_that_differ(rows, step):
     def change(arrays):
