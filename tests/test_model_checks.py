@@ -12,6 +12,7 @@ import ckpttools
 from ckpttools.checks.base import LEVELS, ModelDirectory
 from ckpttools.checks.registry import checks, findings
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
+from ckpttools.maxtext.config_differences import config_differences
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 17477929\n"
 SIDECARS = ("tokenizer.json", "tokenizer.model", "generation_config.json", "vocab.json", "merges.txt")
@@ -375,9 +376,9 @@ DIFFERENT = {
     "type": {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
     "attention scale": {"query_pre_attn_scalar": 16},
     "softcap": {"final_logit_softcapping": 30.0},
-    "unknown": {"new_multiplier": 2.0},
-    "unknown flag": {"use_new_norm": True},
+    "known and unknown": {"rms_norm_eps": 1e-6, "new_multiplier": 2.0},
 }
+UNKNOWN = {"new_multiplier": 2.0, "use_new_norm": True, "new_mode": "fast"}
 SAME = {
     "names and versions": {"_name_or_path": "org/x", "transformers_version": "5.0.0"},
     "dtype": {"torch_dtype": "bfloat16", "dtype": "bfloat16"},
@@ -399,11 +400,14 @@ SAME = {
     },
     "window that is off": {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1},
     "positions": {"max_position_embeddings": 99},
+    "activation by another name": {"hidden_act": "swish"},
+    "rope_theta not stated": {"rope_theta": None},
+    "base of transformers 5 not stated": {"rope_theta": None, "rope_parameters": {"rope_type": "default"}},
 }
 
 
-def assert_refused_unless_forced(models, path):
-    with pytest.raises(ConfigError, match="compute different functions"):
+def assert_refused_unless_forced(models, path, reason="compute different functions"):
+    with pytest.raises(ConfigError, match=reason):
         ckpttools.average(models[0], path, others=models[1:])
     assert not path.exists()
     ckpttools.average(models[0], path, others=models[1:], force=True)
@@ -414,6 +418,58 @@ def assert_refused_unless_forced(models, path):
 def test_average_refuses_models_that_compute_differently(tmp_path, difference):
     models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **DIFFERENT[difference])]
     assert_refused_unless_forced(models, tmp_path / "mean")
+
+
+@pytest.mark.parametrize("field", UNKNOWN)
+def test_average_does_not_claim_that_unknown_fields_change_the_function(tmp_path, field):
+    models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **{field: UNKNOWN[field]})]
+    reason = rf"unknown here, and may change(.|\n)*{field}: not stated and .* \(unknown field\)"
+    assert_refused_unless_forced(models, tmp_path / "mean", reason)
+
+
+@pytest.mark.parametrize("missing", [["hidden_act"], ["rope_theta"], ["hidden_act", "rope_theta"]])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "deepseek_v3", "qwen3_moe"])
+def test_fields_that_are_not_stated_equal_the_default_of_transformers(kind, missing):
+    stated = {**LLAMA, "model_type": kind}
+    silent = {name: value for name, value in stated.items() if name not in missing}
+    assert config_differences(silent, stated) == []
+    other = {**stated, "hidden_act": "gelu", "rope_theta": 3e4}
+    assert {each.name.rpartition(".")[2] for each in config_differences(silent, other)} == {
+        "hidden_act",
+        "rope_theta",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "older", "newer"),
+    [
+        (
+            "gemma3_text",
+            {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+            {FULL: {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}},
+        ),
+        (
+            "gemma3_text",
+            {"rope_scaling": {"type": "linear", "factor": 8}},
+            {
+                FULL: {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+                "sliding_attention": {"rope_theta": 1e4},
+            },
+        ),
+        (
+            "olmo3",
+            {"rope_scaling": YARN},
+            {FULL: {**YARN, "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5}},
+        ),
+    ],
+)
+def test_older_and_newer_rotary_embeddings_are_compared_by_what_they_compute(kind, older, newer):
+    one, other = {"model_type": kind, **older}, {"model_type": kind, "rope_parameters": newer}
+    assert config_differences(one, other) == []
+    for layers in newer:
+        changed = {**newer, layers: {**newer[layers], "rope_theta": 7e5}}
+        (found,) = config_differences(one, {**other, "rope_parameters": changed})
+        assert found.name.endswith("rope_theta") and found.is_known
 
 
 @pytest.mark.parametrize("difference", ["rope_theta", "norm epsilon"])

@@ -22,6 +22,37 @@ _THINKER = "thinker_config"
 _OLDER = {"num_local_experts": "num_experts"}
 _THETA = "rope_theta"
 _ROPES = ("rope_parameters", "rope_scaling")
+# Names of activation functions in transformers -> another name of the same function.
+_ACTIVATIONS = {
+    "swish": "silu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_pytorch_tanh",
+    "gelu_fast": "gelu_pytorch_tanh",
+    "gelu_new": "gelu_pytorch_tanh",
+    "gelu_python_tanh": "gelu_pytorch_tanh",
+}
+_ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function")
+
+
+def without_alias(name: str, value: Any) -> Any:
+    """Return the value of a field, and of an activation function the one name that stands for all its names.
+
+    Args:
+        name: of the field, with or without the parts that it is in.
+        value: as the configuration states it.
+    """
+    is_activation = name.rpartition(".")[2] in _ACTIVATION_FIELDS and isinstance(value, str)
+    return _ACTIVATIONS.get(value, value) if is_activation else value
+
+
+def default_theta(config: Mapping[str, Any]) -> float | None:
+    """Return the base of the rotary embedding that transformers takes if none is stated.
+
+    Returns:
+        None if the type of the model is unknown.
+    """
+    found = silent_values(config)
+    return float(found.get(THETA, _USUAL_THETA)) if found else None
 
 
 def silent_values(config: Mapping[str, Any]) -> Mapping[str, Any]:

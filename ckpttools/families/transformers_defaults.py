@@ -117,4 +117,12 @@ qwen3_5_moe qwen3_omni_moe qwen3_omni_moe_text qwen3_omni_moe_thinker qwen3_vl q
     vision_config.spatial_merge_size=2 vision_config.temporal_patch_size=2
 qwen3_omni_moe qwen3_omni_moe_text qwen3_omni_moe_thinker qwen3_vl qwen3_vl_text qwen3_vl_moe
     vision_config.deepstack_visual_indexes=[8,16,24] vision_config.out_hidden_size=3584
+deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 gpt_oss kimi_k25 llama llama4 llama4_text mistral mixtral
+    hidden_act="silu"
+olmo2 olmo3 qwen2 qwen3 qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe qwen3_omni_moe_text
+    hidden_act="silu"
+qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text
+    hidden_act="silu"
+gemma
+    hidden_act="gelu_pytorch_tanh"
 """

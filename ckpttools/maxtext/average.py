@@ -18,7 +18,7 @@ from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option, step
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.config_differences import config_differences, config_of
+from ckpttools.maxtext.config_differences import ConfigDifference, config_differences, config_of
 from ckpttools.maxtext.layout import FACTOR, STEPS
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.stored_average import StoredAverage
@@ -250,19 +250,24 @@ def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
     for tree, config in others:
         found = [] if config is None or wanted is None else config_differences(config, wanted)
         if found and not force:
-            raise ConfigError(
-                "these models compute different functions, so a mean of their weights belongs to neither:"
-                + listing(found),
-                place=_place(tree),
-                wanted=f"the configuration of {_place(last[0])}",
-                hint=f"take checkpoints of one model, or average them anyway with {option('force', True)}; "
-                "the result has the configuration of the last",
-            )
+            raise _different(tree, last[0], found)
         if found:
-            remarks.append(
-                f"{CONFIG} is that of {_place(last[0])}; {_place(tree)} differs: {'; '.join(found)}"
-            )
+            differing = "; ".join(map(str, found))
+            remarks.append(f"{CONFIG} is that of {_place(last[0])}; {_place(tree)} differs: {differing}")
     return Notes(remarks=tuple(remarks))
+
+
+def _different(tree: Tree, last: Tree, found: Sequence[ConfigDifference]) -> ConfigError:
+    """The error for models whose configurations differ."""
+    force = f"{option('force', True)} averages them anyway, and the result has the configuration of the last"
+    if any(each.is_known for each in found):
+        what = "these models compute different functions, so a mean of their weights belongs to neither:"
+        hint = f"take checkpoints of one model; {force}"
+    else:
+        what = f"{CONFIG} differs in fields that are unknown here, and may change what the models compute:"
+        hint = f"if these fields change nothing, {force}"
+    wanted = f"the configuration of {_place(last)}"
+    return ConfigError(what + listing([*map(str, found)]), place=_place(tree), wanted=wanted, hint=hint)
 
 
 def _check_equal(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree]) -> None:

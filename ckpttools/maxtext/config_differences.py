@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import matches_any
-from ckpttools.families.silent import silent_fields
+from ckpttools.families.registry import families
+from ckpttools.families.silent import TEXT_PARTS, default_theta, silent_fields, without_alias
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import FULL_ATTENTION, LAYER_TYPES
 from ckpttools.maxtext.model_files import companions_of
 from ckpttools.stores.registry import parse
@@ -74,6 +78,10 @@ _HARMLESS = (
 _MISSING = "not stated"
 _ROPES = ("rope_scaling", "rope_parameters")
 _ROPE, _THETA = "rope_parameters", "rope_theta"
+# Layers with a window may have a rotary embedding of their own. Before transformers 5 its base was a field of
+# its own in Gemma 3, and that of all layers in OLMo 3.
+_LOCAL, _LOCAL_THETA = "sliding_attention", "rope_local_base_freq"
+_USUAL_LOCAL_THETA = 10000.0
 # Of windows that are switched off nothing is used.
 _WINDOWS, _WINDOW = "use_sliding_window", ("sliding_window", "max_window_layers")
 _POSITIONS = "max_position_embeddings"
@@ -94,15 +102,51 @@ def config_of(tree: Tree) -> Mapping[str, Any] | None:
         return None
 
 
-def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Return the fields in which two models compute differently, with both values, one line each.
+@dataclass(frozen=True, slots=True)
+class ConfigDifference:
+    """A field that two configurations state differently.
+
+    Attributes:
+        name: of the field, with the parts that it is in.
+        one, other: its values.
+        is_known: whether the field is known to change what a model computes; a field that no family reads may
+            change nothing.
+    """
+
+    name: str
+    one: object
+    other: object
+    is_known: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.one} and {self.other}{'' if self.is_known else ' (unknown field)'}"
+
+
+def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigDifference]:
+    """Return the fields in which two models compute differently, or may do so.
 
     A field that is not stated has the value that transformers takes for it, where that is known.
     """
     one, other = dict(_fields(_stated(a), "")), dict(_fields(_stated(b), ""))
     names = sorted(one.keys() | other.keys())
     pairs = ((name, one.get(name, _MISSING), other.get(name, _MISSING)) for name in names)
-    return [f"{name}: {x} and {y}" for name, x, y in pairs if x != y and not _is_usual(name, x, y)]
+    different = ((name, x, y) for name, x, y in pairs if x != y and not _is_usual(name, x, y))
+    return [ConfigDifference(name, x, y, _is_known(name)) for name, x, y in different]
+
+
+def _is_known(name: str) -> bool:
+    return _ROPE in name.split(".") or name.rpartition(".")[2] in _read_fields()
+
+
+@cache
+def _read_fields() -> frozenset[str]:
+    """Return the names of all fields that a family reads, without the parts that they are in."""
+    found = {"model_type", "head_dim", LAYER_TYPES, *_WINDOW, _WINDOWS, _POSITIONS}
+    for family in families().values():
+        found |= {each for names in family.sizes.values() for each in names if isinstance(each, str)}
+        found |= {each for rule in (*family.flags.values(), *family.others.values()) for each in rule.field}
+        found |= {term.name for term in family.settings.terms() if term.kind == "field"}
+    return frozenset(each.rpartition(".")[2] for each in found)
 
 
 def _is_usual(name: str, x: object, y: object) -> bool:
@@ -118,14 +162,21 @@ def _is_usual(name: str, x: object, y: object) -> bool:
 
 def _stated(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with what transformers takes for fields that it does not state."""
-    return _merged(silent_fields(config), config)
+    made = _merged(silent_fields(config), config)
+    place = next((name for name in TEXT_PARTS if isinstance(nested(config, name), Mapping)), "")
+    text = nested(made, place) if place else made
+    theta = default_theta(config)
+    if theta is not None and text.get(_THETA) is None:
+        text[_THETA] = theta
+    return made
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**below, **above}
-    for name in below.keys() & above.keys():
-        if isinstance(below[name], Mapping) and isinstance(above[name], Mapping):
-            merged[name] = _merged(below[name], above[name])
+    for name, value in merged.items():
+        if isinstance(value, Mapping):
+            under = below.get(name)
+            merged[name] = _merged(under if isinstance(under, Mapping) else {}, value)
     return merged
 
 
@@ -149,7 +200,7 @@ def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
                 else _flat(value, f"{prefix}{name}.")
             )
         else:
-            yield f"{prefix}{name}", value
+            yield f"{prefix}{name}", without_alias(name, value)
 
 
 def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -162,15 +213,30 @@ def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with its rotary embedding as transformers 5 writes it, whichever version wrote it."""
-    made = {name: value for name, value in config.items() if name not in (*_ROPES, _THETA)}
+    made = {name: value for name, value in config.items() if name not in (*_ROPES, _THETA, _LOCAL_THETA)}
     found: dict[str, Any] = {}
     for name in reversed(_ROPES):  # where a file has both, transformers takes the older one
         stated = config.get(name)
         found.update(stated if isinstance(stated, Mapping) else {})
-    if _THETA in config:
+    local = found.pop(_LOCAL, None)
+    if isinstance(found.get(FULL_ATTENTION), Mapping):
+        found = {**found.pop(FULL_ATTENTION), **found}
+    if config.get(_THETA) is not None and not any(isinstance(each, Mapping) for each in found.values()):
         found.setdefault(_THETA, config[_THETA])
+    if str(config.get("model_type")).startswith("gemma3"):
+        local = local or {_THETA: config.get(_LOCAL_THETA) or _USUAL_LOCAL_THETA}
+    elif config.get("model_type") == "olmo3":
+        local = local or {_THETA: found.get(_THETA)}
+    parts = _plain_rope(found), _plain_rope(local if isinstance(local, Mapping) else {})
+    made |= {_ROPE: parts[0]} if parts[0] else {}
+    return made | ({f"{_ROPE}.{_LOCAL}": parts[1]} if parts[1] else {})
+
+
+def _plain_rope(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """A rotary embedding by the newer name of its type, and without the type that is the default."""
+    found = dict(stated)
     if "type" in found:
         found.setdefault("rope_type", found.pop("type"))
     if found.get("rope_type") == "default":
         del found["rope_type"]
-    return {**made, _ROPE: found} if found else made
+    return found

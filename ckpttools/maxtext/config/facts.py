@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.families.silent import TEXT_PARTS, THETA
+from ckpttools.families.silent import TEXT_PARTS, THETA, without_alias
 from ckpttools.mapping.sizes import nested, states
 
 _USUAL = "rope.usual_attention_factor"
@@ -69,7 +69,7 @@ class ModelFacts:
         `layer_types.full_every_N` is whether every N-th layer attends to everything, and no other;
         `rope.usual_attention_factor` whether what YaRN multiplies by is 0.1 ln(factor) + 1.
         """
-        return self._found(name)[1]
+        return without_alias(name, self._found(name)[1])
 
     def place_of(self, name: str) -> str | None:
         """Where the configuration says a field, dots for nested ones; None where it does not."""
