@@ -29,6 +29,7 @@ from ckpttools.core.errors import DamagedScalesError, FormatError, UsageError, l
 from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.digest.pairing import Pairing, Remark, Side
+from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import Where
@@ -140,7 +141,7 @@ def diff(
         ModelOptions(family, rope_layout), None if like is None else model_at(like), padding_rows, parameters
     )
     with scanning(common) as scan:
-        trees = opened(a, scan.read, b), opened(b, scan.read, a)
+        trees = _opened_alike(a, b, scan.read)
         scan.fetch(*trees)
         of_a, of_b = side_by_side(*trees, is_read=filter == "*")
         both = align(of_a.tree, of_b.tree, options)
@@ -165,6 +166,22 @@ def diff(
         hints=alike or (*_of_state(chosen), *hints, *rounded, *_of_names(trees, chosen)),
         uncompared=tuple(each.remark for each in chosen.uncompared),
     )
+
+
+def _opened_alike(a: Source, b: Source, read: ReadOptions) -> tuple[Tree, Tree]:
+    """Open both sides, with all items if both are steps with the same several items."""
+    every = replace(read, all_items=True)
+    whole = [
+        opened(each, read if isinstance(each, Tree) else every, other) for each, other in ((a, b), (b, a))
+    ]
+    items = [set(tree.metadata.items) for tree in whole]
+    if items[0] == items[1]:
+        return whole[0], whole[1]
+    first, second = (
+        opened(each, read, other) if of else tree
+        for each, other, of, tree in ((a, b, items[0], whole[0]), (b, a, items[1], whole[1]))
+    )
+    return first, second
 
 
 def _of_state(both: Pairing[LazyArray]) -> Iterator[str]:

@@ -173,8 +173,9 @@ def _next_of_run(path: str, kinds: set[str], count: int, *, is_described: bool) 
 def _of_step(place: Place, step: Step) -> Summary:
     items = listed_step(step).items
     trees = [each for each in items if each.arrays]
-    next = tuple(f"ckpt inspect tree {quote(str(step.path / each.name))}" for each in trees)
-    return Summary(str(place), f"a step with {len(trees)} trees", items=items, next=next)
+    shown = [step.path, *(step.path / each.name for each in trees)]
+    next = tuple(f"ckpt inspect tree {quote(str(each))}" for each in shown)
+    return Summary(str(place), f"a step with {plural(len(trees), 'tree')}", items=items, next=next)
 
 
 def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary:

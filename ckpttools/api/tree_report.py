@@ -49,7 +49,8 @@ def inspect(
     """
     with requesting(requests), counted() as traffic:
         read = read_options(reading)
-        tree = opened(source, read, *([] if against is None else [against]))
+        everything = read if isinstance(source, Tree) else replace(read, all_items=True)
+        tree = opened(source, everything, *([] if against is None else [against]))
         shardings = stored_shardings(tree) if sharding else {}
         beside = other_steps(tree)
         comparison = None if against is None else compared(tree, against, filter, read)

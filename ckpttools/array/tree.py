@@ -53,6 +53,7 @@ class Metadata:
         format: name of the format it was read from, or None.
         step: training step of the directory it lies in, or None.
         item: name of the item of that step, where the format has several, or None.
+        items: names of the items that the tree has as its first keys, if it was made of several.
         custom: the user's own metadata (`scan_layers` in a MaxText checkpoint).
         config: the model's `config.json`, or None where there is none.
         scalars: paths of arrays that were Python numbers.
@@ -65,6 +66,7 @@ class Metadata:
     format: str | None = None
     step: int | None = None
     item: str | None = None
+    items: tuple[str, ...] = ()
     custom: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     scalars: frozenset[Path] = frozenset()

@@ -13,7 +13,7 @@ from ckpttools.core.text import first_of, plural, printable
 from ckpttools.formats.adapters import LORA
 from ckpttools.formats.origin import SOURCE
 from ckpttools.inspect.quantization import Quantization
-from ckpttools.inspect.tree import Total, TreeReport
+from ckpttools.inspect.tree import ItemReport, Total, TreeReport
 from ckpttools.maxtext.layer_groups import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess
 
@@ -50,7 +50,12 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
         yield "MaxText", f"as version {' and '.join(report.maxtext)} stores it; {others}"
     if report.families:
         yield "family", _families(report.families)
-    yield "holds", _joined(plural(report.num_arrays, "array"), disk(report.nbytes))
+    if report.items:
+        yield "items", ", ".join(f"{printable(name)} ({_item(of)})" for name, of in report.items.items())
+    yield (
+        "holds",
+        _joined(plural(report.num_arrays, "array"), disk(report.nbytes), _strings(report.num_strings)),
+    )
     yield "parameters", _parameters(report)
     if report.quantization:
         yield "quantised", _quantization(report.quantization, is_maxtext=report.flavour is not None)
@@ -67,6 +72,15 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
         yield "metadata", _metadata(custom)
     for warning in report.warnings:
         yield "warning", warning.text
+
+
+def _item(item: ItemReport) -> str:
+    arrays = _joined(plural(item.num_arrays, "array"), disk(item.nbytes)) if item.num_arrays else None
+    return _joined(arrays, _strings(item.num_strings)) or "nothing"
+
+
+def _strings(count: int) -> str | None:
+    return plural(count, "string") if count else None
 
 
 def _adapter(found: AdapterReport) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from ckpttools.formats.json_file import json_object
 from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.index import processes_of
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE, needs_index
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.steps import (
     IN_PROGRESS,
@@ -111,6 +111,11 @@ class ListedItem:
     def says(self, field: str) -> object:
         """A field of `_METADATA`, or None."""
         return None if isinstance(self.metadata, CheckpointError) else self.metadata.get(field)
+
+    @property
+    def needs_index(self) -> bool:
+        """Whether `_METADATA` lists arrays that are in OCDBT."""
+        return not isinstance(self.metadata, CheckpointError) and needs_index(self.metadata)
 
     @property
     def leaves_out(self) -> bool:

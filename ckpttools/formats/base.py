@@ -47,6 +47,8 @@ class ReadOptions:
         with_optimizer: whether to read an optimizer's moments, too, where a format leaves them out otherwise.
         prefer_rank: processes, the most preferred first, whose numbers are taken where processes have
             different ones of the same tensor.
+        all_items: whether to open all items of a step as one tree, each below its name, where a format keeps
+            several; else the one that holds the model.
     """
 
     step: int | None = None
@@ -54,6 +56,7 @@ class ReadOptions:
     max_index_bytes: int = MAX_INDEX_BYTES
     with_optimizer: bool = False
     prefer_rank: tuple[int, ...] = ()
+    all_items: bool = False
 
 
 class OtherSteps(NamedTuple):

@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.adapters.described import AdapterReport, may_be_adapter
+from ckpttools.array.lazy import LazyArray
 from ckpttools.array.shardings import Sharding
-from ckpttools.array.tree import Path, Tree, dotted, keystr
+from ckpttools.array.tree import Path, Text, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 from ckpttools.core.notes import Notes
@@ -66,6 +67,20 @@ class Total:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ItemReport:
+    """One of the items that a tree was made of.
+
+    Attributes:
+        num_arrays, nbytes: of all its arrays, whatever the pattern.
+        num_strings: of the leaves that are strings.
+    """
+
+    num_arrays: int
+    nbytes: int
+    num_strings: int
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class TreeReport:
     """A checkpoint without its numbers.
@@ -93,6 +108,8 @@ class TreeReport:
         comparison: with what it should be; None if it was not compared.
         adapter: what it is as a low-rank adapter; None where it is none.
         traffic: what looking took of stores behind a network, by address: "gs://".
+        items: name of an item -> what it holds, of a step with several items; else empty.
+        num_strings: of the leaves that are strings.
     """
 
     path: str
@@ -120,6 +137,8 @@ class TreeReport:
     comparison: Comparison | None = None
     adapter: AdapterReport | None = None
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    items: Mapping[str, ItemReport] = field(default_factory=dict)
+    num_strings: int = 0
 
     def __repr__(self) -> str:
         """What it is, and its arrays; those whose names differ only in numbers share a line."""
@@ -191,7 +210,15 @@ def inspect_tree(
         quantization=quantization_of(tree),
         scales=scales,
         adapter=_adapter(tree),
+        items={name: _item(tree, name) for name in metadata.items},
+        num_strings=sum(isinstance(leaf, Text) for leaf in tree.values()),
     )
+
+
+def _item(tree: Tree, name: str) -> ItemReport:
+    leaves = [leaf for path, leaf in tree.items() if path[0] == name]
+    sizes = [leaf.nbytes for leaf in leaves if isinstance(leaf, LazyArray)]
+    return ItemReport(len(sizes), sum(sizes), sum(isinstance(leaf, Text) for leaf in leaves))
 
 
 def _adapter(tree: Tree) -> AdapterReport | None:

@@ -15,6 +15,7 @@ from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.core.wording import option, quoted
+from ckpttools.formats.orbax.several_items import one_item
 from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, linen_state
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layout import NNX_AUX, OPTIMIZER, STEP, STEPS
@@ -86,7 +87,7 @@ class StripOptimizer:
         dropped = [path for path in tree.arrays if path not in stays]
         refuse_parting(tree, made, {new: old for old, new in kept.items() if old in tree.arrays})
         notes = Notes(dropped=tuple(map(keystr, dropped)), remarks=_left_out(tree, dropped))
-        return Transformed(_noted(made, view_of(tree), kept, target), notes)
+        return Transformed(_only_item(_noted(made, view_of(tree), kept, target)), notes)
 
     def _require_clear(self, tree: Tree) -> None:
         """Whatever may be state of an optimizer or learned is for the user to decide."""
@@ -178,6 +179,13 @@ def _noted(made: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Fla
     there = [kept[path] for path in view.on_first_axis if path in kept]
     stay = [path for path in were if path[:1] != _AUXILIARY]
     return with_layer_notes(made, replace(notes, first_axis=first_axis_names([*there, *moved, *stay])))
+
+
+def _only_item(tree: Tree) -> Tree:
+    """The item that alone is left of a training state in several items, as it is without the others."""
+    left = [name for name in tree.metadata.items if any(path[0] == name for path in tree)]
+    is_whole = all(path[0] in left for path in tree)
+    return one_item(tree, left[0]) if len(left) == 1 and is_whole else tree
 
 
 def _dressed(kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyArray | None) -> Tree:

@@ -144,12 +144,11 @@ class _Container:
 
     def _is_whole_state(self) -> bool:
         """Whether all below a name that a module may have mirrors something, and steps are counted there."""
-        large = self._large()
+        large, start = self._large(), len(self.head)
         if not any(map(self.mirrors.is_step, self.inner)):
-            return False
-        return bool(large or is_outer(self.head)) and all(
-            self.mirrors.mirrors(path, len(self.head)) for path in large
-        )
+            # SGD counts no steps. Each of its arrays has the name, path and shape of a parameter's momentum.
+            return bool(large) and is_outer(self.head) and all(self.mirrors.moment(p, start) for p in large)
+        return bool(large or is_outer(self.head)) and all(self.mirrors.mirrors(path, start) for path in large)
 
     def _is_half_told(self) -> bool:
         """Whether steps are counted, and all is named as moments, but not by the parameters' paths."""

@@ -12,11 +12,13 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
-from ckpttools.core.text import plural
+from ckpttools.core.text import plural, some
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
 from ckpttools.formats.orbax.naming import ITEM
+from ckpttools.formats.orbax.several_items import one_item
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, directories, orbax_at
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, listed_by_manager
@@ -228,7 +230,10 @@ def _hindered(latest: Step, item: str | None, steps: Sequence[StepListing]) -> s
         is_part = any(is_part_of_a_host(each.directory) for each in latest.items)
         others = ": this is one host's part, and `ckpt assemble` puts those of all together"
         return f"of which {plural(listed.missing_chunks, 'chunk')} are not here{others if is_part else ''}"
-    if not any(each.is_state for each in listed.items if item in (None, each.name)):
+    states = [each.name for each in listed.items if each.is_state]
+    if states and item not in (None, *states):
+        return f"whose optimizer state is in {some(states)}: MaxText restores {item} alone"
+    if not states:
         loaded = ": MaxText loads it with load_parameters_path"
         is_maxtext = any(each.kind.startswith(_MAXTEXT) for each in listed.items)
         return f"which holds no state of an optimizer{loaded * is_maxtext}"
@@ -268,34 +273,58 @@ def _items(step: Step) -> Iterator[ItemListing]:
     if step.path in trees:
         yield listed_item(OrbaxItem(step.path, step), "")
         return
+    whole = _all_items(step) if len(trees) > 1 else None
     for place in directories(step.path):
         if place in trees:
-            yield listed_item(OrbaxItem(place, step), place.name)
+            yield listed_item(OrbaxItem(place, step), place.name, whole)
         elif IN_PROGRESS not in place.name:
             yield ItemListing(place.name, METRICS if place.name == METRICS else "files")
 
 
-def listed_item(item: OrbaxItem, name: str) -> ItemListing:
-    """A tree, as far as it can be opened."""
+def _all_items(step: Step) -> Tree | None:
+    """All items of a step as one tree; None if one of them cannot be opened."""
     try:
         with unwarned():
-            tree = open_tree(item.directory)
+            return open_tree(step.path, ReadOptions(all_items=True))
+    except StorageError:
+        raise
+    except CheckpointError:
+        return None  # each item is listed as far as it can be opened
+
+
+def listed_item(item: OrbaxItem, name: str, whole: Tree | None = None) -> ItemListing:
+    """List a tree, as far as it can be opened.
+
+    Args:
+        item: The item.
+        name: Its name in the listing.
+        whole: All items of its step, if there are several: what an item holds is known by the others.
+    """
+    try:
+        with unwarned():
+            tree = open_tree(item.directory) if whole is None else one_item(whole, name)
     except StorageError:
         raise
     except CheckpointError:
         return ItemListing(name, "unreadable")
-    return tree_listing(tree, name)
+    return tree_listing(tree, name, whole)
 
 
-def tree_listing(tree: Tree, name: str) -> ItemListing:
-    """What an open tree is, as the item of this name."""
+def tree_listing(tree: Tree, name: str, whole: Tree | None = None) -> ItemListing:
+    """What an open tree is, as the item of this name; `whole` as in `listed_item`."""
     view = view_of(tree)
     has_parameters, has_optimizer = bool(view.of_role("parameter")), bool(view.of_role("optimizer"))
+    is_state = view.is_training
+    if whole is not None and tree.arrays and view.kind is None:
+        known = view_of(whole).roles
+        held = {known.of((name, *path)) for path in tree.arrays}
+        has_parameters, has_optimizer = "parameter" in held, "optimizer" in held
+        is_state |= has_optimizer
     plain = "training" if has_optimizer else "parameters"
     alone = "optimizer" if has_optimizer else "other"
-    kind = view.kind or (plain if has_parameters else alone)
+    kind = view.kind or (plain if has_parameters and tree.arrays else alone)
     arrays = tree.arrays.values()
     lacking = incomplete(arrays)
     missing = 0 if lacking is None else lacking.missing
     nbytes = sum(each.nbytes for each in arrays)
-    return ItemListing(name, kind, len(arrays), nbytes, missing, view.is_training)
+    return ItemListing(name, kind, len(arrays), nbytes, missing, is_state)

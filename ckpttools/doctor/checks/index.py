@@ -24,7 +24,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             )
         elif item.database.manifests:
             yield from _unnamed(item, item.database)
-        elif item.says("use_ocdbt") is True and not (item.tables and item.tables.documents):
+        elif item.needs_index and not (item.tables and item.tables.documents):
             what = f"no {MANIFEST}, though _METADATA says that the arrays are in OCDBT"
             why = "the location of the arrays is unknown: the save did not finish, or the copy is incomplete"
             yield Finding(ERROR, str(item.path), what, why, "copy it again, whole: cp -a SRC DST")

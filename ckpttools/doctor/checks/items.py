@@ -17,9 +17,9 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         items = [item for item in inventory.items if item.step == step.path]
         if len(items) > 1:
             what = f"{len(items)} items: {', '.join(item.path.name for item in items)}"
-            why = "commands that open one tree cannot choose"
-            command = f"ckpt inspect tree {pasted(items[0].path)}"
-            yield Finding(INFO, str(step.path), what, why, f"name one: {command}", command=command)
+            why = "commands that open one tree take the one that alone holds a model, or need its path"
+            command = f"ckpt inspect tree {pasted(step.path)}"
+            yield Finding(INFO, str(step.path), what, why, f"show all of them: {command}", command=command)
     listed = {directory.path for directory in inventory.directories}
     for run in sorted({step.path.parent for step in inventory.steps} & listed):
         finished = [each for each in OrbaxRun(run).steps.values() if is_finished(each)]

@@ -10,7 +10,7 @@ from ckpttools.core.step_warnings import unwarned
 from ckpttools.doctor.base import WARNING, Check, Finding, finding_of
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
-from ckpttools.formats.orbax.runs import DamagedStepError, find_item, remains_after
+from ckpttools.formats.orbax.runs import DamagedStepError, find_items, remains_after
 from ckpttools.formats.orbax.steps import IN_PROGRESS
 from ckpttools.stores.place import Place
 
@@ -29,7 +29,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _later(run: Place) -> Iterator[Finding]:
     try:
         with unwarned():
-            opened = find_item(run, None).step
+            opened = find_items(run, None)[0].step
     except DamagedStepError as error:
         # The fault of the step is an error of another check.
         yield replace(finding_of(error, run, WARNING, _WHY), do=_DO)

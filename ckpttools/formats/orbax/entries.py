@@ -115,13 +115,13 @@ class Entries(ABC):
 
 
 def entries_of(
-    directory: Place, use_ocdbt: bool | None = None, max_index_bytes: int = MAX_INDEX_BYTES
+    directory: Place, is_required: bool = False, max_index_bytes: int = MAX_INDEX_BYTES
 ) -> Entries:
     """What is stored in a directory: by its OCDBT index, by those of the processes of a save, or in files.
 
     Args:
         directory: of an item, or a plain hierarchy.
-        use_ocdbt: what its metadata says, None if nothing.
+        is_required: whether its metadata lists arrays that are in OCDBT.
         max_index_bytes: as in `ckpttools.formats.base.ReadOptions`.
 
     Raises:
@@ -130,7 +130,7 @@ def entries_of(
     index = index_of(directory, max_index_bytes)
     if index is not None:
         return Indexed(directory, index)
-    if use_ocdbt:
+    if is_required:
         raise FormatError(
             f"there is no {MANIFEST}",
             place=directory,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ckpttools.array.shardings import Sharding
@@ -27,6 +27,7 @@ from ckpttools.formats.orbax.metadata import SavedLeaf, key_impls
 from ckpttools.formats.orbax.naming import ITEM, Neighbours
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.saves import Save
+from ckpttools.formats.orbax.several_items import one_item, open_items, several_items_error
 from ckpttools.formats.orbax.steps import OrbaxItem, is_item
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.at_once import at_once
@@ -50,16 +51,19 @@ class Orbax:
         save = joined_at(path, options)
         if save is not None:
             return joined_tree(save, path)
-        item = orbax_runs.find_item(path, options.step)
-        place = item.directory / orbax_metadata.TREE_FILE
-        _require_room(place)
-        document = read_json(place, is_walked=False)
-        return _tree(item, document, _arrays(item, document, options), item.directory)
+        items = orbax_runs.find_items(path, options.step)
+        return open_items(items, partial(_opened_item, options=options), all_items=options.all_items)
 
     def shardings(self, tree: Tree) -> Mapping[Path, Sharding]:
         from ckpttools.formats.orbax.sharding import stored_shardings
 
-        return stored_shardings(tree)
+        if not tree.metadata.items:
+            return stored_shardings(tree)
+        return {
+            (name, *path): sharding
+            for name in tree.metadata.items
+            for path, sharding in stored_shardings(one_item(tree, name)).items()
+        }
 
     def other_steps(self, tree: Tree) -> OtherSteps:
         return orbax_runs.steps_around(tree)
@@ -68,6 +72,8 @@ class Orbax:
         from ckpttools.formats.survey import zarr_storage
 
         place = parse(tree.metadata.place)
+        if tree.metadata.items:
+            raise several_items_error(place, tree.metadata.items)
         if not is_item(place):
             raise refuse_parts(place)
         return zarr_storage(tree, options.max_index_bytes)
@@ -154,6 +160,13 @@ def _suitable_file_bytes(target: Target, ocdbt: bool) -> int | None:
 FORMAT = Orbax()
 
 
+def _opened_item(item: OrbaxItem, options: ReadOptions) -> Tree:
+    place = item.directory / orbax_metadata.TREE_FILE
+    _require_room(place)
+    document = read_json(place, is_walked=False)
+    return _tree(item, document, _arrays(item, document, options), item.directory)
+
+
 def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, place: Place) -> Tree:
     """An item as a tree.
 
@@ -216,7 +229,7 @@ def _config(directory: Place) -> Mapping[str, Any] | None:
 
 def _arrays(item: OrbaxItem, document: Mapping[str, Any], options: ReadOptions) -> Arrays:
     directory = item.directory
-    entries = entries_of(directory, document.get("use_ocdbt"), options.max_index_bytes)
+    entries = entries_of(directory, orbax_metadata.needs_index(document), options.max_index_bytes)
     # Absent in the metadata of old versions: then a missing chunk may be lost as well as left out.
     said = document.get("store_array_data_equal_to_fill_value")
     # What one host kept lacks the chunks of the others, whatever these hold.

@@ -29,6 +29,8 @@ COMMIT_TEXT = b"Checkpoint commit was successful"
 STRINGS_FILE = "_strings.json"
 ARRAYS_DIRECTORY = "array_metadatas"
 EMPTY_KINDS = ("None", "Dict", "List", "Tuple")
+# Kinds of values that are not in OCDBT: strings are in a file of their own.
+_WITHOUT_DATA: frozenset[object] = frozenset((*EMPTY_KINDS, "NamedTuple", "string"))
 SHARDING_FILE = "_sharding"
 ARRAYS_FILE = f"{ARRAYS_DIRECTORY}/process_0"
 # Names that Orbax uses in the directory of an item.
@@ -246,6 +248,42 @@ def _saved_leaf(entry: Mapping[str, Any]) -> SavedLeaf:
     # An empty named tuple, of which only the class would tell more: Orbax restores None, too.
     kind = "None" if kind == "NamedTuple" else kind
     return SavedLeaf(path, kind, kind in EMPTY_KINDS)
+
+
+def needs_index(document: Mapping[str, Any]) -> bool:
+    """Whether a `_METADATA` lists arrays or numbers that are in OCDBT.
+
+    Orbax creates an index with the first of them: a tree of strings and empty nodes has none.
+
+    Args:
+        document: Content of the file. A damaged one needs an index if it says that OCDBT is used.
+    """
+    return document.get("use_ocdbt") is True and holds_data(document)
+
+
+def holds_data(document: Mapping[str, Any]) -> bool:
+    """Whether a `_METADATA` lists arrays or numbers, rather than only strings and empty nodes.
+
+    Args:
+        document: Content of the file. A damaged one counts as a tree with arrays.
+    """
+    return not _value_types(document) <= _WITHOUT_DATA
+
+
+def holds_arrays(document: Mapping[str, Any]) -> bool:
+    """Whether a `_METADATA` lists arrays, rather than only numbers, strings and empty nodes.
+
+    Args:
+        document: Content of the file. A damaged one counts as a tree with arrays.
+    """
+    return not _value_types(document) <= _WITHOUT_DATA | {"scalar"}
+
+
+def _value_types(document: Mapping[str, Any]) -> set[object]:
+    try:
+        return {leaf["value_metadata"]["value_type"] for leaf in document["tree_metadata"].values()}
+    except (KeyError, TypeError, AttributeError):
+        return {None}
 
 
 def array_metadata(directory: Place) -> dict[str, Mapping[str, Any]]:

@@ -50,6 +50,9 @@ def strangers(directory: Place, tree: Tree, level: str = "run") -> Iterator[str]
     item = parse(tree.metadata.place)
     name = str(item.relative_to(directory) or ".") if item != directory else "."
     parts = [] if name == "." else name.split("/")
+    if tree.metadata.items:
+        yield f"{name} is a step with several items: {', '.join(tree.metadata.items)}"
+        return
     if len(parts) != list(reversed(_PLACES)).index(level):
         yield f"{name} is an item, which lies not in {_PLACES[level]} here"
         return

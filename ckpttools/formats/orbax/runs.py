@@ -12,7 +12,6 @@ from shlex import quote
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import (
-    ChosenItemWarning,
     FormatError,
     LaterStepWarning,
     StorageError,
@@ -21,7 +20,7 @@ from ckpttools.core.errors import (
     listing,
 )
 from ckpttools.core.step_warnings import warn_of_step
-from ckpttools.core.text import first_and_last, natural_key, some
+from ckpttools.core.text import first_and_last, natural_key
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.hosts import hosts_at
@@ -67,15 +66,15 @@ def why_not(path: Place) -> str | None:
     return reason
 
 
-def find_item(path: Place, step: int | None) -> OrbaxItem:
-    """The item that a path and a step mean; without a step the latest finished one.
+def find_items(path: Place, step: int | None) -> tuple[OrbaxItem, ...]:
+    """The item that a path means, or all those of the step that it means; by default the latest finished one.
 
     Warns with `LaterStepWarning` of later steps that are passed over, with `UnlistedStepWarning` where Orbax
     would not open the same one.
 
     Raises:
         DamagedStepError: the latest that was finished is not whole.
-        FormatError: a step without a finished tree, no finished one, or several items to choose from.
+        FormatError: a step without a finished tree, or no finished one.
         StorageError: a directory may not be looked into.
         UsageError: the step asked for is not there.
     """
@@ -83,9 +82,12 @@ def find_item(path: Place, step: int | None) -> OrbaxItem:
         case OrbaxItem() as item:
             # Other items of the step do not matter to whoever names this one.
             reason = ", ".join(item.step.faults([item])) or None
-            return _finished(item, reason)
+            _require_finished(item.step, reason)
+            return (item,)
         case Step() as named:
-            return _finished(_only(named), named.why_unfinished)
+            found = _items(named)
+            _require_finished(named, named.why_unfinished)
+            return found
         case run:
             return _in_run(run, step)
 
@@ -101,8 +103,9 @@ def steps_around(tree: Tree) -> OtherSteps:
     """
     unfinished: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    step = step_of(parse(tree.metadata.place))
-    is_one = is_item(parse(tree.metadata.place))
+    place = parse(tree.metadata.place)
+    step = Step(place) if tree.metadata.items else step_of(place)
+    is_one = bool(tree.metadata.items) or is_item(place)
     if tree.metadata.format != "orbax" or step.number is None or not is_one:
         return OtherSteps({}, {})
     beside = sorted(directories(step.path.parent), key=lambda place: natural_key(place.name))
@@ -137,11 +140,10 @@ def _may_be_later(other: Step, step: Step) -> bool:
     return is_alike and other.is_in_progress and other.is_one
 
 
-def _finished(item: OrbaxItem, reason: str | None) -> OrbaxItem:
-    """The item that a path names, if it is finished; which step it is of, who opens it compares."""
+def _require_finished(step: Step, reason: str | None) -> None:
+    """Refuse what a path names if it is not finished; whoever opens it compares the number of the step."""
     if reason:
-        raise _unfinished_error(item.step, item.step.path, reason)
-    return item
+        raise _unfinished_error(step, step.path, reason)
 
 
 def _unfinished_error(step: Step, place: Place, reason: str) -> FormatError:
@@ -160,16 +162,16 @@ def _unfinished_error(step: Step, place: Place, reason: str) -> FormatError:
     )
 
 
-def _in_run(run: OrbaxRun, step: int | None) -> OrbaxItem:
+def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
     if step is not None:
-        return _only(_finished_step(run, step))
+        return _items(_finished_step(run, step))
     reasons: dict[int, str] = {}
     for number, each in sorted(run.steps.items(), reverse=True):
         if each.why_unfinished is None:
             later = [other for at, other in run.steps.items() if at > number]
             _tell_of_later(each, [*later, *remains_after(each)])
             _tell_if_unlisted(each)
-            return _only(each)
+            return _items(each)
         reasons[number] = each.why_unfinished
     lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
     damaged = any(each.is_damaged for each in run.steps.values())
@@ -218,39 +220,11 @@ def _tell_if_unlisted(opened: Step) -> None:
         warn_of_step(text, UnlistedStepWarning)
 
 
-def _only(step: Step) -> OrbaxItem:
-    """The item of a step."""
+def _items(step: Step) -> tuple[OrbaxItem, ...]:
+    """The items of a step, of which there must be one."""
     if not step.items:
         raise _unfinished_error(step, step.path, step.why_unfinished or f"no {TREE_FILE}")
-    return step.items[0] if len(step.items) == 1 else _with_parameters(step)
-
-
-# What trainers call trees beside their model's, whatever the model's is called: Tunix, EasyLM, Flax.
-_NO_PARAMETERS = frozenset(
-    ("optimizer_state", "opt_state", "optimizer", "rng", "rngs", "rng_key", "data_iter", "iter", "step")
-)
-
-
-def _with_parameters(step: Step) -> OrbaxItem:
-    """Of several items the one that holds parameters, where names tell that no other does.
-
-    Warns with `ChosenItemWarning`.
-    """
-    names = [item.directory.name for item in step.items]
-    possible = [item for item in step.items if item.directory.name not in _NO_PARAMETERS]
-    if len(possible) != 1:
-        raise FormatError(
-            "there are several items",
-            place=step.path,
-            got=", ".join(names),
-            hint="name one of them in the path",
-        )
-    chosen, *others = sorted(names, key=lambda name: name != possible[0].directory.name)
-    warn_of_step(
-        f"{chosen} of {step.path} is opened; beside it {some(others)}, to be opened by {step.path}/NAME",
-        ChosenItemWarning,
-    )
-    return possible[0]
+    return step.items
 
 
 def _finished_step(run: OrbaxRun, number: int) -> Step:

@@ -21,7 +21,13 @@ from ckpttools.formats.interrupted import absent
 from ckpttools.formats.json_file import json_object, parse_json
 from ckpttools.formats.orbax.entries import Entries, entries_of
 from ckpttools.formats.orbax.index import PROCESSES
-from ckpttools.formats.orbax.metadata import ARRAYS_DIRECTORY, COMMIT_FILE, SHARDING_FILE, TREE_FILE
+from ckpttools.formats.orbax.metadata import (
+    ARRAYS_DIRECTORY,
+    COMMIT_FILE,
+    SHARDING_FILE,
+    TREE_FILE,
+    needs_index,
+)
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Entry, Extent
 from ckpttools.formats.orbax.steps import OrbaxItem, Step, directories
 from ckpttools.stores.place import Place
@@ -120,7 +126,7 @@ class HostShare:
     @cached_property
     def index(self) -> Entries:
         """Its index as it is."""
-        return entries_of(self.item, self.document.get("use_ocdbt"), self.max_index_bytes)
+        return entries_of(self.item, needs_index(self.document), self.max_index_bytes)
 
     @cached_property
     def entries(self) -> Mapping[str, Entry]:

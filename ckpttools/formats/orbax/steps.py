@@ -16,7 +16,13 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.index import PROCESSES, processes_of
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARDING_FILE, TREE_FILE
+from ckpttools.formats.orbax.metadata import (
+    CHECKPOINT_FILE,
+    COMMIT_FILE,
+    SHARDING_FILE,
+    TREE_FILE,
+    needs_index,
+)
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.stores.place import Place
 
@@ -296,10 +302,10 @@ def directories(path: Place) -> list[Place]:
 
 
 def _lacks_index(item: Place) -> bool:
-    """Whether the arrays are said to be in OCDBT and there is none, merged or not."""
+    """Whether the item has arrays in OCDBT according to its metadata, and no index, merged or not."""
     if (item / MANIFEST).is_file() or processes_of(item):
         return False
     try:
-        return read_json(item / TREE_FILE).get("use_ocdbt") is True
+        return needs_index(read_json(item / TREE_FILE))
     except CheckpointError:
         return False  # said with more detail when it is opened

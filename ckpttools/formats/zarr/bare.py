@@ -179,7 +179,7 @@ def _is_nested(path: Place) -> bool:
 
 
 def _opened(path: Place, options: ReadOptions) -> Tree:
-    entries = entries_of(path, None, options.max_index_bytes)
+    entries = entries_of(path, max_index_bytes=options.max_index_bytes)
     names = sorted(_names(entries))
     require_room(len(names), 0, path)
     arrays = _BareArrays(path, entries)

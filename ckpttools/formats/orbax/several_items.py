@@ -1,0 +1,119 @@
+"""A step with several items: the one that holds the model, or all of them as one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from shlex import quote
+
+from ckpttools.array.tree import Metadata, Tree
+from ckpttools.core.errors import ChosenItemWarning, FormatError
+from ckpttools.core.step_warnings import warn_of_step
+from ckpttools.core.text import some
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.orbax.metadata import TREE_FILE, holds_arrays, holds_data
+from ckpttools.formats.orbax.steps import OrbaxItem, Step
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
+
+# Trees that trainers save next to the model's, whatever the model's is called: Tunix, EasyLM, Flax.
+_NO_PARAMETERS = frozenset(
+    ("optimizer_state", "opt_state", "optimizer", "rng", "rngs", "rng_key", "data_iter", "iter", "step")
+)
+# Users of `save_checkpointables` and `Composite` call the optimizer's item so. Its arrays and those of the
+# model are one training state, which is opened as a whole: dropping a part is for the user to decide.
+_OPTIMIZERS = frozenset(("opt", "optim"))
+
+
+def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], *, all_items: bool) -> Tree:
+    """Open an item, or several items of one step, without reading any array.
+
+    Args:
+        items: All items of the step, or the one that was named.
+        opened: Opens one item.
+        all_items: Whether to open all items as one tree, each below its name.
+
+    Returns:
+        The only item; or the one that alone holds a model, with a `ChosenItemWarning`; or several items as
+        one tree, if all are wanted, or if they are a model and the state of its optimizer.
+
+    Raises:
+        FormatError: It is unclear which item holds the model, or one of them is damaged.
+    """
+    step = items[0].step
+    if len(items) == 1:
+        return opened(items[0])
+    if all_items:
+        return _as_one_tree(step, items, opened)
+    unknown = [item for item in items if item.directory.name not in _NO_PARAMETERS]
+    documents = {item: read_json(item.directory / TREE_FILE) for item in unknown}
+    models = [item for item in unknown if holds_arrays(documents[item])]
+    if len(models) == 1:
+        _warn_of_others(step, items, models)
+        return opened(models[0])
+    # Numbers in further items may be part of a training state, such as a position in the data.
+    parts = [item for item in unknown if holds_data(documents[item])]
+    if len(parts) == 2 and len([item for item in parts if item.directory.name in _OPTIMIZERS]) == 1:
+        _warn_of_others(step, items, parts)
+        return _as_one_tree(step, parts, opened)
+    raise several_items_error(step.path, [item.directory.name for item in items])
+
+
+def several_items_error(step: Place, names: Sequence[str]) -> FormatError:
+    """Make the error for a step whose items must be named one by one."""
+    return FormatError(
+        "there are several items",
+        place=step,
+        got=", ".join(names),
+        hint=f"name one of them in the path, such as {quote(str(step / names[-1]))}",
+    )
+
+
+def one_item(tree: Tree, name: str) -> Tree:
+    """Return one of the items that a tree was made of, as it is when it is opened alone.
+
+    Args:
+        tree: A tree that was made of several items.
+        name: One of `tree.metadata.items`.
+    """
+    of = tree.metadata
+    return Tree(
+        {path[1:]: leaf for path, leaf in tree.items() if path[0] == name},
+        replace(
+            of,
+            item=name,
+            items=(),
+            scalars=frozenset(path[1:] for path in of.scalars if path[0] == name),
+            key_impls={path[1:]: impl for path, impl in of.key_impls.items() if path[0] == name},
+            place=str(parse(of.place) / name),
+        ),
+    )
+
+
+def _warn_of_others(step: Step, items: Sequence[OrbaxItem], chosen: Sequence[OrbaxItem]) -> None:
+    """Warn that a step has more items than those that are opened."""
+    if others := [item.directory.name for item in items if item not in chosen]:
+        names = " and ".join(item.directory.name for item in chosen)
+        verb = "is" if len(chosen) == 1 else "are"
+        warn_of_step(
+            f"{names} of {step.path} {verb} opened; beside it {some(others)}, to be opened by "
+            f"{step.path}/NAME",
+            ChosenItemWarning,
+        )
+
+
+def _as_one_tree(step: Step, items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree]) -> Tree:
+    trees = {item.directory.name: opened(item) for item in items}
+    each = {name: tree.metadata for name, tree in trees.items()}
+    metadata = Metadata(
+        format=next(iter(each.values())).format,
+        step=step.number,
+        items=tuple(trees),
+        custom=next((of.custom for of in each.values() if of.custom), {}),
+        config=next((of.config for of in each.values() if of.config is not None), None),
+        scalars=frozenset((name, *path) for name, of in each.items() for path in of.scalars),
+        key_impls={(name, *path): impl for name, of in each.items() for path, impl in of.key_impls.items()},
+        place=str(step.path),
+    )
+    leaves = {(name, *path): leaf for name, tree in trees.items() for path, leaf in tree.items()}
+    return Tree(leaves, metadata)
