@@ -34,8 +34,8 @@ crash: $(STAMP)
 crash-remote: $(STAMP)
 	$(BIN)/python tests/crash/remote.py 100
 
-# 500 damaged models: what doctor and conversions make of each, where `make test` tries 60, against the verdicts of
-# transformers. TORCH=python of an environment with torch and transformers records those again.
+# Compares doctor and conversions with transformers on 500 damaged models; `make test` tries 60. With TORCH=PYTHON, the
+# interpreter of an environment with torch and transformers records the verdicts again.
 damage: $(STAMP)
 	$(if $(TORCH),$(TORCH) tests/damage/verdicts.py 500 tests/damage/verdicts.json)
 	CKPTTOOLS_DAMAGE=all $(BIN)/python -m pytest -q -n 2 tests/test_damage.py

@@ -22,7 +22,7 @@ from ckpttools.testing.strategies import stored
 
 CAST = "values were not compared where dtypes differ: --cast compares with SRC cast to the dtypes of DST"
 DIFF = " says by how much, and knows common causes"
-PARAMETERS = "--parameters compares the parameters alone"
+PARAMETERS = "--parameters compares only the parameters"
 BOTH = f"it takes two options together: {PARAMETERS}, and {CAST.partition(': ')[2]}"
 
 

@@ -17,7 +17,7 @@ from support.orbax_items import LITTLE, write_item, zarr3
 
 from ckpttools.cli.main import main
 from ckpttools.core.errors import FormatError
-from ckpttools.core.text import marked, printable, printable_text, unmarked
+from ckpttools.core.text import mark_style, printable, printable_text, unmark_styles
 from ckpttools.formats.json_file import DEEPEST, parse_json, read_json
 from ckpttools.formats.orbax.entries import Indexed
 from ckpttools.formats.orbax.index import Index
@@ -154,8 +154,8 @@ class TestNames:
 
     def test_bytes_and_characters(self):
         assert printable("é\udcff\x80\x1b\n") == "é\\xff\\u0080\\x1b\\n"
-        own = f"{marked('1')}a{marked('0')}\n  b\nc"
-        assert unmarked(printable_text(f"{own}\x1b[2J\x1b[31m")) == (
+        own = f"{mark_style('1')}a{mark_style('0')}\n  b\nc"
+        assert unmark_styles(printable_text(f"{own}\x1b[2J\x1b[31m")) == (
             "\x1b[1ma\x1b[0m\n  b\\nc\\x1b[2J\\x1b[31m"
         )
 

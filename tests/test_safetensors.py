@@ -738,7 +738,7 @@ def test_repeated_tensors_are_read_where_index_and_transformers_agree(case):
         levels = [each.level for each in index_findings(folder)]
         if named != last:
             assert levels == ["error"]
-            with pytest.raises(FormatError, match="the index does not name the last one"):
+            with pytest.raises(FormatError, match="the index does not name the last file"):
                 ckpttools.open(folder)
             return
         tree = ckpttools.open(folder)

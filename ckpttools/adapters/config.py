@@ -39,11 +39,11 @@ _PLAIN = """
     target_parameters ensure_weight_tying
 """
 ALL_LINEAR = "all-linear"
-"""What `target_modules` is for all linear layers but the model's output."""
-# What models of transformers call their output: of text, and, in PEFT 0.21 (constants.py), of classes.
+"""Value of `target_modules` for all linear layers except the model's output."""
+# Names of output layers in transformers: for text, and for classification (PEFT 0.21, constants.py).
 _HEADS = ("lm_head", "embed_out", "output_projection")
 _CLASSIFIERS = ("score", "classifier")
-# Which PEFT 0.21 keeps tied where `ensure_weight_tying` is set (EMBEDDING_LAYER_NAMES).
+# Modules that PEFT 0.21 keeps tied if `ensure_weight_tying` is set (EMBEDDING_LAYER_NAMES).
 _TIED = ("embed_tokens", "lm_head")
 _MOST = sys.float_info.max
 _CONVERTED = "path_initial_model_for_weight_conversion"
@@ -94,13 +94,13 @@ class PeftConfig:
             yield f"init_lora_weights {begun!r}: its base is not the model that it names"
 
     def _contradictions(self) -> Iterator[str]:
-        """Settings that PEFT refuses together (LoraConfig.__post_init__)."""
+        """Describe combinations of settings that PEFT refuses (LoraConfig.__post_init__)."""
         layers, pattern = (self.said.get(name) for name in ("layers_to_transform", "layers_pattern"))
         if isinstance(self.said.get("target_modules"), str):
             if layers is not None:
-                yield "layers_to_transform: PEFT refuses it where target_modules is a pattern"
+                yield "layers_to_transform: PEFT refuses it if target_modules is a pattern"
             if pattern is not None:
-                yield "layers_pattern: PEFT refuses it where target_modules is a pattern"
+                yield "layers_pattern: PEFT refuses it if target_modules is a pattern"
         elif pattern and layers is None:
             yield "layers_pattern: PEFT refuses it without layers_to_transform"
 
@@ -136,33 +136,33 @@ class PeftConfig:
         return self.skip_reason(module) is None
 
     def skip_reason(self, module: str, *, is_embedding: bool = False) -> str | None:
-        """Return the field because of which PEFT ignores factors that are stored for a module.
+        """Return the config field that makes PEFT ignore the factors stored for a module.
 
-        The order of the tests is that of `check_target_module_exists` in PEFT 0.21 (tuners/tuners_utils.py).
+        The tests run in the order of `check_target_module_exists` in PEFT 0.21 (tuners/tuners_utils.py).
 
         Args:
-            module: its path in the model.
-            is_embedding: whether it is a table of embeddings.
+            module: the module's path in the model.
+            is_embedding: whether the module is an embedding table.
 
         Returns:
-            The field's name; None where PEFT adds the factors.
+            The field's name; None if PEFT adds the factors.
 
         Raises:
-            ConfigError: a field has no names or patterns where they belong.
+            ConfigError: a field is not a list of names or a valid pattern.
         """
         if self._is_tied(module):
             return None
         if self._is_excluded(module):
             return "exclude_modules"
-        if any(self._is_in_saved(module, each) for each in self.replaced):
+        if any(self._is_in_saved(module, name) for name in self.replaced):
             return "modules_to_save"
-        said = self.said.get("target_modules")
-        if isinstance(said, str):
-            if said.lower() == ALL_LINEAR:
-                found = not is_embedding and module.rpartition(".")[2] not in self._heads
+        targets = self.said.get("target_modules")
+        if isinstance(targets, str):
+            if targets.lower() == ALL_LINEAR:
+                is_target = not is_embedding and module.rpartition(".")[2] not in self._heads
             else:
-                found = self._matches(said, module, "target_modules")
-            return None if found else "target_modules"
+                is_target = self._matches(targets, module, "target_modules")
+            return None if is_target else "target_modules"
         names = listed_names(self.said, "target_modules", self.place)
         if module in names:
             return None
@@ -171,67 +171,68 @@ class PeftConfig:
         return None if self._is_in_layers(module) else "layers_to_transform"
 
     def _is_tied(self, module: str) -> bool:
-        """Whether PEFT ties the factors of the embeddings and of the head, whichever is a target."""
+        """Whether PEFT ties the factors of embeddings and head: then one of them as a target is enough."""
         if not self._is_said("ensure_weight_tying") or module.rpartition(".")[2] not in _TIED:
             return False
-        said = self.said.get("target_modules")
-        if isinstance(said, str):
-            return any(self._matches(said, each, "target_modules") for each in _TIED)
+        targets = self.said.get("target_modules")
+        if isinstance(targets, str):
+            return any(self._matches(targets, name, "target_modules") for name in _TIED)
         names = listed_names(self.said, "target_modules", self.place)
         return any(name.rpartition(".")[2] in _TIED for name in names)
 
     @property
-    def names_targets(self) -> bool:
-        """Whether a field names the modules that have factors, without which PEFT asks the kind of model."""
+    def has_targets(self) -> bool:
+        """Whether a field names the adapted modules. Otherwise PEFT chooses them by model type."""
         return self.said.get("target_modules") is not None or bool(self.parameters)
 
     @property
     def _heads(self) -> tuple[str, ...]:
-        """Names of the modules that "all-linear" leaves out: those of the output of the model."""
+        """Names of the output layers, which "all-linear" leaves out."""
         return (*_HEADS, *_CLASSIFIERS) if self.said.get("task_type") == "SEQ_CLS" else _HEADS
 
     def _is_excluded(self, module: str) -> bool:
-        said = self.said.get("exclude_modules")
-        if isinstance(said, str):
-            return bool(said) and self._matches(said, module, "exclude_modules")
+        excluded = self.said.get("exclude_modules")
+        if isinstance(excluded, str):
+            return bool(excluded) and self._matches(excluded, module, "exclude_modules")
         names = listed_names(self.said, "exclude_modules", self.place)
         return any(f".{module}".endswith(f".{name}") for name in names)
 
     def _is_in_saved(self, module: str, saved: str) -> bool:
-        """Whether a module is in one that is trained as a whole; PEFT takes these names for patterns."""
+        """Whether a module is inside a fully trained module; PEFT treats these names as patterns."""
         if re.escape(saved) == saved.replace(".", r"\."):
-            # The dot of a pattern is any character: names with others in its place are not those of models.
+            # A dot matches any character, but module names differ only where they have dots.
             return f".{saved}." in f".{module}."
         return self._matches(rf"(^|.*\.){saved}($|\..*)", module, "modules_to_save")
 
     def _is_in_layers(self, module: str) -> bool:
-        """Whether `layers_to_transform` names the layer of a module, or nothing."""
+        """Whether `layers_to_transform` includes the layer of a module, or is not set."""
         layers = self._layers
         if layers is None:
             return True
-        said = self.said.get("layers_pattern")
-        patterns = (said,) if isinstance(said, str) and said else listed_names(self.said, "layers_pattern")
-        before = [rf"(?:^|.*?\.){each}" for each in patterns] or [r".*?\.[^.]*"]
-        for each in before:
+        pattern = self.said.get("layers_pattern")
+        is_text = isinstance(pattern, str) and pattern
+        names = (pattern,) if is_text else listed_names(self.said, "layers_pattern")
+        prefixes = [rf"(?:^|.*?\.){name}" for name in names] or [r".*?\.[^.]*"]
+        for prefix in prefixes:
             try:
-                found = match_start(rf"{each}\.(?P<idx>\d+)\.", module)
+                match = match_start(rf"{prefix}\.(?P<idx>\d+)\.", module)
             except PatternError as error:
-                raise self._bad_pattern("layers_pattern", each, error) from error
-            if found is not None:
-                return found["idx"] is not None and int(found["idx"]) in layers
+                raise self._bad_pattern_error("layers_pattern", prefix, error) from error
+            if match is not None:
+                return match["idx"] is not None and int(match["idx"]) in layers
         return False
 
     @property
     def _layers(self) -> tuple[int, ...] | None:
-        """The numbers in `layers_to_transform`; None where all layers are meant."""
-        said = self.said.get("layers_to_transform")
-        if said is None or said == []:
+        """The layer indexes in `layers_to_transform`; None for all layers."""
+        value = self.said.get("layers_to_transform")
+        if value is None or value == []:
             return None
-        layers = said if isinstance(said, list | tuple) else [said]
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in layers):
+        layers = value if isinstance(value, list | tuple) else [value]
+        if all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers):
             return tuple(layers)
         raise ConfigError(
-            "layers_to_transform is not a list of layer numbers", place=self.place, got=repr(said)[:40]
+            "layers_to_transform is not a list of layer indexes", place=self.place, got=repr(value)[:40]
         )
 
     def parameters_of(self, module: str) -> set[str]:
@@ -274,11 +275,11 @@ class PeftConfig:
         try:
             return is_match(pattern, module, below=below)
         except PatternError as error:
-            raise self._bad_pattern(what, pattern, error) from error
+            raise self._bad_pattern_error(what, pattern, error) from error
 
-    def _bad_pattern(self, what: str, pattern: str, error: PatternError) -> ConfigError:
+    def _bad_pattern_error(self, field: str, pattern: str, error: PatternError) -> ConfigError:
         return ConfigError(
-            f"{what} is no pattern that can be matched",
+            f"{field} is not a pattern that can be matched",
             place=self.place,
             got=f"{repr(pattern)[:80]}: {error}",
             hint="write the names of the modules, or a pattern with fewer repeats",

@@ -24,7 +24,7 @@ class AdapterReport:
         replaced: number of arrays that it replaces as a whole.
         problem: why it is not read; None where it is.
         kind: what PEFT calls its kind; "LORA" where nothing says another.
-        skipped: field of its configuration -> number of stored arrays that PEFT ignores because of it.
+        skipped: config field -> number of stored arrays that the field makes PEFT ignore.
     """
 
     base_model: str

@@ -139,7 +139,7 @@ class Adapter:
         factors: of each weight that it changes.
         replaced: name -> array that stands in for the base's own (`modules_to_save`).
         config: what `adapter_config.json` says.
-        skipped: name of a stored array that PEFT ignores -> the field that leaves it out.
+        skipped: name of a stored array that PEFT ignores -> the config field that leaves it out.
     """
 
     place: str

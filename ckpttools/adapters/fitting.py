@@ -143,7 +143,7 @@ def _said_to_be_replaced(base: Base, adapter: Adapter) -> Iterator[str]:
     ends = listed_names(adapter.config, "modules_to_save")
     for name in base.weights if ends else ():
         keys = name.split(".")
-        if any(".".join(keys[:at]).endswith(ends) for at in range(1, len(keys))):
+        if any(".".join(keys[:stop]).endswith(ends) for stop in range(1, len(keys))):
             yield name
 
 

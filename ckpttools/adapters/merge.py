@@ -61,7 +61,7 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
 
 
 def _weight(base: Base, adapter: Adapter, factor: FactorPair) -> LazyArray:
-    """The weight that factors are added to, in float32 where its values are read (DoRA)."""
+    """Return the weight that factors are added to, in float32 if its values are read (DoRA)."""
     if factor.magnitude is None:
         return base.weights[factor.name]
     own = adapter.replaced.get(factor.name)

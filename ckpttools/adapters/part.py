@@ -139,7 +139,7 @@ def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[st
 
 def _targets(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
     said = config.said.get("target_modules")
-    # Modules that PEFT ignores stay ignored: a complete path counts whatever layers_to_transform names.
+    # PEFT applies a complete path regardless of layers_to_transform, so ignored modules must not be listed.
     left = {module: None for module in left if said is None or config.is_target(module)}
     if isinstance(said, list | tuple):
         return _narrowed(listed_names(config.said, "target_modules", config.place), left, lost)

@@ -40,7 +40,7 @@ _BASE_LAYER = ".base_layer"
 # Between the name of a module that is trained as a whole and those of its arrays; PEFT leaves them out.
 _TRAINED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
 _ORIGINAL = ".original_module."
-_MOST_LISTED = 4
+_MAX_LISTED = 4
 _TABLES = ("embed_tokens", "wte", "wpe", "word_embeddings")
 _FUSED = ("gate_up_proj", "down_proj")
 
@@ -96,7 +96,7 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     parts, whole = _sorted(Tree(kept, plain.metadata))
     if not parts and any(_PART.match(name.removeprefix(PREFIX)) for name in skipped):
         raise ConfigError(
-            "the configuration applies none of the stored factors, so PEFT would ignore them or refuse them:"
+            "the configuration applies none of the stored factors, so PEFT ignores or refuses all of them:"
             + listing([f"{name} ({field})" for name, field in skipped.items()]),
             place=place,
             wanted=f"factors of modules that {config.place} names",
@@ -110,45 +110,49 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
 
 
 def _require_targets(config: PeftConfig, tree: Tree) -> None:
-    """Raises ConfigError where nothing names the modules of stored factors, or a pattern names others.
+    """Raise ConfigError if no field names the adapted modules, or a pattern matches parent modules.
 
-    Without names PEFT has defaults for a few kinds of models.
+    Without names, PEFT has defaults for a few model types.
     """
     modules = modules_of(map(dotted, tree.arrays))
-    if modules and not config.names_targets:
+    if modules and not config.has_targets:
         names = sorted({module.rpartition(".")[2] for module in modules})
         raise ConfigError(
             "the configuration does not name the modules that are adapted",
             place=config.place,
             got="target_modules null",
-            wanted="target_modules: without it PEFT adapts the modules that it prefers for a kind of model",
+            wanted="target_modules: without it, PEFT chooses modules by model type",
             hint=f'add "target_modules": {json.dumps(names)} to {ADAPTER}',
         )
-    said = config.said.get("target_modules")
-    if not isinstance(said, str) or said.lower() == ALL_LINEAR:
+    targets = config.said.get("target_modules")
+    if not isinstance(targets, str) or targets.lower() == ALL_LINEAR:
         return
-    keys = [module.split(".") for module in modules]
-    above = dict.fromkeys(".".join(each[:at]) for each in keys for at in range(1, len(each)))
-    if wrong := [module for module in above if module not in modules and config.is_target(module)]:
+    parents = dict.fromkeys(parent for module in modules for parent in _prefixes(module)[:-1])
+    if wrong := [module for module in parents if module not in modules and config.is_target(module)]:
         raise ConfigError(
-            "the pattern in target_modules matches modules that contain others, which PEFT refuses:"
-            + listing(wrong),
+            "the pattern in target_modules matches parent modules, which PEFT refuses:" + listing(wrong),
             place=config.place,
-            wanted="a pattern that matches linear layers alone",
+            wanted="a pattern that matches only linear layers",
             hint=f"correct target_modules in {ADAPTER}",
         )
 
 
-def _skipped(config: PeftConfig, tree: Tree) -> dict[str, str]:
-    """The arrays that PEFT ignores when it loads an adapter, and the field because of which it does.
+def _prefixes(module: str) -> list[str]:
+    """Return the path of a module and of each of its parents, outermost first."""
+    keys = module.split(".")
+    return [".".join(keys[:stop]) for stop in range(1, len(keys) + 1)]
 
-    PEFT makes modules as the configuration names them, and then loads arrays whose names are those of its
-    parameters (`set_peft_model_state_dict`); others are left out without an error.
+
+def _skipped(config: PeftConfig, tree: Tree) -> dict[str, str]:
+    """Find the arrays that PEFT ignores when it loads an adapter.
+
+    PEFT creates the modules that the configuration names, then loads the arrays whose names match its
+    parameters (`set_peft_model_state_dict`). It ignores the others without an error.
 
     Returns:
-        Name of an array -> field of the configuration.
+        Name of an array -> the config field that makes PEFT ignore it.
     """
-    found: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     reasons: dict[str, str | None] = {}
     for path, array in tree.arrays.items():
         name = dotted(path).removeprefix(PREFIX)
@@ -156,46 +160,44 @@ def _skipped(config: PeftConfig, tree: Tree) -> dict[str, str]:
             module, is_table = part["module"].replace(_BASE_LAYER, ""), "embedding" in part["part"]
         else:
             module = _whole_name(name).rpartition(".")[0]
-            # PEFT tells modules by their classes; of these only tables have matrices and are not linear.
+            # PEFT checks the module's class. Among modules with matrices, only embeddings are not linear.
             is_table = array.ndim != 2 or module.rpartition(".")[2] in _TABLES
         if module not in reasons:
             is_parameter = bool(config.parameters_of(module))
             reasons[module] = None if is_parameter else config.skip_reason(module, is_embedding=is_table)
-        reason = reasons[module] if part else _whole_skip_reason(config, name, module, reasons[module])
+        reason = reasons[module] if part else _full_skip_reason(config, name, module, reasons[module])
         if reason is not None:
-            found[dotted(path)] = reason
-    return found
+            skipped[dotted(path)] = reason
+    return skipped
 
 
-def _whole_skip_reason(config: PeftConfig, name: str, module: str, factors: str | None) -> str | None:
-    """Why PEFT ignores a complete array of a module; None where it takes the array.
+def _full_skip_reason(config: PeftConfig, name: str, module: str, factor_reason: str | None) -> str | None:
+    """Return the config field that makes PEFT ignore a full array of a module; None if PEFT loads it.
 
     Args:
-        config: the adapter's.
-        name: of the array.
-        module: that it is of.
-        factors: why the module has no factors. PEFT calls the weight of a module with factors
-            `base_layer.weight`.
+        config: the adapter's configuration.
+        name: the array's name.
+        module: its module.
+        factor_reason: the field that makes PEFT add no factors to the module. In a module with factors, PEFT
+            names the weight `base_layer.weight`.
     """
-    keys = module.split(".")
-    above = (".".join(keys[:at]) for at in range(1, len(keys) + 1))
-    if _ORIGINAL in name or (config.replaced and any(each.endswith(config.replaced) for each in above)):
+    is_replaced = any(parent.endswith(config.replaced) for parent in _prefixes(module))
+    if _ORIGINAL in name or is_replaced:
         return None
     if _TRAINED.search(name):
         return "modules_to_save"
-    return None if (factors is None) == (_BASE_LAYER in name) else "target_modules"
+    return None if (factor_reason is None) == (_BASE_LAYER in name) else "target_modules"
 
 
 def skip_remarks(adapter: Adapter) -> Iterator[str]:
-    """What the user should know of stored arrays that PEFT ignores: a sentence for each field."""
+    """Describe the stored arrays that PEFT ignores, in one sentence for each config field."""
     for field in dict.fromkeys(adapter.skipped.values()):
-        names = [name for name, each in adapter.skipped.items() if each == field]
-        modules = [*modules_of(names), *saved_names(names)]
-        listed = ", ".join(folded(modules)[:_MOST_LISTED])
-        more = ", …" if len(folded(modules)) > _MOST_LISTED else ""
+        names = [name for name, reason in adapter.skipped.items() if reason == field]
+        modules = folded([*modules_of(names), *saved_names(names)])
+        listed = ", ".join(modules[:_MAX_LISTED]) + (", …" if len(modules) > _MAX_LISTED else "")
         yield (
             f"{field} in {ADAPTER} leaves out {array_count(names)} of the adapter, which PEFT ignores: "
-            f"skipped here as well ({listed}{more})"
+            f"skipped here as well ({listed})"
         )
 
 

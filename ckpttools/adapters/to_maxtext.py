@@ -133,14 +133,14 @@ def _merging(base: Base, adapter: Adapter) -> str:
 
 
 def _scales(factors: Sequence[FactorPair], sign: float) -> tuple[float, dict[str, float]]:
-    """The size of the scale that most factors have, and what B of the others is multiplied by for that.
+    """Return the most common absolute scale, and the ratios by which B of the other factors is multiplied.
 
-    MaxText refuses a negative alpha, so B takes the sign of a scale.
+    MaxText refuses a negative alpha, so B takes the sign of the scale.
     """
-    signed = {each.name: math.copysign(1.0, sign) * each.scale for each in factors}
+    signed = {factor.name: math.copysign(1.0, sign) * factor.scale for factor in factors}
     (scale, _), *_ = Counter(map(abs, signed.values())).most_common(1)
     scale = scale or 1.0
-    return scale, {name: each / scale for name, each in signed.items() if each != scale}
+    return scale, {name: value / scale for name, value in signed.items() if value != scale}
 
 
 def _arrays(

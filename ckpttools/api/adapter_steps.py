@@ -82,27 +82,27 @@ def _settings(tree: Tree) -> Iterator[str]:
     from ckpttools.adapters.from_maxtext import said_of
 
     yield "lora.enable_lora=true"
-    said = said_of(tree)
-    modules = said.get(MODULE_PATH)
+    config = said_of(tree)
+    modules = config.get(MODULE_PATH)
     if isinstance(modules, str):
         yield f"lora.{MODULE_PATH}={quote(modules)}"
-    yield from _rank_and_alpha(tree, said)
+    yield from _rank_and_alpha(tree, config)
     if _is_restored(tree):
         yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.place).absolute()))}"
 
 
-def _rank_and_alpha(tree: Tree, said: Mapping[str, object]) -> Iterator[str]:
-    """Settings of both, which trainers use before they read the metadata of a checkpoint.
+def _rank_and_alpha(tree: Tree, config: Mapping[str, object]) -> Iterator[str]:
+    """Return the settings of rank and alpha, which trainers use before they read a checkpoint's metadata.
 
-    With a rank of 0 they divide by zero, and with an alpha of 0 they add nothing to the model.
+    With a rank of 0, trainers divide by zero. With an alpha of 0, they do not change the model.
     """
     from ckpttools.adapters.config import is_number
     from ckpttools.adapters.from_maxtext import pairs_of
 
-    rank = said.get("lora_rank") or max((pair.rank for pair in pairs_of(tree).values()), default=0)
+    rank = config.get("lora_rank") or max((pair.rank for pair in pairs_of(tree).values()), default=0)
     if rank:
         yield f"lora.lora_rank={rank}"
-    if is_number(alpha := said.get("lora_alpha")):
+    if is_number(alpha := config.get("lora_alpha")):
         yield f"lora.lora_alpha={alpha}"
 
 

@@ -58,11 +58,12 @@ def average(
         parameters: in a training state the key of an average that stands for the parameters, such as
             "opt_state/1/ema"; "ema" for the only one there is. One checkpoint is enough then.
         dtype: of the result; None for that of the arrays, the widest of several.
-        force: average models whose configurations differ in what they compute; that of the last is written.
+        force: average models whose configurations describe different computations; the last configuration
+            is written.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
-        ConfigError: the configurations differ in what the models compute; lists all differences.
+        ConfigError: the configurations describe different computations; lists all differences.
         UsageError: one checkpoint alone, steps that are not there, or weights that do not fit.
         CoverageError: names or shapes differ; lists all.
         MappingError: whole numbers that are parameters differ.

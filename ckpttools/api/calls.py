@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.user_code import only_code
+from ckpttools.core.user_code import allow_only
 from ckpttools.core.wording import option
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
@@ -64,13 +64,13 @@ class Call:
         Args:
             jobs: workers at a time: their number decides how large tasks are.
             there: where what had a path has it here.
-            code: what the user named (`user_code`): it replaces the code that the arguments name, and no
-                other code runs. None where the user made the call, and not a file.
+            code: the code that the user named (`user_code`). It replaces the code that the arguments name,
+                and no other code runs. None if the user made the call, not a file.
 
         Raises:
             ValueError: there is no such call, or it writes no checkpoint by tasks.
-            UsageError: `code` is for an argument that names none.
-            CodeNotAllowedError: an argument names code, and `code` does not.
+            UsageError: `code` is for an argument that does not name code.
+            CodeNotAllowedError: an argument names code that `code` does not.
             CheckpointError: it cannot be planned.
         """
         from ckpttools.api.prepared import Prepared
@@ -87,7 +87,7 @@ class Call:
                 raise UsageError(
                     f"the plan does not run code of {option(name)}", got=code[name], hint="leave it out"
                 )
-            with only_code(set(code.values())):
+            with allow_only(set(code.values())):
                 made = plan(**{**_moved(self.arguments, there), **code}, jobs=jobs)
         if not isinstance(made, Prepared):
             raise ValueError(f"no call that writes by tasks: {self.name}")
@@ -95,34 +95,32 @@ class Call:
 
 
 def code_in(arguments: Mapping[str, object]) -> dict[str, str]:
-    """The code that arguments of a call name: a function in `map`, a Python file in `family`."""
+    """Return the code that a call's arguments name: a function in `map`, a Python file in `family`."""
     named = {name: value for name in ("map", "family") if isinstance(value := arguments.get(name), str)}
     return {
-        name: value for name, value in named.items() if value.endswith(".py") or _is_function(name, value)
+        name: value
+        for name, value in named.items()
+        if value.endswith(".py") or (name == "map" and ":" in value)
     }
 
 
-def _is_function(name: str, value: str) -> bool:
-    return name == "map" and ":" in value
-
-
 def user_code(**named: str | None) -> dict[str, str]:
-    """Code that the user names for a plan, by argument; paths as from every directory.
+    """Return the code that the user names for a plan, by argument, with absolute paths.
 
     Args:
-        named: what the user gave for each argument; None for nothing.
+        named: the user's value for each argument, or None.
 
     Raises:
-        UsageError: a value names no code.
+        UsageError: a value does not name code.
     """
     given = {name: value for name, value in named.items() if value is not None}
     for name in given.keys() - code_in(given).keys():
-        wanted = "FILE.py:FUNCTION or MODULE:FUNCTION" if name == "map" else "FILE.py"
+        expected = "FILE.py:FUNCTION or MODULE:FUNCTION" if name == "map" else "FILE.py"
         raise UsageError(
             f"{option(name)} is for code that a plan names",
             got=given[name],
-            wanted=wanted,
-            hint="leave it out: the plan's other arguments need no confirmation",
+            wanted=expected,
+            hint="leave it out: the plan's other arguments do not need confirmation",
         )
     return {name: _absolute_code(value) for name, value in given.items()}
 

@@ -61,9 +61,10 @@ class Resources:
             CheckpointError: as `ckpttools.plan.plan.build`.
         """
         location = tree.metadata.place if self.destination is None else str(self.destination)
-        notes, found = notes or Notes(), check_output(tree, writer, location)
-        # The source has most defects of the output as well.
-        notes += replace(found, remarks=tuple(each for each in found.remarks if each not in notes.remarks))
+        notes, of_output = notes or Notes(), check_output(tree, writer, location)
+        # Most defects of the output were already reported for the source.
+        new = tuple(remark for remark in of_output.remarks if remark not in notes.remarks)
+        notes += replace(of_output, remarks=new)
         # What these import takes memory before it is known whether there is enough.
         from ckpttools.plan.plan import build
 
@@ -122,7 +123,7 @@ class Conversion:
         return f"<Conversion to {self.writer.name}: {self.plan!r}>"
 
     def with_remarks(self, texts: tuple[str, ...]) -> Conversion:
-        """Return the same conversion, whose plan tells the user more."""
+        """Return the same conversion with further remarks for the user."""
         if not texts:
             return self
         notes = self.plan.notes + Notes(remarks=texts)
@@ -190,19 +191,19 @@ class Conversion:
         check(self.plan, self.writer, place, overwrite, self._check_replaced, planned)
 
     def _check_published(self, destination: Place) -> None:
-        """Opens what has the name now: what had it before is deleted only if this is what was planned.
+        """Check the published checkpoint before the one that it replaces is deleted.
 
         Raises:
-            CheckpointError: it cannot be opened, or has other arrays.
+            CheckpointError: it cannot be opened, or has other arrays than planned.
         """
         from ckpttools.formats.registry import open_tree
 
-        found = open_tree(destination)
-        refuse_incomplete(found.arrays.values(), str(destination))
-        if len(found.arrays) != len(self.plan.tree.arrays):
+        published = open_tree(destination)
+        refuse_incomplete(published.arrays.values(), str(destination))
+        if len(published.arrays) != len(self.plan.tree.arrays):
             raise StorageError(
                 f"{destination} is not the checkpoint that was written",
-                got=plural(len(found.arrays), "array"),
+                got=plural(len(published.arrays), "array"),
                 wanted=plural(len(self.plan.tree.arrays), "array"),
             )
 

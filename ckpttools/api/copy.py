@@ -60,8 +60,8 @@ def copy(
         jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
         overwrite: replace checkpoints at the destination whose content differs.
-        public: a new repository of the hub is for everybody to read; it is private without that.
-        allow_outside_links: publish files that symbolic links pull in from outside the source.
+        public: make a new Hub repository public; it is private otherwise.
+        allow_outside_links: publish files outside the source that its symbolic links lead to.
         observe: called with the bytes copied so far and those to copy in all; the first call has 0.
         command: what the user typed, for whoever finds the work unfinished.
 
@@ -83,7 +83,7 @@ def copy(
         there = target.found(selection, verify=verify)
         effort = Effort(resources.memory, jobs, resources.workers, requests)
         links = {name: target for part in selection.parts for name, target in part.outside_links.items()}
-        links |= outside_links(read, (each.key for each in selection.small.values()))
+        links |= outside_links(read, (place.key for place in selection.small.values()))
         check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
         made = PreparedCopy(read, target, selection, there, effort, verify, observe, command)
         unchecked = chain.from_iterable(at_once(read.store, check_whole, made.todo))

@@ -24,8 +24,8 @@ def doctor(
 ) -> Diagnosis:
     """Examine everything at or below a path, complete or damaged. Reads indexes and metadata.
 
-    The only arrays that it reads are scales of quantized weights, and an output head that is tied to the
-    embedding, with the embedding.
+    It reads no arrays except scales of quantized weights, a tied output head, and the embedding of that
+    head.
 
     Args:
         source: a run, a step, an item, a file or directory; of a tree, where it was opened.

@@ -62,8 +62,8 @@ class DiffReport:
         a, b: the checkpoints, with the number of arrays that took part.
         equal: whether nothing differs beyond the tolerances.
         remarks: how names were matched, and what was left out.
-        uncompared: Arrays that only one side has and that are not listed one by one; with any, the sides
-            are different.
+        uncompared: Groups of arrays that only one side has and that were not compared one by one. If there
+            are any, the sides are different.
         outcomes: number of arrays by outcome, see `ckpttools.compare.diff.OUTCOMES`.
         arrays: those that differ, or all if asked for.
         hints: which options would ignore all that differs, what is equal in numbers and not in bits, or what
@@ -123,7 +123,7 @@ def diff(
         ulp: or if they are at most so many units in the last place apart, in the coarser dtype.
         ignore_dtype: whether equal numbers in another dtype are equal.
         filter: shell pattern of the names to compare; no other array is read.
-        parameters: Compare the parameters alone, without optimizer state, step and random states.
+        parameters: Compare only the parameters, without optimizer state, step and random states.
         everything: whether the report lists equal arrays, too.
         explain: whether to look for causes.
         like: a model's directory or `config.json`, if there is none beside the arrays.
@@ -163,7 +163,7 @@ def diff(
         remarks=remarks,
         outcomes=dict(Counter(each.outcome for each in found)),
         arrays=tuple(each for each in found if everything or each.outcome != "equal"),
-        hints=alike or (*_of_state(chosen), *hints, *rounded, *_of_names(trees, chosen)),
+        hints=alike or (*_training_state_hints(chosen), *hints, *rounded, *_of_names(trees, chosen)),
         uncompared=tuple(each.remark for each in chosen.uncompared),
     )
 
@@ -184,10 +184,10 @@ def _opened_alike(a: Source, b: Source, read: ReadOptions) -> tuple[Tree, Tree]:
     return first, second
 
 
-def _of_state(both: Pairing[LazyArray]) -> Iterator[str]:
-    """What to report if only one side has training state."""
+def _training_state_hints(both: Pairing[LazyArray]) -> Iterator[str]:
+    """Suggest comparing only the parameters if only one side has training state."""
     if both.uncompared:
-        yield f"{option('parameters', True)} compares the parameters alone"
+        yield f"{option('parameters', True)} compares only the parameters"
 
 
 def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:

@@ -146,7 +146,7 @@ def plan_to_maxtext(
     beside = WithSidecars(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
     state = beside.with_companions(with_origin(made.state, tree))
     conversion = resources.plan(state, beside, made.notes + check_source(tree))
-    # Only values show whether a head that is left out is the embedding. Only once the plan is made, which
-    # refuses what does not fit into the memory.
+    # Whether a dropped head equals the embedding is visible only in its values. Planning comes first, because
+    # it refuses models that do not fit in memory.
     refuse_lost_head(made.lost_head, tree, memory=resources.memory, reserved=conversion.plan.held_bytes)
     return conversion

@@ -1,9 +1,9 @@
-"""Checking the parts of a model directory against each other before any of it is written."""
+"""Check that the parts of a model directory agree before any of it is written."""
 
 from __future__ import annotations
 
 from ckpttools.array.tree import Tree
-from ckpttools.checks.base import Content, ModelDirectory, ModelFinding
+from ckpttools.checks.base import Content, ModelDirectory
 from ckpttools.checks.registry import findings
 from ckpttools.core.errors import FormatError
 from ckpttools.core.notes import Notes
@@ -14,18 +14,18 @@ from ckpttools.maxtext.model_files import has_sidecars
 
 
 def check_output(tree: Tree, writer: Writer, location: str) -> Notes:
-    """Check what a command is about to write: configuration, tokenizer and adapter files against the arrays.
+    """Check the configuration, tokenizer and adapter files of an output against its arrays.
 
     Args:
-        tree: what is written.
-        writer: how; only one with sidecars writes files whose parts can disagree.
-        location: where, for messages.
+        tree: the tree to write.
+        writer: its writer. Only outputs of writers with sidecars are checked.
+        location: the output's location, for messages.
 
     Returns:
         A remark for each finding that does not block writing.
 
     Raises:
-        FormatError: a consumer could not load the output.
+        FormatError: consumers could not load the output.
     """
     if not isinstance(writer, WithSidecars):
         return Notes()
@@ -38,10 +38,10 @@ def check_source(tree: Tree) -> Notes:
     """Check the model directory that a command reads.
 
     Args:
-        tree: as it was opened.
+        tree: the opened tree.
 
     Returns:
-        A remark for each finding; none where the tree has no files of a model next to its weights.
+        A remark for each finding; no remarks if there are no model files next to the weights.
 
     Raises:
         FormatError: a finding blocks writing.
@@ -49,23 +49,23 @@ def check_source(tree: Tree) -> Notes:
     directory = companions_at(tree)
     if directory is None or not has_sidecars(tree) or not directory.is_dir():
         return Notes()
-    entries = (each.name for each in directory.entries() if each.is_file)
-    files: dict[str, Content] = {name: directory / name for name in entries}
+    names = (entry.name for entry in directory.entries() if entry.is_file)
+    files: dict[str, Content] = {name: directory / name for name in names}
     return _notes(ModelDirectory(str(directory), files, tree))
 
 
 def _notes(model: ModelDirectory) -> Notes:
-    """The findings that do not block writing, as remarks."""
+    """Return findings as remarks. Raises FormatError for a finding that blocks writing."""
     remarks = []
     for finding in findings(model):
         if finding.blocks_writing:
-            raise _refusal(finding)
+            raise FormatError(
+                finding.what,
+                place=finding.location,
+                wanted=finding.expected,
+                got=finding.got,
+                hint=finding.hint,
+            )
         if finding.level != "info":
             remarks.append(f"{finding.what}: {finding.why}; {finding.hint}")
     return Notes(remarks=tuple(remarks))
-
-
-def _refusal(finding: ModelFinding) -> FormatError:
-    return FormatError(
-        finding.what, place=finding.location, wanted=finding.expected, got=finding.got, hint=finding.hint
-    )

@@ -69,15 +69,15 @@ def run_part(
         observe: called with every event (`ckpttools.run.events`).
         prepared: the same conversion, prepared in this process; where neither the tasks nor the call are in
             the file.
-        map, family: the function ("file.py:function") or the Python file that the plan names, if it names
-            any: code runs only if you name it as well.
+        map, family: the function ("file.py:function") or the Python file that the plan names. Code runs only
+            if you name it, too.
 
     Returns:
         What was done; or that all was published before, and there was nothing to do.
 
     Raises:
         UsageError: nothing says which part.
-        CodeNotAllowedError: the part has to be planned again by code that was not named.
+        CodeNotAllowedError: the part must be planned again with code that was not named.
         LockedError: a single run is at work on the destination, or another process on some of these tasks.
         SourceChangedError: a source is not what it was when the plan was made.
         CheckpointError: of any kind; what was done stays.
@@ -136,7 +136,7 @@ def part_done(
             nbytes=header.nbytes,
             overwrite=header.overwrite,
             sources=lambda: plan.sources if opened is None else opened.files,
-            copy=copy_here(file, relocation),
+            copy=_identify_copy_here(file, relocation),
             check_replaced=partial(check_unpublished, file, destination),
             observe=observe,
         )
@@ -152,22 +152,22 @@ def part_done(
                 time.sleep(_LOOK_SECONDS)
 
 
-def copy_here(file: PlanFile, relocation: Relocation) -> SourceCopy:
-    """The copy of a plan's sources that this process reads.
+def _identify_copy_here(file: PlanFile, relocation: Relocation) -> SourceCopy:
+    """Identify the copy of a plan's sources that this process reads.
 
     Raises:
-        StorageError: a file cannot be looked at.
+        StorageError: a file cannot be inspected.
     """
-    return identify_copy(_version_here(each, relocation) for each in file.sources if not each.is_inline)
+    return identify_copy(_version_here(source, relocation) for source in file.sources if not source.is_inline)
 
 
 def _version_here(source: PlannedSource, relocation: Relocation) -> tuple[str, str]:
     path = relocation.there(source.path)
     if path == source.path:
         return path, source.version
-    # A host need not have the files that its part does not read.
-    found = parse(path).status()
-    return path, found.version if found else ""
+    # A host may lack the files that its part does not read.
+    status = parse(path).status()
+    return path, status.version if status else ""
 
 
 def part_share(file: PlanFile, part: Part) -> Share:

@@ -62,9 +62,9 @@ class Writing(TypedDict, total=False):
         observe: called with every event (`ckpttools.run.events`).
         command: what the user typed, for whoever finds the work unfinished.
         download: copy what is read of the hub into the cache of `huggingface_hub` first, and read it there.
-        public: a new repository of the hub is for everybody to read; it is private without that.
+        public: make a new Hub repository public; it is private otherwise.
         model_card: a repository of the hub gets a README.md that says what was converted.
-        allow_outside_links: publish files that symbolic links pull in from outside the source.
+        allow_outside_links: publish files outside the source that its symbolic links lead to.
     """
 
     memory: Size
@@ -214,7 +214,7 @@ def _files_read(folder: Place, conversion: Conversion) -> Iterator[str]:
     """Yield the local paths of the files that a conversion reads, sidecars included."""
     yield from (source.path for source in conversion.plan.sources)
     if folder.is_dir():
-        yield from ((folder / each.name).key for each in folder.entries() if each.name.endswith(".json"))
+        yield from ((folder / entry.name).key for entry in folder.entries() if entry.name.endswith(".json"))
     writer = conversion.writer
     while isinstance(writer, WithSidecars):
         yield from (file.path for file in writer.companions.files.values())

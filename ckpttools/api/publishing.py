@@ -62,7 +62,7 @@ def publish_plan(
         What was done; or since when nothing is left to do.
 
     Raises:
-        CodeNotAllowedError: the plan names code that was not named here.
+        CodeNotAllowedError: the plan names code that `map` and `family` do not.
         UnfinishedError: tasks are missing.
         LockedError: somebody is still at work.
         SourceChangedError: a source is not what it was when the plan was made; nothing is lost by that.

@@ -32,10 +32,10 @@ def replanned(
         relocation: where its places are here.
         prepared: the same conversion, prepared in this process; None to have the call made again that is in
             the file, in the directory in which it was made, where that is here.
-        code: what the user named (`ckpttools.api.calls.user_code`); no other code runs.
+        code: the code that the user named (`ckpttools.api.calls.user_code`); no other code runs.
 
     Raises:
-        CodeNotAllowedError: the plan names code, and `code` does not.
+        CodeNotAllowedError: the plan names code that `code` does not.
         SourceChangedError: sources are not what they were.
         UsageError: another plan comes of it, or the file does not say how it is made.
     """
@@ -91,7 +91,7 @@ def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str])
 def _where_planned(directory: str) -> Iterator[None]:
     """In the directory in which a plan was made, if that is here: texts that may name files mean the same."""
     with ExitStack() as within:
-        # A relative entry, which an interpreter without a script has, would import from that directory.
+        # Relative entries, which an interpreter without a script has, would import from that directory.
         path = sys.path[:]
         within.callback(sys.path.__setitem__, slice(None), path)
         sys.path[:] = map(os.path.abspath, path)

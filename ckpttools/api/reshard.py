@@ -169,7 +169,7 @@ def mesh_grid(applied: AppliedRules, most: int | None = None, jax_arrays: Collec
     Args:
         applied: how rules cut the arrays that will be written; others are whole on every device.
         most: bytes of a chunk at most; None for 64 MiB.
-        jax_arrays: arrays that were JAX arrays when they were saved, so 64-bit ones keep a sharding.
+        jax_arrays: arrays that were saved from JAX arrays, so that 64-bit ones keep a sharding.
 
     Raises:
         UsageError: a rule has a pattern that no array matches.

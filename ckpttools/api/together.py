@@ -93,7 +93,7 @@ def _other(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> None:
     file = decoded(zlib.decompress(said), "what process 0 has planned")
     job.note(_HERE, this_process())
     observe = _heeding(lambda: _check_ended(job), told.observe)
-    # Code runs because this process's own command line names it, not because process 0 does.
+    # Only code that this process's own command line names may run, not code that process 0 names.
     code = {} if file.header.has_tasks else _own_code(plan())
     told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
     job.note(_DONE, "yes")

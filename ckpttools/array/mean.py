@@ -68,10 +68,10 @@ class Mean(OfAlikeParts):
                     _add(flat, values, weight, None if place == 0 else spare)
 
     def _replace_nonfinite(self, block: Region, made: np.ndarray, scratch: Scratch) -> None:
-        """Recompute the elements that are not finite, in float64 and with weights whose sum is at most 1.
+        """Recompute nonfinite elements in float64, with weights whose sum is at most 1.
 
-        Weights and total are divided by the same power of two, so no sum overflows and no digit changes.
-        Every NaN gets the same bits: which of several a sum keeps is left open.
+        Weights and total are divided by the same power of two, so sums do not overflow and keep every digit.
+        All NaNs get the same bits, because IEEE 754 does not define which NaN a sum keeps.
         """
         import numpy as np
 
@@ -84,7 +84,7 @@ class Mean(OfAlikeParts):
             is_finite = np.isfinite(wide)
             _divide(wide.reshape(-1), total)
             if min(weights) >= 0 and isclose(total, fsum(weights)):
-                # A mean is within its parts, but the last rounding may exceed the largest number.
+                # A mean lies between its parts, but the last rounding may exceed the largest float64.
                 largest = np.copysign(np.finfo(np.float64).max, wide)
                 np.copyto(wide, largest, where=is_finite & np.isinf(wide))
             np.copyto(wide, np.nan, where=np.isnan(wide))

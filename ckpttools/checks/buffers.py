@@ -8,11 +8,11 @@ from shlex import quote
 from ckpttools.array.tree import dotted
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.text import plural, some
-from ckpttools.transforms.unwrapped import buffers_in
+from ckpttools.transforms.unwrapped import find_buffers
 
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
-    found = [dotted(path) for path in buffers_in(model.tree)] if model.tree is not None else []
+    found = [dotted(path) for path in find_buffers(model.tree)] if model.tree is not None else []
     if not found:
         return
     # A source of these arrays is what a command has read, so its name is not known here.

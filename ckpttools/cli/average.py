@@ -62,8 +62,8 @@ _choice = together(
     click.option(
         "--force",
         is_flag=True,
-        help="Average models whose config.json differ in what they compute, such as rotary scaling or "
-        "activation. The result has the config.json of the last.",
+        help="Average models whose config.json files describe different computations, such as rotary scaling "
+        "or activation. The result has the config.json of the last model.",
     ),
 )
 

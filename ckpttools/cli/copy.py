@@ -110,7 +110,7 @@ def _more(part: CopiedPart) -> str:
         parts.append(f"{disk(part.bytes_by_store)} by the store itself")
     if part.files_unchanged:
         files = plural(part.files_unchanged, "file")
-        parts.append(f"{files} unchanged since the last copy, by inode and times, or by ETag")
+        parts.append(f"{files} unchanged since the last copy (same inode and times, or same ETag)")
     if part.files_compared:
         parts.append(
             f"{plural(part.files_compared, 'file')}, {disk(part.bytes_verified)}, compared byte by byte"

@@ -88,7 +88,7 @@ _alignment_options = together(
 def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: Any) -> None:
     """Compare two checkpoints number by number: what is equal, what differs and how far, and why.
 
-    A and B may be of any format and layout: Hugging Face or MaxText, scanned or not. If only one has training
+    A and B may have any format and layout: Hugging Face or MaxText, scanned or not. If only one has training
     state, --parameters compares the rest. Layers are compared one by one, Hugging Face arrays against
     MaxText's by the rows of their family. For a run, give the directory of a step. NaN equals NaN, and 0
     equals -0.
@@ -109,7 +109,7 @@ def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: 
     with watching(progress) as observe:
         report = compare(first, second, observe=observe, **options)
     if as_json:
-        texts = {name: list(map(str, getattr(report, name))) for name in ("remarks", "uncompared")}
+        texts = {"remarks": list(map(str, report.remarks)), "uncompared": list(map(str, report.uncompared))}
         print_json({**_plain(report), **texts})
     else:
         print_diff(report)

@@ -56,11 +56,11 @@ def doctor(
 ) -> None:
     """Say what is wrong with a checkpoint and what to do.
 
-    PATH is anything: a run, a step, an item, a directory or file of safetensors, a zarr v3 hierarchy, whole
-    or damaged. Indexes, headers and metadata are read, arrays only with --checksums, except scales of
-    quantized weights and a tied output head. Exits with 1 if there is an error, with 0 if there are only
-    warnings and infos. A fix repairs what it can and reports where it was
-    refused; the exit code is then 3, or 5 if the system did not allow it.
+    PATH is anything: a run, a step, an item, a directory or file of safetensors, a zarr v3 hierarchy,
+    complete or damaged. Indexes, headers and metadata are read. Arrays are read only with --checksums, except
+    scales of quantized weights and a tied output head. Exits with 1 if there is an error, with 0 if there are
+    only warnings and infos. A fix repairs what it can and reports where it was refused; the exit code is then
+    3, or 5 if the system did not allow it.
 
     \b
     Example:

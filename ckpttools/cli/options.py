@@ -232,18 +232,18 @@ unprotected_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_allow_unprotected,
-    help="Accept a bucket whose server does not detect a second writer; make sure that there is none.",
+    help="Accept a bucket whose server does not detect a second writer; make sure that there is only one.",
 )
 public_option = together(
     click.option(
         "--public",
         is_flag=True,
-        help="Let everybody read DST, a new repository of the hub; else it is private.",
+        help="Make the new Hub repository public.",
     ),
     click.option(
         "--allow-outside-links",
         is_flag=True,
-        help="With --public, also publish files that symbolic links in SRC pull in from outside of it.",
+        help="With --public, also publish files outside of SRC that symbolic links in SRC lead to.",
     ),
 )
 output_options = together(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.core.text import marked, printable_text, unmarked
+from ckpttools.core.text import mark_style, printable_text, unmark_styles
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -60,30 +60,29 @@ def _plain(value: object) -> object:
 def styled(text: str, **style: Any) -> str:
     """Style text for `show` and `say`; takes the arguments of `click.style`.
 
-    Every style of the program is made here: a sequence that sets one and was not made here is data, and is
-    escaped.
+    All styles of the program are created here. Any other escape sequence is data, and is escaped.
     """
     codes = re.findall(r"\x1b\[([0-9;]*)m", click.style("", **style, reset=False))
-    return f"{''.join(map(marked, codes))}{text}{marked('0')}"
+    return f"{''.join(map(mark_style, codes))}{text}{mark_style('0')}"
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines on stdout; click takes the colors out where that is not a terminal.
+    """Print lines on stdout. click removes the colors if stdout is not a terminal.
 
-    Every text for people passes here, through `say` or through `click_error`: names of files and arrays may
-    hold anything, and nothing of it controls the terminal.
+    All text for people goes through this function, `say` or `click_error`, so that names of files and arrays
+    cannot control the terminal.
     """
-    text = unmarked("\n".join(map(printable_text, lines)))
+    text = unmark_styles("\n".join(map(printable_text, lines)))
     click.echo(text, color=False if "NO_COLOR" in os.environ else None)
 
 
 def say(*texts: str) -> None:
-    """A message on stderr, as safe as lines of `show`; each text begins a line."""
-    click.echo(unmarked("\n".join(map(printable_text, texts))), err=True)
+    """Print texts on stderr, escaped as by `show`; each text starts a line."""
+    click.echo(unmark_styles("\n".join(map(printable_text, texts))), err=True)
 
 
 def click_error(error: click.ClickException) -> None:
-    """Print an error of click, which quotes what the user typed, as safely as `say`."""
+    """Print an error of click, which quotes user input, escaped as by `say`."""
     text = io.StringIO()
     error.show(text)
     say(*text.getvalue().rstrip("\n").split("\n"))

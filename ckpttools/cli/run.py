@@ -100,7 +100,7 @@ def run(
         _show_status(file, root, as_json)
         return
     named = {"map": map, "family": family}
-    with _showing_how_to_allow():
+    with _code_hints():
         if does_part:
             _do_part(file, root, part, as_json, progress, parts=parts, memory=memory, jobs=jobs, **named)
         if publish and (not does_part or wait or _is_last(file, root)):
@@ -109,8 +109,8 @@ def run(
 
 
 @contextmanager
-def _showing_how_to_allow() -> Iterator[None]:
-    """Adds the command that runs code of a plan to the error that refuses it."""
+def _code_hints() -> Iterator[None]:
+    """Add the command that permits a plan's code to the error that refuses it."""
     from ckpttools.core.user_code import CodeNotAllowedError
 
     try:

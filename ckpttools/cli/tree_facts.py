@@ -96,8 +96,8 @@ def _adapter(found: AdapterReport) -> Iterator[tuple[str, str]]:
         targets = ", ".join(f"{printable(name)} × {times}" for name, times in found.targets.items())
         whole = f"{plural(found.replaced, 'array')} replaced as a whole" if found.replaced else None
         yield "targets", _joined(targets, whole)
-    for name, times in found.skipped.items():
-        yield "warning", f"PEFT ignores {plural(times, 'stored array')}, which {name} leaves out"
+    for field, count_skipped in found.skipped.items():
+        yield "warning", f"PEFT ignores {plural(count_skipped, 'stored array')}, which {field} leaves out"
 
 
 def _joined(*facts: str | None) -> str:

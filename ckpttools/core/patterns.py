@@ -40,7 +40,7 @@ def is_match(pattern: str, text: str, *, below: bool = False) -> bool:
 
 
 def match_start(pattern: str, text: str) -> re.Match[str] | None:
-    """Match a regular expression at the start of a text, within the limits of `is_match`.
+    """Match a regular expression at the start of a text, with the time limit of `is_match`.
 
     Args:
         pattern: the expression.
@@ -50,7 +50,7 @@ def match_start(pattern: str, text: str) -> re.Match[str] | None:
         The match, or None.
 
     Raises:
-        PatternError: the text is not an expression, or takes too long to match.
+        PatternError: the expression is invalid, or matching takes too long.
     """
     return _limited_match(re.match, pattern, pattern, text)
 
@@ -58,7 +58,7 @@ def match_start(pattern: str, text: str) -> re.Match[str] | None:
 def _limited_match(
     method: Callable[[str, str], re.Match[str] | None], expression: str, pattern: str, text: str
 ) -> re.Match[str] | None:
-    """Call a method of `re`; raises as `is_match`. Only the user's own `pattern` decides about a limit."""
+    """Call a function of `re`; raises as `is_match`. The user's `pattern` decides whether to limit time."""
     try:
         with nullcontext() if _REPEATS.isdisjoint(pattern) else _limited(_SECONDS):
             return method(expression, text)

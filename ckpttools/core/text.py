@@ -98,33 +98,33 @@ def printable(text: str) -> str:
 
 
 def printable_text(text: str) -> str:
-    """Escape text of several lines, but keep the styles of `marked` and the breaks before indented lines.
+    """Escape a text of several lines, but keep styles from `mark_style` and breaks before indented lines.
 
-    A line break in a name would begin a line that seems to be the program's. Its own breaks are followed by a
-    space or an end, or stand between the texts that it is given.
+    A line break in a name would start a line that looks like the program's own. In the program's own texts,
+    a break comes before a space, before another break, or at the end.
     """
     if text.isprintable() or _MARKED.sub("", text).isprintable():
         return text
     return _KEPT.sub(lambda found: found[1] or printable(found[3]), text)
 
 
-def marked(codes: str) -> str:
-    """Return the escape sequence of a style such that `printable_text` knows it for the program's own.
+def mark_style(codes: str) -> str:
+    """Return the escape sequence of a style with a mark that `printable_text` recognizes.
 
-    Data cannot hold a mark that is drawn anew in each process, so a color in a name is escaped.
+    Each process has another mark, so data cannot contain it and a color in a name is escaped.
     """
     return f"\x1b[{_MARK};{codes}m"
 
 
-def unmarked(text: str) -> str:
-    """Return what a terminal gets: text of `printable_text`, with styles as terminals take them."""
+def unmark_styles(text: str) -> str:
+    """Turn the marked styles of `printable_text` into the escape sequences of terminals."""
     return _MARKED.sub("\x1b[\\1m", text) if _MARK in text else text
 
 
-# Data was written before this process began, so it cannot contain the time of its beginning.
+# Data was written before this process started, so it cannot contain the process's start time.
 _MARK = str(time.time_ns())
 _MARKED = re.compile(rf"\x1b\[{_MARK};([0-9;]*)m")
-# Those, and breaks before indented lines; any other character that may not be printable.
+# Marked styles, and breaks before indented lines; then any character that may need an escape.
 _KEPT = re.compile(rf"({_MARKED.pattern}|\n(?=[ \n]|$))|([^ -~])")
 
 

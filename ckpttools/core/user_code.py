@@ -1,7 +1,7 @@
-"""Code of the user's own: a Python file or module that runs because an argument names it.
+"""Run a Python file or module only if the user named it.
 
-Whoever types an argument trusts the code that it names. A plan also carries arguments, and anybody may have
-written them there. While arguments come from a file, `only_code` permits nothing but what the user named now.
+A user trusts the code that their own arguments name. A plan file also contains arguments, which anyone may
+have written. While arguments come from a file, `allow_only` permits only the code that the user named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class CodeNotAllowedError(UsageError):
     """A file names code to run, and the user has not named it.
 
     Attributes:
-        name: of the argument that names the code.
+        name: the argument that names the code.
         code: file or module, as the argument names it.
     """
 
@@ -29,11 +29,11 @@ class CodeNotAllowedError(UsageError):
 
 
 @contextmanager
-def only_code(named: Collection[str]) -> Iterator[None]:
-    """Permits no code but `named` while arguments come from a file.
+def allow_only(named: Collection[str]) -> Iterator[None]:
+    """Permit only `named` code to run, while arguments come from a file.
 
     Args:
-        named: what the user named, as `check_code` gets it.
+        named: the code that the user named, as passed to `check_code`.
     """
     token = _permitted.set(named)
     try:
@@ -43,22 +43,22 @@ def only_code(named: Collection[str]) -> Iterator[None]:
 
 
 def check_code(name: str, code: str) -> None:
-    """Checks that code may run; whatever runs code of the user calls this first.
+    """Check that code may run. Everything that runs user code calls this first.
 
     Args:
-        name: of the argument that names the code.
+        name: the argument that names the code.
         code: file or module, as the argument names it.
 
     Raises:
-        CodeNotAllowedError: a file names it, and the user has not.
+        CodeNotAllowedError: only a file names the code.
     """
     permitted = _permitted.get()
     if permitted is None or code in permitted:
         return
     error = CodeNotAllowedError(
-        "the plan names code, and code that only a file names is never run",
+        "the plan names code, and code that only a file names never runs",
         got=quoted(name, code),
-        wanted="the same option from you",
+        wanted="the same option in your own command or call",
         hint=f"read the code; if you trust it, add {quoted(name, code)}",
     )
     error.name, error.code = name, code

@@ -360,7 +360,7 @@ class Family:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Patterns of Hugging Face keys that no model of the family computes with."""
+        """Patterns of Hugging Face keys that no model of the family uses in computation."""
         idle = (key for part in self.parts.values() if part.idle for key in part.keys)
         return (*self.dropped, *idle)
 

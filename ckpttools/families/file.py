@@ -27,7 +27,7 @@ def family_from_file(path: Path) -> Family:
     Raises:
         StorageError: the file cannot be read.
         UsageError: it is neither of the two.
-        CodeNotAllowedError: a plan names the Python file, and the user has not.
+        CodeNotAllowedError: only a plan names the Python file.
         FormatError: it is not TOML, or running it fails; says in which line.
         MappingError: what it says is no family.
     """

@@ -171,10 +171,10 @@ def _value(value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     text = json.dumps(value, ensure_ascii=False)
-    # What TOML allows may still control a terminal, such as C1 codes and bidirectional overrides.
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+    # TOML allows characters that control a terminal, such as C1 codes and bidirectional overrides.
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     code = ord(character)
     return f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"

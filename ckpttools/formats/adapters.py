@@ -54,7 +54,7 @@ def is_adapter(tree: Tree) -> bool:
 
 
 def has_adapter(tree: Tree) -> bool:
-    """Whether the arrays are those of an adapter, or of a model with an adapter that PEFT has not merged."""
+    """Whether a tree is an adapter, or a model with an unmerged PEFT adapter."""
     return is_adapter(tree) or bool(wrapped_weights(tree))
 
 
@@ -73,10 +73,10 @@ def wrapped_weights(tree: Tree) -> list[str]:
 
 
 def is_adapter_alone(folder: Place) -> bool:
-    """Whether a directory has the configuration of an adapter, and no weights but those of an adapter."""
+    """Whether a directory has an adapter configuration, and no weights other than those of an adapter."""
     if not (folder / ADAPTER).is_file():
         return False
-    weights = (each.name for each in folder.entries() if each.name.endswith((".safetensors", ".bin")))
+    weights = (entry.name for entry in folder.entries() if entry.name.endswith((".safetensors", ".bin")))
     return all(name.startswith(WEIGHTS_STEM) for name in weights)
 
 

@@ -8,12 +8,12 @@ from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option
+from ckpttools.core.wording import option, step
 from ckpttools.formats.json_file import DEEPEST
 
 # What Linux file systems take.
 LONGEST_NAME = 255
-# Readers refuse longer names of arrays, as text in damaged or hostile files.
+# Readers refuse longer array names, because damaged or hostile files contain them.
 LONGEST_PATH = 4096
 
 
@@ -31,20 +31,21 @@ def check_paths(tree: Tree, name_of: Callable[[Path], str], what: str) -> None:
     """Refuse paths that the format's own reader would refuse.
 
     Args:
-        tree: what is to be written.
-        name_of: returns the name of a leaf on disk.
-        what: the format, for the message.
+        tree: the tree to write.
+        name_of: returns a leaf's name on disk.
+        what: the format's name, for the message.
 
     Raises:
-        FormatError: a name is not Unicode text, or too long, or has too many keys; lists all of them.
+        FormatError: a name is not Unicode text, is too long, or has too many keys; lists all such names.
     """
     wrong = [keystr(path) for path in tree if not _is_readable(path, name_of(path))]
     if wrong:
+        remap = step("ckpttools.remap(src, dst, map=rules)", "ckpt remap SRC DST --map RULES")
         raise FormatError(
             f"{what} cannot hold these names:" + listing([ascii(_shortened(name)) for name in wrong]),
             place=tree.metadata.place or None,
             wanted=f"Unicode text of at most {LONGEST_PATH:,} characters and {DEEPEST} keys",
-            hint="rename them: ckpt remap SRC DST --map RULES",
+            hint=f"rename them with {remap}",
         )
 
 

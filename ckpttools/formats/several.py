@@ -26,10 +26,10 @@ def other_kinds(path: Place, format: str) -> Notes:
     """What is said of a directory in which a format was opened, and other kinds of weights lie, too."""
     if not path.is_dir():
         return Notes()
-    entries = [each for each in path.entries() if not matches_any(each.name, _NOT_WEIGHTS)]
-    names = [each.name for each in entries]
-    # Keys of zarr arrays are names of directories, and may be any of these.
-    files = [each.name for each in entries if not each.is_dir]
+    entries = [entry for entry in path.entries() if not matches_any(entry.name, _NOT_WEIGHTS)]
+    names = [entry.name for entry in entries]
+    # Directories can have any of these names, because zarr uses array keys as directory names.
+    files = [entry.name for entry in entries if not entry.is_dir]
     others = [
         kind
         for kind, patterns in _NAMES.items()

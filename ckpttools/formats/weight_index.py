@@ -58,19 +58,19 @@ class WeightsLocation:
             _check_index(self.named, dict(tensors), self.folder / self.index)
 
     def check_overlaid(self, tensors: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-        """Check tensors of which the index may choose one of several files, as `check` otherwise.
+        """Check tensors as `check` does, but accept repeated tensors if the index names the last file.
 
-        transformers reads all files that an index names, in the order of their names, and the last one with
-        a tensor counts, whichever the index names. A tensor is accepted in several files only if both agree.
+        transformers reads all files that an index names, ordered by name. The last file with a tensor counts,
+        whichever file the index names. A repeated tensor is accepted only if both agree.
 
         Args:
-            tensors: Name of each and of the file that holds it, in the order of the files' names.
+            tensors: Names of the tensors and of their files, ordered by file name.
 
         Returns:
-            The tensors that are in several files.
+            The repeated tensors.
 
         Raises:
-            FormatError: Index and files disagree; lists how.
+            FormatError: Index and files disagree; lists the differences.
         """
         last = dict(tensors)
         if self.named is None or self.index is None or len(last) == len(tensors):
@@ -204,17 +204,17 @@ def _check_once(tensors: Sequence[tuple[str, str]], folder: Place) -> None:
 
 
 def _refuse_ambiguous(named: Mapping[str, str], repeated: Mapping[str, Sequence[str]], index: Place) -> None:
-    """Refuse tensors in several files of which the index names another one than the last."""
+    """Refuse repeated tensors for which the index does not name the last file."""
     unclear = {name: files for name, files in repeated.items() if named.get(name) in files[:-1]}
     if not unclear:
         return
     lines = [f"{name}: in {first_of(files, 4)}" for name, files in unclear.items()]
     first, files = next(iter(unclear.items()))
     raise FormatError(
-        "the same tensors in several files, and the index does not name the last one:" + listing(lines),
+        "several files have the same tensors, and the index does not name the last file:" + listing(lines),
         place=index,
         got=f"{first} in {named[first]}",
-        wanted=f"{files[-1]}, which transformers takes whatever the index names",
+        wanted=f"{files[-1]}, which transformers uses regardless of the index",
         hint="fetch the shards and the index again: they belong to different saves",
     )
 

@@ -84,7 +84,7 @@ def left_over(
         yield f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales"
     elif extra and not is_told:
         if 2 * len(extra) > len(arrays) and any(key not in arrays for key in known):
-            yield f"most arrays have names that this family does not have: {CHECK}"
+            yield f"most array names do not belong to this family: {CHECK}"
             return
         part = next((key for key in extra if _is_part(key, arrays[key], known)), None)
         yield _not_to_drop(part) if part else _to_drop(way)

@@ -79,7 +79,7 @@ class Plan:
         reserved: bytes of the memory that something else takes meanwhile.
         streams: how files are written where that goes from the first byte to the last; None where tasks may
             be done in any order.
-        has_digests: whether what a task made is digested, for whoever reads another copy of the source.
+        has_digests: whether task outputs are hashed, for comparison with other copies of the source.
     """
 
     tree: Tree

@@ -20,9 +20,9 @@ from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
 from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, sample_digests
 
-# Blocks that tell local files from others, in all: of few files more each, as many as of 128 files with the
-# usual number. Reading them takes 10 ms from the page cache, and 5 s from a disk that seeks in 5 ms.
-_MOST_SAMPLES, _FEWEST_SAMPLES = 20_000, 1024
+# Sampled blocks of all local files together. A few files share the minimum, which is that of 128 files.
+# Reading it takes 10 ms from the page cache, and 5 s from a disk with a seek time of 5 ms.
+_MOST_SAMPLES, _MIN_SAMPLES = 20_000, 1024
 # What is in a file of this size is not worth a file of its own.
 _LARGEST_INLINE = 1 << 16
 
@@ -103,7 +103,7 @@ class _Sources:
     def said(self) -> list[list[object]]:
         """Each in the order of its number."""
         count = max(1, len(self._listed))
-        samples = max(2, min(MOST_BLOCKS, _MOST_SAMPLES // count), _FEWEST_SAMPLES // count)
+        samples = max(2, min(MOST_BLOCKS, _MOST_SAMPLES // count), _MIN_SAMPLES // count)
         return [list(asdict(_planned(each, samples)).values()) for each in self._listed]
 
 

@@ -37,8 +37,8 @@ from ckpttools.stores.registry import parse
 from ckpttools.stores.samples import BLOCK_BYTES, sample_digests, sample_starts
 from ckpttools.stores.shares import this_process
 
-# Arrays that a message names.
-_MOST_NAMES = 4
+# Arrays named in a message.
+_MAX_NAMES = 4
 KINDS = "ckpttools-plan-"
 KIND = f"{KINDS}3"
 
@@ -112,7 +112,7 @@ class PlannedSource:
 
         Args:
             there: where what had a path has it here.
-            owners: the arrays that have a byte of the file, in words, for messages.
+            owners: describes the arrays at an offset of the file, for messages.
 
         Raises:
             SourceChangedError: it is another one.
@@ -132,25 +132,25 @@ class PlannedSource:
         differs = self._differing_byte(file) if is_alike else None
         if not is_alike or differs is not None:
             file.close()
-            others = "" if differs is None else f", other bytes at {differs:,}{owners(differs)}"
+            difference = "" if differs is None else f", other bytes at {differs:,}{owners(differs)}"
             raise SourceChangedError(
                 f"{file.path} is not the file that the plan was made of",
-                got=f"{file.size} bytes, version {file.version}{others}, read by {this_process()}",
+                got=f"{file.size} bytes, version {file.version}{difference}, read by {this_process()}",
                 wanted=f"{self.size} bytes, version {self.version}",
                 hint="make the plan again; if the file was copied here, copy it with its time of change"
                 if differs is None
-                else "replace it by a copy of the model that the plan was made of, or make the plan again",
+                else "replace it with a copy of the planned model, or make the plan again",
             )
         return file
 
     def _differing_byte(self, file: File) -> int | None:
-        """Where the first block begins that differs from the sample of the plan; None if none does."""
+        """Return the offset of the first block that differs from the plan's sample; None if none does."""
         if not self.sample:
             return None
         planned = self.sample.split(":")
-        found = sample_digests(file, len(planned)).split(":")
+        current = sample_digests(file, len(planned)).split(":")
         starts = sample_starts(self.size, len(planned))
-        differing = (start for start, a, b in zip(starts, planned, found, strict=True) if a != b)
+        differing = (start for start, a, b in zip(starts, planned, current, strict=True) if a != b)
         return next(differing, None)
 
 
@@ -185,31 +185,31 @@ class PlanFile:
         return range(self._starts[first], self._starts[stop])
 
     def opened_source(self, number: int, there: Callable[[str], str]) -> File:
-        """The file of a number, as it is here; errors name the arrays in it that differ.
+        """Open a source file by index. Errors name the arrays that differ.
 
         Raises:
-            SourceChangedError: it is another one.
+            SourceChangedError: the file differs from the planned one.
             CheckpointError: it cannot be opened.
         """
         return self.sources[number].opened(there, lambda offset: self._owners(number, offset))
 
     def _owners(self, number: int, offset: int) -> str:
-        """The arrays that have bytes of a block of a file, in words; "" where the plan has no tasks."""
-        files = [Bytes(each.path, b"") for each in self.sources]
+        """Describe the arrays with bytes in a block of a file; "" if the plan has no tasks."""
+        files = [Bytes(source.path, b"") for source in self.sources]
         nodes = Nodes(self._lines[self._sizes[0] : self._sizes[0] + self._sizes[1]], files.__getitem__)
         names = []
         for line in self._lines[: self._sizes[0]]:
             path, node, _ = json.loads(line)
             parts = distinct([nodes.array(node)])
             if any(
-                isinstance(each, Stored)
-                and each.source is files[number]
-                and each.offset < offset + BLOCK_BYTES
-                and offset < each.offset + each.stored_nbytes
-                for each in parts
+                isinstance(part, Stored)
+                and part.source is files[number]
+                and part.offset < offset + BLOCK_BYTES
+                and offset < part.offset + part.stored_nbytes
+                for part in parts
             ):
                 names.append(keystr(tuple(path)))
-        return f" (in {first_of(names, _MOST_NAMES)})" if names else ""
+        return f" (in {first_of(names, _MAX_NAMES)})" if names else ""
 
     @cached_property
     def _starts(self) -> Sequence[int]:

@@ -53,13 +53,13 @@ def made_of(said: Any, rooms: tuple[str, ...], unplain: Callable[[Any], object] 
     module, _, kind = str(name).partition(":")
     # Nothing else is imported, and no other class is made, whatever the file says.
     if not (str(name).startswith(rooms) and kind.isidentifier()):
-        raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
+        raise ValueError(f"{name!r:.80} is not allowed in a plan")
     try:
         found = getattr(import_module(module), kind)
     except ImportError as error:
-        raise ValueError(f"{name!r:.80} is none of the things that a plan may name") from error
+        raise ValueError(f"{name!r:.80} is not allowed in a plan") from error
     if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module):
-        raise ValueError(f"{name!r:.80} is none of the things that a plan may name")
+        raise ValueError(f"{name!r:.80} is not allowed in a plan")
     return found(**{key: (unplain or of_json)(value) for key, value in values.items()})
 
 

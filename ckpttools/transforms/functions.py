@@ -97,7 +97,7 @@ def mapped_by(by: Mapper, *, strict: bool = False) -> Transform:
         StorageError: the file is not there.
         FormatError: running it fails.
         UsageError: there is no such function; `strict`, which is for rules, with one.
-        CodeNotAllowedError: a plan names the function, and the user has not.
+        CodeNotAllowedError: only a plan names the function.
         MappingError: a template is not in the row language.
         CheckpointError: as `ckpttools.transforms.rename.read_rules`, for files.
     """

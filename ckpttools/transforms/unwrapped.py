@@ -23,24 +23,15 @@ _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 # PyTorch's name for what `Module.get_extra_state` gives: never a weight.
 _STATE = "_extra_state"
 _MODULE, _MODEL = "module.", "model."
-# Last keys of buffers that a model computes from its configuration: tables for rotary positions, by
-# torchtitan and Meta (`freqs_cis`), transformers (`inv_freq`, `cos_cached`), torchtune (`cache`) and others.
+# Last keys of rotary-position tables, which models compute from their configuration: torchtitan and Meta
+# (`freqs_cis`), transformers (`inv_freq`, `cos_cached`) and others.
 _ROTARY = frozenset(
     (
-        "freqs_cis",
-        "freqs_cos",
-        "freqs_sin",
-        "inv_freq",
-        "original_inv_freq",
-        "cos_cached",
-        "sin_cached",
-        "cos_cache",
-        "sin_cache",
-        "cos_sin_cache",
-        "rope_cache",
+        *("freqs_cis", "freqs_cos", "freqs_sin", "inv_freq", "original_inv_freq", "rope_cache"),
+        *("cos_cached", "sin_cached", "cos_cache", "sin_cache", "cos_sin_cache"),
     )
 )
-# A causal mask, in GPT-2's modules `attn.bias` next to `attn.masked_bias`, has the shape (1, 1, n, n).
+# Causal masks, such as GPT-2's `attn.bias` next to `attn.masked_bias`, have the shape (1, 1, n, n).
 _MASKS = frozenset(("bias", "causal_mask", "attn_mask", "attention_mask", "mask"))
 _FILL, _POSITIONS = "masked_bias", "position_ids"
 _ATTENTION = ("attn", "attention", "self_attn", "self_attention")
@@ -85,31 +76,32 @@ def _list_of(path: Path) -> Path | None:
 
 
 def is_buffer(name: str, array: LazyArray) -> bool:
-    """Whether an array is one that a model computes from its configuration: not learned, and not a weight.
+    """Whether an array is a buffer that a model computes from its configuration, not a learned weight.
 
     Args:
-        name: dotted.
-        array: its shape and dtype count; an array that could be a learned bias or embedding is not one.
+        name: the array's dotted name.
+        array: the array. One whose shape and dtype a learned bias or embedding could have is not a buffer.
     """
-    *above, last = name.split(".")
+    *parents, last = name.split(".")
+    module = parents[-1] if parents else ""
     shape, is_float = array.shape, array.dtype.is_float
     if last in _ROTARY:
         return True
     if last == "freqs":
-        return above[-1:] == ["rope"]  # Meta's; those of other modules may be learned
-    if last == "cache" and above and above[-1] in ("rope", "pos_embeddings", "rotary_emb"):
+        return module == "rope"  # Meta's; other modules may learn theirs
+    if last == "cache" and module in ("rope", "pos_embeddings", "rotary_emb"):
         return True
     if last == _FILL:
-        return not shape and bool(above) and above[-1] in _ATTENTION
+        return not shape and module in _ATTENTION
     if last == _POSITIONS:
         return not is_float and len(shape) <= 2
     is_square = len(shape) in (2, 4) and shape[-1] == shape[-2] and all(size == 1 for size in shape[:-2])
-    is_of_attention = not above or above[-1] in _ATTENTION or last not in ("bias", "mask")
-    return last in _MASKS and is_square and is_of_attention and (len(shape) == 4 or not is_float)
+    is_in_attention = not parents or module in _ATTENTION or last not in ("bias", "mask")
+    return last in _MASKS and is_square and is_in_attention and (len(shape) == 4 or not is_float)
 
 
-def buffers_in(tree: Tree, drop: Collection[str] = ()) -> list[Path]:
-    """The paths of a tree's buffers, without those that match patterns of dotted names in `drop`."""
+def find_buffers(tree: Tree, drop: Collection[str] = ()) -> list[Path]:
+    """Find the buffers of a tree, except those whose dotted names match a pattern in `drop`."""
     names = {path: dotted(path) for path in tree.arrays}
     return [
         path
@@ -119,8 +111,8 @@ def buffers_in(tree: Tree, drop: Collection[str] = ()) -> list[Path]:
 
 
 def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
-    """The tree without what modules of PyTorch keep next to weights: states such as scales of Transformer
-    Engine, and buffers that they compute anew.
+    """Leave out arrays that PyTorch modules keep next to weights: states, such as scales of Transformer
+    Engine, and buffers, which models recompute.
 
     Args:
         tree: a model.
@@ -129,17 +121,17 @@ def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     names = {path: dotted(path) for path in tree.arrays}
     names = {path: name for path, name in names.items() if name.rpartition(".")[2] == _STATE}
     states = {path for path, name in names.items() if not matches_any(name, drop)}
-    buffers = buffers_in(tree, drop)
+    buffers = find_buffers(tree, drop)
     left = {*states, *buffers}
     if not left:
         return Transformed(tree, Notes())
     kept = [Move(path, path, leaf) for path, leaf in tree.items() if path not in left]
-    remarks = (
-        [f"{array_count(states)} left out, which modules keep beside weights (*.{_STATE})"] if states else []
-    )
+    remarks = []
+    if states:
+        remarks.append(f"{array_count(states)} left out, which modules keep next to weights (*.{_STATE})")
     if buffers:
-        shown = some([dotted(path) for path in buffers])
-        remarks.append(f"left out, as models compute such buffers themselves: {shown}")
+        names_of_buffers = some([dotted(path) for path in buffers])
+        remarks.append(f"left out, because models recompute such buffers: {names_of_buffers}")
     return Transformed(moved(tree, kept), Notes(remarks=tuple(remarks)))
 
 

@@ -80,7 +80,7 @@ class SafetensorsFormat:
             return _stitched(path, found.folder, files)
         tensors = [(entry.name, file.name) for file in files for entry in file.header.entries]
         repeated = found.check_overlaid(tensors)
-        # Of a tensor in several files the last one counts, which is the one that the index names.
+        # If several files have a tensor, the last one counts, and the index names that one.
         tree = _tree(path, found.folder, files)
         remarks = _of_others(path, found).remarks if path.is_dir() else ()
         if repeated:
@@ -161,10 +161,10 @@ def _tree(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
 
 
 def _aliases(custom: Mapping[str, str], leaves: Mapping[TreePath, Stored]) -> list[tuple[str, str]]:
-    """Names of tensors that are stored under another name.
+    """Find aliases of tensors in the metadata, and the names under which the tensors are stored.
 
-    safetensors.torch.save_model stores a tensor with several names once. It maps each name that it removed
-    to the stored one, among the metadata.
+    safetensors.torch.save_model stores a tensor with several names once. In the metadata, it maps each
+    removed name to the stored one.
     """
     return [
         (name, stored) for name, stored in custom.items() if (stored,) in leaves and (name,) not in leaves

@@ -228,19 +228,19 @@ def _dtype(code: object, place: str) -> DType:
     if dtype is not None:
         return dtype
     known = _known_dtypes()
-    # `U128` resembles `U8` and is not one misspelled; `bf16` and `FP8_E4M3` are.
-    near = [each for each in near_names(code.upper(), known, 1) if _resembles(code.upper(), each)]
+    # `bf16` and `FP8_E4M3` are misspellings; `U128` is not a misspelled `U8`.
+    near = [name for name in near_names(code.upper(), known, 1) if _resembles(code.upper(), name)]
     hint = (
         f"did you mean {near[0]}?"
         if near
-        else "the safetensors library refuses the file, too: save the tensor again in one of these dtypes; "
-        "if the dtype is new, `pip install -U ckpttools` may know it"
+        else "the safetensors library also refuses the file: save the tensor again with one of these dtypes; "
+        "if the dtype is new, `pip install -U ckpttools` may add it"
     )
     _refuse("unknown dtype", place, reprlib.repr(code), ", ".join(known), hint)
 
 
 def _resembles(code: str, known: str) -> bool:
-    """Whether a code is a known one in lower case or with a letter more, not another width."""
+    """Whether a code is a misspelling of a known code, and not of another width."""
     return SequenceMatcher(None, code, known).ratio() > 0.85
 
 

@@ -12,7 +12,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
-from ckpttools.core.wording import option
+from ckpttools.core.wording import option, step
 from ckpttools.formats import flat
 from ckpttools.formats.base import COMPANIONS, Extents, Layout
 from ckpttools.formats.checks import check_dtypes, check_paths
@@ -206,10 +206,11 @@ def _is_text(value: object) -> bool:
 def _check_names(names: Mapping[Path, str], tree: Tree) -> None:
     wrong = next((path for path, name in names.items() if name == METADATA), None)
     if wrong is not None:
+        remap = step("ckpttools.remap(src, dst, map=rules)", "ckpt remap SRC DST --map RULES")
         raise FormatError(
             f"safetensors cannot hold an array called {METADATA!r}",
             place=tree.metadata.place or None,
-            hint=f"rename {keystr(wrong)}: ckpt remap SRC DST --map RULES",
+            hint=f"rename {keystr(wrong)} with {remap}",
         )
 
 

@@ -39,14 +39,14 @@ def page(contents: Mapping[str, Any], title: str) -> str:
 
 
 def _printable(value: object) -> object:
-    """Escape every string of the report, so that nothing from data controls how the page is shown."""
+    """Escape every string of the report, so that data cannot control how the page looks."""
     match value:
         case str():
             return printable(value)
         case Mapping():
-            return {printable(str(key)): _printable(each) for key, each in value.items()}
+            return {printable(str(key)): _printable(item) for key, item in value.items()}
         case list() | tuple():
-            return [_printable(each) for each in value]
+            return [_printable(item) for item in value]
     return value
 
 
