@@ -265,6 +265,7 @@ TOUCHES_FILES = {
     "plan/reading.py": "the number of cores",
     "cli/__init__.py": "the environment",
     "cli/border.py": "the terminal",
+    "cli/main.py": "the environment",
     "cli/demo.py": "a temporary directory, and Orbax itself",
     "cli/output.py": "the terminal",
     "cli/stopping.py": "the terminal",

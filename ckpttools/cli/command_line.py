@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import click
 
+COMPLETION_VARIABLE = "_CKPT_COMPLETE"
+"""The environment variable through which a shell asks for completions, as click derives it from `ckpt`."""
+
 _KEY = "ckpttools.command_line"
 
 

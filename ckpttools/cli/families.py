@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.lazy import LazyGroup
-from ckpttools.cli.options import ANY_PATH, json_option
+from ckpttools.cli.options import ANY_PATH, complete_family, json_option
 from ckpttools.cli.output import labelled, print_json, print_report, show, styled, width, wrapped
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural, printable
@@ -83,7 +83,7 @@ def _room() -> int:
 
 
 @families.command("show", short_help="Everything that a family defines.")
-@click.argument("family", metavar="NAME|FILE")
+@click.argument("family", metavar="NAME|FILE", shell_complete=complete_family)
 @click.option("--toml", "as_toml", is_flag=True, help="Print it as a TOML file, as a start for your own.")
 @json_option
 def show_family(family: str, as_toml: bool, as_json: bool) -> None:
@@ -149,7 +149,7 @@ def _row(row: Row) -> Iterator[str]:
 
 
 @families.command("check", short_help="Prove that rows convert both ways and fit a model.")
-@click.argument("family", metavar="NAME|FILE")
+@click.argument("family", metavar="NAME|FILE", shell_complete=complete_family)
 @click.option(
     "--against",
     type=ANY_PATH,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from ckpttools import __version__
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, open_closed, write_whole
-from ckpttools.cli.command_line import remember_command
+from ckpttools.cli.command_line import COMPLETION_VARIABLE, remember_command
 from ckpttools.cli.lazy import LazyGroup, has_written, in_module, is_path, writes
 from ckpttools.cli.output import say
 from ckpttools.cli.plugged import plugged_in
@@ -26,6 +28,7 @@ _COMMANDS = {
     "average": in_module("average", "average", "The weighted mean of checkpoints."),
     "assemble": in_module("assemble", "assemble", "One checkpoint of the parts that hosts of a job kept."),
     "cast": in_module("cast", "cast", "The same arrays in other dtypes."),
+    "completion": in_module("completion", "completion", "Print a script for completion in a shell."),
     "convert": in_module("convert", "convert", "Write a checkpoint in another form."),
     "copy": in_module("copy", "copy", "A checkpoint to another place or store, byte for byte."),
     "demo": in_module("demo", "demo", "Make, convert and load a small model, and back."),
@@ -77,6 +80,8 @@ class _Root(LazyGroup):
         run = partial(super().main, args, prog_name, complete_var, False, **extra)
         if not standalone_mode:
             return run()
+        if COMPLETION_VARIABLE in os.environ:
+            _answer_shell(run)
         open_closed()
         write_whole()
         try:
@@ -127,6 +132,16 @@ class _Root(LazyGroup):
             except stopping.Stopped as end:
                 end.goes_on, end.is_done = writes(ctx), has_written(ctx)
                 raise
+
+
+def _answer_shell(complete: Callable[[], object]) -> NoReturn:
+    """Let click print completions, and end with its exit code.
+
+    Errors are not shown: they would appear in the line that is being typed.
+    """
+    with suppress(Exception):
+        complete()
+    sys.exit(1)
 
 
 def _needs_more(command: click.Command) -> bool:

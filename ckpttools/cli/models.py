@@ -11,6 +11,7 @@ from ckpttools.cli.declared import declared
 from ckpttools.cli.maxtext_options import like_option, maxtext_option
 from ckpttools.cli.options import (
     SOME_TEXT,
+    complete_family,
     max_header_option,
     max_index_option,
     output_options,
@@ -33,6 +34,7 @@ rope_layout_option = click.option(
 family_option = click.option(
     "--family",
     type=SOME_TEXT,
+    shell_complete=complete_family,
     metavar="NAME|FILE",
     help="Use this family's rows: a name of `ckpt families`, or your own file. A name is refused "
     "where the family of model_type takes the same arrays and would make other values of them.",

@@ -17,6 +17,8 @@ from ckpttools.stores.publishing import allowing_unprotected
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from ckpttools.core.dtypes import DType
 
 Command = Callable[..., Any]
@@ -49,6 +51,15 @@ class DTypeName(click.ParamType):  # type: ignore[type-arg]
             return parse_dtype(value)
         except UnknownNameError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from ckpttools.core.dtypes import DTYPES
+
+        return [CompletionItem(name) for name in DTYPES if name.startswith(incomplete)]
 
 
 class Location(click.Path):
@@ -90,6 +101,14 @@ DTYPE = DTypeName()
 SOME_TEXT = SomeText()
 ANY_PATH = Location()
 MODEL = ModelLocation()
+
+
+def complete_family(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of model families that begin with what was typed."""
+    from ckpttools.families.registry import families
+
+    return [name for name in sorted(families()) if name.startswith(incomplete)]
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 

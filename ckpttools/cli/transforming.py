@@ -34,6 +34,8 @@ from ckpttools.cli.options import (
 from ckpttools.cli.storage import new_storage_options, storage_options
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from ckpttools.core.dtypes import DType
 
 
@@ -63,6 +65,13 @@ class _FormatName(click.ParamType):  # type: ignore[type-arg]  # generic from cl
         if value not in self._names():
             self.fail(f"{value!r} is not one of {', '.join(self._names())}.", param, ctx)
         return value
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
 
     def _names(self) -> list[str]:
         from ckpttools.formats.registry import writable

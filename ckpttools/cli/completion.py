@@ -1,0 +1,29 @@
+"""`ckpt completion`: scripts that complete commands, options and values in a shell."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from ckpttools.cli.command_line import COMPLETION_VARIABLE
+
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(tuple(_SHELLS)))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print a script that completes `ckpt` in a shell.
+
+    Add the line for bash to ~/.bashrc, or that for zsh to ~/.zshrc, after compinit.
+
+    \b
+    Example:
+      eval "$(ckpt completion bash)"
+      eval "$(ckpt completion zsh)"
+      ckpt completion fish > ~/.config/fish/completions/ckpt.fish
+    """
+    complete = _SHELLS[shell](ctx.find_root().command, {}, "ckpt", COMPLETION_VARIABLE)
+    # Not `source()`: that of bash starts bash to look at its version.
+    click.echo(complete.source_template % complete.source_vars())
