@@ -204,7 +204,9 @@ class TestChecks:
         model.config["architectures"] = architectures
         model.write(tmp_path / "model")
         found = self.reported(tmp_path / "model", "coverage")
-        assert [name in each["what"] for each in found] == [True] * (how != "whole")
+        is_damaged = how != "whole"
+        assert [name in each["what"] for each in found] == [is_damaged]
+        assert [each["level"] for each in found] == ["error" if is_damaged else "info"]
 
     @pytest.mark.parametrize("name", ["layer_types", "mlp_layer_types"])
     def test_layer_types(self, tmp_path, name):

@@ -292,6 +292,55 @@ def test_all_names_unknown_is_no_reason_to_drop_them(tmp_path):
     assert "drop" not in (refused.value.hint or "")
 
 
+HEADS = {
+    "LlamaModel": {},
+    "LlamaForSequenceClassification": {"score.weight": (3, 8)},
+    "LlamaForTokenClassification": {"score.weight": (3, 8), "score.bias": (3,)},
+    "LlamaForQuestionAnswering": {"qa_outputs.weight": (2, 8), "qa_outputs.bias": (2,)},
+    "LlamaForRewardModel": {"v_head.weight": (1, 8)},
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prefix"), [("LlamaModel", ""), *((name, "model.") for name in HEADS)]
+)
+def test_backbones_are_named_as_such(tmp_path, architecture, prefix):
+    head = {name: np.ones(shape, np.float32) for name, shape in HEADS[architecture].items()}
+    arrays = with_names(arrays_of(head=False), body(prefix)) | head
+    source = save_model(tmp_path / "m", arrays, architectures=[architecture], tie_word_embeddings=False)
+    ((level, what),) = reported(source, "coverage")
+    assert level == "info" and f"{architecture}, without lm_head.weight" in what
+    with pytest.raises(CheckpointError) as refused:
+        ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    assert ("this is a backbone" in refused.value.hint) == (not head)
+    assert all(name in refused.value.hint for name in head)
+    ckpttools.hf_to_maxtext(source, tmp_path / "mt", tied="drop", drop=list(head))
+    ckpttools.maxtext_to_hf(tmp_path / "mt", tmp_path / "back")
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(np.array_equal(found[name], values) for name, values in arrays_of(head=False).items())
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_language_models_without_a_head_are_damaged(tmp_path, prefix):
+    arrays = with_names(arrays_of(head=False), body(prefix))
+    source = save_model(tmp_path / "m", arrays, tie_word_embeddings=False)
+    assert [level for level, _ in reported(source, "coverage")] == ["error"]
+    with pytest.raises(CheckpointError) as refused:
+        ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    assert ("this is a backbone" in refused.value.hint) == (not prefix)
+
+
+@pytest.mark.parametrize("lost", ["norm.weight", "layers.1.mlp.up_proj.weight"])
+def test_backbones_that_lost_an_array_are_damaged(tmp_path, lost):
+    arrays = with_names(arrays_of(head=False), body(""))
+    del arrays[lost]
+    source = save_model(tmp_path / "m", arrays, architectures=["LlamaModel"], tie_word_embeddings=False)
+    with pytest.raises(CheckpointError) as refused:
+        ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    assert "this is a backbone" not in (refused.value.hint or "")
+    assert not ckpttools.doctor(source).healthy
+
+
 BUFFERS = {
     "freqs_cis": np.ones((8, 2), np.complex64),
     "model.freqs_cos": np.ones((8, 2), np.float32),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,12 +12,10 @@ from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, M
 from ckpttools.formats.adapters import has_adapter
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.beside import patterns_beside
-from ckpttools.maxtext.recognition import rows_named
+from ckpttools.maxtext.recognition import HEAD_NAME, backbone_hint, rows_named
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.view import view_of
-
-_LAYER = re.compile(r"\.layers\.\d+\.")
 
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
@@ -31,10 +28,16 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if error is None or _is_only_tied_head(error, model):
         return
     if rows_named(config) is None:
-        # A model with another head has other arrays outside of its layers, but none of another shape.
+        # A model with another head lacks that of a language model and has its own, but nothing else differs.
         if config.get("auto_map") or not isinstance(error, NotCoveredError):
             return
-        missing = {name: shape for name, shape in error.coverage.missing.items() if _LAYER.search(name)}
+        hint = backbone_hint(config, error.coverage, is_without_prefix=False)
+        if hint is not None:
+            yield _backbone(model, error, hint)
+            return
+        missing = {
+            name: shape for name, shape in error.coverage.missing.items() if not name.endswith(HEAD_NAME)
+        }
         if not missing and not error.coverage.misshapen:
             return
         found = replace(error.coverage, missing=missing, extra=())
@@ -51,6 +54,20 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         error.hint or "check that config.json belongs to these weights",
         expected=error.wanted,
         got=error.got,
+    )
+
+
+def _backbone(model: ModelDirectory, error: NotCoveredError, hint: str) -> ModelFinding:
+    """Report a model that is complete in its own class, and that MaxText does not run."""
+    architecture = ", ".join(map(str, (model.config or {}).get("architectures") or ()))
+    (head,) = error.coverage.missing
+    return ModelFinding(
+        "info",
+        CHECK.name,
+        model.location,
+        f"a model without a language model's output head: {architecture}, without {head}",
+        "transformers loads it as what it is; conversions to MaxText refuse it",
+        hint,
     )
 
 

@@ -12,11 +12,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.text import folded, matches_any
-from ckpttools.core.wording import step
+from ckpttools.core.text import folded, matches_any, some
+from ckpttools.core.wording import option, several, step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.mapping.coverage import Coverage
 from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.key_templates import Alike, FamilyKeys, alike, family_keys, numberless
 from ckpttools.maxtext.view import view_of
@@ -26,6 +27,7 @@ NameSide = Literal["maxtext", "huggingface"]
 _LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _MOST_PREFIXES = 8
 _BODY, _LAYER = "model.", re.compile(r"\.\d+\.")
+HEAD_NAME = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,39 @@ def rows_named(config: Mapping[str, object]) -> Callable[[str], bool] | None:
     texts = {text for keys in forms for text in keys.by_text}
     homeless = {each for keys in forms for each in keys.ignored if each not in keys.family.dropped}
     return lambda name: numberless(name) in texts or matches_any(name, homeless)
+
+
+def backbone_hint(
+    config: Mapping[str, object] | None, coverage: Coverage, *, is_without_prefix: bool
+) -> str | None:
+    """Explain what to do with a model that lacks nothing but a language model's output head.
+
+    Args:
+        config: of the model.
+        coverage: the arrays that do not match.
+        is_without_prefix: whether the names lack the prefix of a language model.
+
+    Returns:
+        A hint; None where something else is wrong, or where the configuration and the names are those of a
+        language model, which may have lost its head.
+    """
+    if coverage.misshapen or any(not name.endswith(HEAD_NAME) for name in coverage.missing):
+        return None
+    is_of_backbone = is_without_prefix or not _is_language_model(config or {})
+    if not coverage.missing or not is_of_backbone or any(map(_LAYER.search, coverage.extra)):
+        return None
+    source = "convert the causal language model that it was made from"
+    embedding = f"use the embedding as the output head with {option('tied', 'drop')}"
+    if coverage.extra:
+        drop = several("drop", coverage.extra)
+        return (
+            f"the head of this model is not a language model's ({some(coverage.extra)}), so MaxText has no "
+            f"place for it; {source}, or leave it out and {embedding}: {drop}"
+        )
+    return (
+        "this is a backbone without an output head, as AutoModel saves it: it computes embeddings, and "
+        f"MaxText runs language models; {source}, or {embedding}"
+    )
 
 
 def is_known(model_type: str) -> bool:

@@ -32,7 +32,7 @@ from ckpttools.maxtext.native import (
 )
 from ckpttools.maxtext.odd_dtypes import odd_dtypes
 from ckpttools.maxtext.parts import refuse_lost
-from ckpttools.maxtext.recognition import below, strangers_in
+from ckpttools.maxtext.recognition import backbone_hint, below, strangers_in
 from ckpttools.maxtext.stacked_on import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.structural_names import with_family_names
@@ -90,9 +90,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     drop = whole_branches(_with_dots(options.drop, tree), map(dotted, tree.arrays))
     bare = without_states(tree, drop)
     tree, noted = bare.tree, tree.metadata.notes + bare.notes
-    plain = unwrapped(tree, drop)
-    named = with_family_names(plain.tree, drop)
-    plain = Transformed(named.tree, plain.notes + named.notes)
+    body = unwrapped(tree, drop)
+    named = with_family_names(body.tree, drop)
+    plain = Transformed(named.tree, body.notes + named.notes)
     hub = with_hub_names(plain.tree)
     options = replace(options, drop=_of_hub_names(drop, tree, plain.tree, hub.tree))
     try:
@@ -113,6 +113,11 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
             raise made from error
         if (found := strangers_in(hub.tree)) and found.prefixes:
             raise error.at(hint=f"{below(found.prefixes, hub.tree)}; convert that") from error
+        if isinstance(error, NotCoveredError):
+            is_renamed = named.tree is not body.tree
+            hint = backbone_hint(tree.metadata.config, error.coverage, is_without_prefix=is_renamed)
+            if hint:
+                raise error.at(hint=hint) from error
         raise
 
 
