@@ -115,9 +115,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
             raise error.at(hint=f"{below(found.prefixes, hub.tree)}; convert that") from error
         if isinstance(error, NotCoveredError):
             is_renamed = named.tree is not body.tree
-            hint = backbone_hint(tree.metadata.config, error.coverage, is_without_prefix=is_renamed)
-            if hint:
-                raise error.at(hint=hint) from error
+            about = backbone_hint(tree.metadata.config, error.coverage, is_without_prefix=is_renamed)
+            if about:
+                raise error.at(hint=about) from error
         raise
 
 
