@@ -292,6 +292,27 @@ def test_all_names_unknown_is_no_reason_to_drop_them(tmp_path):
     assert "drop" not in (refused.value.hint or "")
 
 
+UNKNOWN = ["cos", "rotary_emb.freqs", "model.layers.0.extra.weight", "model.layers.1.mlp.experts.0.w1"]
+
+
+@pytest.mark.parametrize("writer", ["convert", "cast"])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_writers_report_arrays_that_the_model_does_not_have(tmp_path, name, writer):
+    source = save_model(tmp_path / "m", arrays_of() | {name: np.ones(2, np.float32)})
+    notes = ckpttools.convert.plan(source, tmp_path / "out", dtype="bfloat16" if writer == "cast" else None)
+    assert any(f"by its configuration: {name}" in each for each in notes.plan.notes.remarks)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"architectures": ["LlamaModel"]}, {"model_type": "unknown"}, {"auto_map": {"a": "b"}}]
+)
+def test_writers_report_no_arrays_that_a_model_may_have(tmp_path, changes):
+    arrays = arrays_of() | ({"score.weight": np.ones((3, 8), np.float32)} if changes else {})
+    source = save_model(tmp_path / "m", arrays, **changes)
+    remarks = ckpttools.convert.plan(source, tmp_path / "out").plan.notes.remarks
+    assert not any("by its configuration" in each for each in remarks)
+
+
 HEADS = {
     "LlamaModel": {},
     "LlamaForSequenceClassification": {"score.weight": (3, 8)},
