@@ -52,7 +52,7 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray], compar
             pattern = option("drop", "PATTERN")
             return (f"{pattern} compares without arrays that were left out on purpose",)
         return _of_parameters(found, compared)
-    alone = f"{option('parameters', True)} compares the parameters alone"
+    alone = f"{option('parameters', True)} compares only the parameters"
     if rest and dtypes:
         return (f"it takes two options together: {alone}, and {cast}",)
     if dtypes:
