@@ -18,6 +18,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
         ("llama.nemo", "archives of NeMo", "tar -xf"),
         ("model.weights.h5", "weights of Keras", "from Keras"),
         ("gemma.keras", "weights of Keras", "from Keras"),
+        ("model.weights.json", "sharded weights of Keras (HDF5)", "model.load_weights("),
         ("tf_model.h5", "weights of TensorFlow", "hf download REPO"),
         ("model.ckpt-100.data-00000-of-00002", "checkpoints of TensorFlow", "tf.train.load_checkpoint"),
         ("params.pkl", "pickles of Python", "nothing of it is executed"),
@@ -30,6 +31,27 @@ def test_what_is_not_read_is_named(tmp_path, name, what, way, in_directory):
     told = run("hash", tmp_path if in_directory else tmp_path / name, code=3)
     assert what in told and way in " ".join(told.split()) and name in told
     assert what in ckpt("doctor", tmp_path if in_directory else tmp_path / name).output
+
+
+SHARDS = [f"model_{number:05}.weights.h5" for number in range(3)]
+
+
+@pytest.mark.parametrize("lost", [(), SHARDS[1:2], SHARDS[:2], SHARDS])
+@pytest.mark.parametrize("named", ["", "model.weights.json"])
+def test_sharded_weights_of_keras_are_identified(tmp_path, lost, named):
+    weight_map = {"/layers/dense/vars": SHARDS[:2], "/layers/dense_1/vars": SHARDS[2]}
+    index = {"metadata": {"total_size": 96.0}, "weight_map": weight_map}
+    (tmp_path / "model.weights.json").write_text(json.dumps(index))
+    for name in sorted({*SHARDS} - {*lost}):
+        (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n")
+    for command in ((), ("inspect", "tree"), ("doctor",)):
+        result = ckpt(*command, tmp_path / named)
+        text = " ".join(result.output.split())
+        assert result.exit_code == 3
+        assert "these are sharded weights of Keras (HDF5), which are not read here" in text
+        assert "and weights of Keras" not in text
+        assert ("model.load_weights(" in text) == (not lost)
+        assert not lost or f"of 3, too: {', '.join(lost)}" in text
 
 
 def test_what_lies_in_a_directory_of_a_trainer_is_named(tmp_path):

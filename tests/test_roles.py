@@ -1108,3 +1108,75 @@ def test_weights_that_t5x_left_in_an_optimizer_alone_are_the_model():
     tree = tree_of({**below(("optimizer", "target"), NET), ("version",): COUNT})
     assert not roles(tree).unclear
     assert {roles(tree).of(path) for path in tree} == {"parameter", "other"}
+
+
+# Optimizer of Keras 3.15 -> what it appends to the joined path of each parameter.
+KERAS_OPTIMIZERS = {
+    "sgd": ("momentum",),
+    "adam": ("momentum", "velocity"),
+    "adam_1": ("momentum", "velocity", "velocity_hat"),
+    "adam_w": ("gradient_accumulator", "momentum", "velocity"),
+    "rm_sprop": ("velocity", "momentum", "average_gradient"),
+    "adadelta": ("accumulated_grad", "accumulated_delta_var"),
+    "adagrad": ("accumulator",),
+    "adamax": ("momentum", "norm"),
+    "lion": ("momentum",),
+    "ftrl": ("accumulator", "linear"),
+}
+KERAS_MODEL = {
+    ("dense", "kernel"): np.ones((4, 6), np.float32),
+    ("dense", "bias"): np.ones(6, np.float32),
+    ("average_pooling", "gamma"): np.ones(6, np.float32),
+    # Layers may be called as moments are.
+    ("net", "velocity", "momentum"): np.ones((6, 3), np.float32),
+    ("norm", "linear_norm"): np.ones(3, np.float32),
+}
+
+
+def keras_state(optimizer, suffixes, head=("optimizer_variables",), steps="iteration"):
+    above = (*head, optimizer)
+    return {
+        (*above, steps): COUNT,
+        (*above, "learning_rate"): np.float32(0.1),
+        **{(*above, "_".join((*p, each))): a for p, a in KERAS_MODEL.items() for each in suffixes},
+    }
+
+
+class TestKeras:
+    @pytest.mark.parametrize("optimizer", KERAS_OPTIMIZERS)
+    @pytest.mark.parametrize(
+        ("model", "head", "steps"),
+        [
+            (("trainable_variables",), ("optimizer_variables",), "iteration"),
+            (("pytree", "trainable_variables"), ("pytree", "optimizer_variables"), "iterations"),
+            (("model",), ("optimizer",), "iteration"),
+            (("variables",), (), "iteration"),
+        ],
+        ids=["callback", "step", "optimizer", "no container"],
+    )
+    def test_moments_are_optimizer_state(self, optimizer, model, head, steps):
+        model = ("model",) if not head else model
+        state = keras_state(optimizer, KERAS_OPTIMIZERS[optimizer], head, steps)
+        tree = tree_of({**below(model, KERAS_MODEL), **state})
+        found = roles(tree)
+        assert {found.of((*model, *path)) for path in KERAS_MODEL} == {"parameter"}
+        assert {found.of(path) for path in state} == {"optimizer"}
+        stripped = StripOptimizer()(tree).tree
+        assert set(stripped.arrays) == {(*model, *path) for path in KERAS_MODEL}
+
+    @pytest.mark.parametrize(
+        ("optimizer", "suffix"), [("adam_w", "average"), ("schedule_free_adam_w", "momentum")]
+    )
+    def test_learned_averages_are_never_dropped_silently(self, optimizer, suffix):
+        state = keras_state(optimizer, ("velocity", suffix))
+        tree = tree_of({**below(("trainable_variables",), KERAS_MODEL), **state})
+        assert {roles(tree).of(path) for path in state if path[-1].endswith(f"_{suffix}")} == {"parameter"}
+        with pytest.raises(FormatError, match="unclear"):
+            StripOptimizer()(tree)
+
+    @given(st.permutations(sorted(KERAS_MODEL)), st.sampled_from(["momentum", "velocity", "norm", "linear"]))
+    def test_a_model_with_such_names_is_all_parameters(self, paths, suffix):
+        model = {(*path[:-1], f"{path[-1]}_{suffix}"): KERAS_MODEL[path] for path in paths}
+        for tree in (model, {**KERAS_MODEL, **model}, {**model, ("iteration",): COUNT}):
+            found = roles(tree_of(tree))
+            assert not found.optimizer and {found.of(path) for path in model} == {"parameter"}

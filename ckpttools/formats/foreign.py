@@ -8,7 +8,7 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.core.text import matches_any
+from ckpttools.core.text import matches_any, plural, some
 from ckpttools.formats.adapters import ADAPTER, adapter_in, merging
 from ckpttools.formats.json_file import read_json
 from ckpttools.stores.place import Place
@@ -26,11 +26,13 @@ class _ForeignFiles:
         names: patterns of their names.
         what: they are.
         way: what a user can do, by the path that was named and the file that tells.
+        parts: Patterns of the names of further files that belong to them.
     """
 
     names: Sequence[str]
     what: str
     way: Callable[[Place, Place], str]
+    parts: Sequence[str] = ()
 
 
 def _fetched(path: Place, file: Place) -> str:
@@ -58,6 +60,25 @@ def _from_keras(path: Place, file: Place) -> str:
     return f"save the weights from Keras: safetensors.numpy.save_file({arrays}, FILE)"
 
 
+def _from_keras_shards(path: Place, file: Place) -> str:
+    shards = _shards_of_keras(file)
+    lost = [name for name in shards if not (file.parent / name).is_file()]
+    if lost:
+        return f"copy the missing {plural(len(lost), 'shard')} of {len(shards):,}, too: {some(lost)}"
+    load = f"model.load_weights({file.as_local()!r})"
+    return f"load them in Keras, which reads all shards: {load}; then {_from_keras(path, file)}"
+
+
+def _shards_of_keras(index: Place) -> list[str]:
+    """Names of the files that an index of Keras lists; none if it is damaged."""
+    try:
+        files = read_json(index).get("weight_map", {}).values()
+        names = {name for each in files for name in ([each] if isinstance(each, str) else each)}
+        return sorted(name for name in names if isinstance(name, str) and name and "/" not in name)
+    except (CheckpointError, AttributeError, TypeError):
+        return []
+
+
 def _from_tensorflow(path: Place, file: Place) -> str:
     arrays = "{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}"
     return (
@@ -82,6 +103,9 @@ _KINDS = (
     _ForeignFiles(("*.distcp",), "parts of a distributed checkpoint of PyTorch without .metadata", _begun),
     _ForeignFiles(("tf_model*.h5",), "weights of TensorFlow", _fetched),
     _ForeignFiles(("*.nemo",), "archives of NeMo", _unpacked),
+    _ForeignFiles(
+        ("*.weights.json",), "sharded weights of Keras (HDF5)", _from_keras_shards, ("*.weights.h5",)
+    ),
     _ForeignFiles(("*.keras", "*.h5", "*.hdf5"), "weights of Keras (HDF5)", _from_keras),
     _ForeignFiles(
         ("*.data-[0-9]*-of-[0-9]*", "*.ckpt.index", "*.ckpt.meta", "saved_model.pb"),
@@ -104,7 +128,7 @@ def _found(names: Sequence[str]) -> Iterator[tuple[_ForeignFiles, str]]:
         mine = [each for each in rest if matches_any(each, kind.names)]
         if mine:
             yield kind, mine[0]
-            rest = [each for each in rest if each not in mine]
+            rest = [each for each in rest if not matches_any(each, (*kind.names, *kind.parts))]
 
 
 def foreign_error(path: Place) -> FormatError | None:

@@ -9,9 +9,11 @@ from functools import cached_property
 from ckpttools.array.tree import Path
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
-from ckpttools.roles.mirrors import Mirrors, below_moments, is_moments_shape
+from ckpttools.roles.mirrors import ArrayFacts, Mirrors, below_moments, is_moments_shape
 from ckpttools.roles.names import (
     ENCLOSED,
+    KERAS,
+    KERAS_STEPS,
     MOMENTS,
     PER_PARAMETER,
     TELLING_BESIDE,
@@ -19,11 +21,13 @@ from ckpttools.roles.names import (
     container,
     is_average,
     is_container,
+    is_keras_iterate,
     is_outer,
     is_part,
     is_strong,
     is_telling,
     iterates,
+    keras_parameter,
     told_beside,
     unwrapped,
     wraps_states,
@@ -33,7 +37,7 @@ from ckpttools.roles.subtrees import Heads, inside, lifted, outside
 
 def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
     """What names identify: an optimizer's state, weights within it, and what is unclear."""
-    around = _around_enclosed(mirrors.arrays)
+    around = _around_enclosed(mirrors.arrays) | _around_keras(mirrors.arrays)
     containers = _containers(mirrors, empty, around)
     models = _Models(mirrors, frozenset(containers))
     found = Heads()
@@ -47,6 +51,21 @@ def _around_enclosed(paths: Collection[Path]) -> set[Path]:
     enclosed = (path for path in paths if not ENCLOSED.isdisjoint(path))
     around = {path[:k] for path in enclosed for k, key in enumerate(path) if key in ENCLOSED}
     return (around | {iterate[:-1] for iterate in iterates(paths)}) - {()}
+
+
+def _around_keras(arrays: Mapping[Path, ArrayFacts]) -> set[Path]:
+    """Keys right above the variables of one of Keras' optimizers: its steps, and moments of parameters."""
+    heads = {path[:-1] for path in arrays if path[-1:] and path[-1] in KERAS_STEPS} - {()}
+    if not heads:
+        return set()
+    joined = {
+        ("_".join(map(str, tail)), each.shape) for path, each in arrays.items() for tail in unwrapped(path)
+    }
+    return heads & {
+        path[:-1]
+        for path, each in arrays.items()
+        if path[:-1] in heads and (keras_parameter(path[-1]), each.shape) in joined
+    }
 
 
 def _containers(
@@ -74,6 +93,11 @@ class _Models:
 
     mirrors: Mirrors
     containers: frozenset[Path]
+
+    @cached_property
+    def joined(self) -> dict[str, Shape]:
+        """The same paths joined by "_", as Keras' optimizers have them in names."""
+        return {"_".join(map(str, path)): shape for path, shape in self.shapes.items()}
 
     @cached_property
     def shapes(self) -> dict[Path, Shape]:
@@ -216,6 +240,8 @@ class _Container:
 
     def _is_known(self, path: Path) -> bool:
         """Whether names say that an array is state, with nothing but wrappers of states around it."""
+        if self._is_keras_moment(path):
+            return True
         start = len(self.head)
         first = next((k for k in range(start, len(path)) if not wraps_states(path, k)), None)
         if first is None:
@@ -223,6 +249,12 @@ class _Container:
         if is_part(path[first]) or self._is_beside(path, first):
             return True
         return is_part(path[-1]) and PER_PARAMETER in path[:first]
+
+    def _is_keras_moment(self, path: Path) -> bool:
+        """Whether it is a moment that Keras names after its parameter."""
+        if (name := keras_parameter(path[-1])) is None or is_keras_iterate(path):
+            return False
+        return self.head[-1] == KERAS or self.models.joined.get(name) == self.mirrors.arrays[path].shape
 
     def _is_beside(self, path: Path, k: int) -> bool:
         name = told_beside(path[k])
@@ -255,7 +287,8 @@ class _Container:
 
     def _averages(self) -> set[Path]:
         start = len(self.head)
-        named = ((path, k) for path in self._large() for k in range(start, len(path)) if is_average(path[k]))
+        large = [path for path in self._large() if not self._is_keras_moment(path)]
+        named = ((path, k) for path in large for k in range(start, len(path)) if is_average(path[k]))
         return _first(path[: k + 1] for path, k in named) | iterates(self.inner)
 
 

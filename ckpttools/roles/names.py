@@ -10,7 +10,19 @@ from ckpttools.array.tree import Path
 # Keys with an optimizer's state below them; also with a number behind, as Pax's opt_states_0.
 _CONTAINERS = frozenset(
     ("opt_state", "opt_states", "optimizer", "optimizers", "optimizer_state", "optimizer_states")
-) | {"param_states"}
+) | {"param_states", "optimizer_variables"}
+# Keras' state tree: the variables of all optimizers, and their numbers of steps, which older versions call
+# iterations.
+KERAS = "optimizer_variables"
+KERAS_STEPS = frozenset(("iteration", "iterations"))
+# What Keras' optimizers append to the joined path of a parameter, as in dense_kernel_momentum. An average is
+# learned, so it is not among them.
+_KERAS_MOMENTS = (
+    *("momentum", "velocity", "velocity_hat", "norm", "accumulator", "linear", "average_gradient"),
+    *("accumulated_grad", "accumulated_delta_var", "gradient_accumulator"),
+)
+# Keras' schedule-free optimizers keep the iterate as momentum: weights for inference are computed from it.
+_KERAS_ITERATE, _KERAS_SCHEDULE_FREE = "_momentum", "schedule_free"
 # The state of another optimizer, beside that of the one around it, as optax nests them.
 ENCLOSED = frozenset(("base_optimizer_state", "inner_opt_state"))
 PER_PARAMETER = "param_states"
@@ -69,6 +81,8 @@ FACTORED = SUMMED | {"v", "m"}
 WEIGHTS = frozenset(("params", "model", "target", "mdl_vars", "model_params", "base", "weights")) | {
     "master_params",
     "master_weights",
+    "trainable_variables",
+    "non_trainable_variables",
 }
 # Keys around a whole state; so are places in a tuple.
 _WRAPPERS = (WEIGHTS - {"params"}) | {"state", "train_state", "nnx_aux"}
@@ -91,7 +105,7 @@ KEYS = frozenset(("key", LONE_KEY))
 # The iterate of schedule-free optimizers, which the weights for inference are worked out from.
 _ITERATE, _BESIDE_ITERATE = "z", ("weight_sum", "max_lr")
 # Keys that some state has, beside containers and moments.
-_SIGNS = ENCLOSED | {*_BESIDE_ITERATE}
+_SIGNS = ENCLOSED | {*_BESIDE_ITERATE} | KERAS_STEPS
 # An optimizer's number of steps; a model has counters too, but calls them cache_index, num_batches_tracked.
 STEPS = frozenset(("step", "count"))
 _VALUE = "value"
@@ -159,6 +173,22 @@ def container(key: str | int) -> str | None:
     name, _, number = str(key).rpartition("_")
     name = name if number.isdecimal() and name else str(key)
     return name if name in _CONTAINERS | _WEAK_CONTAINERS else None
+
+
+@lru_cache(maxsize=4096)
+def keras_parameter(key: str | int) -> str | None:
+    """Return the joined path of the parameter whose moment a variable of Keras is; None if it is not one."""
+    if not isinstance(key, str):
+        return None
+    ends = (key.removesuffix(f"_{moment}") for moment in _KERAS_MOMENTS if key.endswith(f"_{moment}"))
+    return min(ends, key=len, default=None)
+
+
+def is_keras_iterate(path: Path) -> bool:
+    """Whether names say that it is the iterate of one of Keras' schedule-free optimizers."""
+    return str(path[-1]).endswith(_KERAS_ITERATE) and any(
+        str(key).startswith(_KERAS_SCHEDULE_FREE) for key in path[:-1]
+    )
 
 
 def may_tell(key: str | int) -> bool:
