@@ -18,7 +18,7 @@ from support.command_line import ckpt, ended, run, succeed
 from support.hf_models import write_llama
 from support.object_stores import files_in
 from support.places import GOLDEN
-from support.stores_on_loopback import ask_only, forget
+from support.stores_on_loopback import asked_by_writer
 from support.web_server import COMMIT, Fault, status, web_server
 
 import ckpttools
@@ -40,16 +40,20 @@ def server():
 
 @pytest.fixture(autouse=True)
 def fresh(server, monkeypatch, tmp_path):
-    files = dict(server.files)
-    ask_only(server, monkeypatch, tmp_path)
-    monkeypatch.setenv("HF_TOKEN", "hf_write")
-    yield
-    forget(server, files)
+    with asked_by_writer(server, monkeypatch, tmp_path):
+        yield
 
 
 def sent(server) -> list[str]:
     """What went to storage."""
     return server.asked("^PUT /storage")
+
+
+def hang_up(handler) -> None:
+    """Close the connection in the middle of a body."""
+    handler.rfile.read(2_000_000)
+    handler.connection.close()
+    raise ConnectionAbortedError
 
 
 class TestDataFiles:
@@ -112,11 +116,6 @@ class TestDataFiles:
         assert list(server.hub.objects.values()) == [self.whole]
 
     def test_a_connection_that_breaks_is_not_the_end(self, server, files):
-        def hang_up(handler):
-            handler.rfile.read(2_000_000)
-            handler.connection.close()
-            raise ConnectionAbortedError
-
         server.fault("PUT /storage", hang_up, 1)
         assert len(self.made(files)) == 3
         assert list(server.hub.objects.values()) == [self.whole]
@@ -125,8 +124,16 @@ class TestDataFiles:
         server.fault("PUT /storage", status(500), 99)
         with pytest.raises(StorageError, match=r"cannot upload hf://me/new/a\.safetensors") as caught:
             self.made(files)
-        assert "500" in caught.value.got and "not sent again" in caught.value.hint
+        assert "500" in caught.value.got and caught.value.got.endswith(", tried 3 times")
+        assert "not sent again" in caught.value.hint
         assert len(sent(server)) == 3
+
+    @pytest.mark.parametrize("act", [hang_up, status(408), status(429), status(503)])
+    def test_every_kind_of_failure_names_the_tries(self, server, files, act):
+        server.fault("PUT /storage", act, 99)
+        with pytest.raises(StorageError, match="cannot upload") as caught:
+            self.made(files)
+        assert caught.value.got.endswith(", tried 3 times"), caught.value
 
     def test_other_bytes_the_second_time_never_get_there(self, server, files):
         with pytest.raises(SourceChangedError, match="another when it was made"):

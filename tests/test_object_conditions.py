@@ -86,6 +86,25 @@ def keys(s3):
     return sorted(name for name, _ in bucket_of(s3).objects_below(""))
 
 
+def owners(s3, count: int, seconds: float) -> int:
+    """How many of several threads that begin at the same moment get a lock, which they hold for a while."""
+    honored(bucket_of(s3), "x.partial/lock-")
+    start, won = threading.Barrier(count), []
+
+    def take(number):
+        start.wait()
+        try:
+            with Lock(bucket_of(s3), "x.partial/lock", "s3://x"):
+                won.append(number)
+                time.sleep(seconds)
+        except LockedError:
+            pass
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(take, range(count)))
+    return len(won)
+
+
 class TestProbe:
     @pytest.mark.parametrize("kind", HONORED)
     def test_finds_what_a_server_honors_and_leaves_nothing(self, s3, kind):
@@ -194,21 +213,7 @@ class TestTwoWriters:
     @pytest.mark.parametrize("kind", UNSAFE)
     def test_of_two_that_begin_at_the_same_moment_one_has_the_lock(self, s3, kind):
         s3.quirks.kind = kind
-        honored(bucket_of(s3), "x.partial/lock-")
-        start, won = threading.Barrier(4), []
-
-        def take(number):
-            start.wait()
-            try:
-                with Lock(bucket_of(s3), "x.partial/lock", "s3://x"):
-                    won.append(number)
-                    time.sleep(0.8)
-            except LockedError:
-                pass
-
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(take, range(4)))
-        assert len(won) == 1
+        assert owners(s3, 4, 0.8) == 1
 
 
 class TestLocks:
@@ -228,23 +233,9 @@ class TestLocks:
     @pytest.mark.parametrize("kind", TYPICAL[1:3])
     def test_one_of_many_takes_over(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
-        honored(bucket_of(s3), "x.partial/lock-")
         s3.put({"x.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})
         time.sleep(2.1)
-        start, won = threading.Barrier(6), []
-
-        def take(number):
-            start.wait()
-            try:
-                with Lock(bucket_of(s3), "x.partial/lock", "s3://x"):
-                    won.append(number)
-                    time.sleep(2.5)
-            except LockedError:
-                pass
-
-        with ThreadPoolExecutor(6) as pool:
-            list(pool.map(take, range(6)))
-        assert len(won) == 1
+        assert owners(s3, 6, 2.5) == 1
         assert keys(s3) == []
 
     @pytest.mark.parametrize("kind", TYPICAL)

@@ -424,7 +424,7 @@ class TestFaults:
         with pytest.raises(StorageError, match=r"cannot (list|read) gs://") as caught:
             place.entries()
             (place / "x.bin").read_bytes()
-        assert caught.value.got == "503 Service Unavailable: Please slow down., tried 3 times"
+        assert caught.value.got == "503 Service Unavailable, SlowDown: Please slow down., tried 3 times"
         assert "make the same call again later" in caught.value.hint
 
     @pytest.mark.parametrize("match", ["GET .*00002-of-00004", "GET .*index.json"])
@@ -442,16 +442,17 @@ class TestFaults:
             (place / "x.bin").read_bytes()
         assert caught.value.exit_code == 5
 
-    @pytest.mark.parametrize(("status", "said"), [(401, "401 Unauthorized"), (403, "403 Forbidden")])
+    @pytest.mark.parametrize(("code", "known"), [("", ""), ("<Code>AccessDenied</Code>", ", AccessDenied")])
     @pytest.mark.parametrize(("kind", "permission"), [("list-type", "list"), ("GET .*x.bin", "get")])
-    def test_a_missing_permission_is_named(self, gcs, status, said, kind, permission):
+    def test_a_missing_permission_is_named(self, gcs, code, known, kind, permission):
         place = gcs.filled({"x.bin": b"1234"})
-        body = "<Error><Message>You may not.</Message></Error>"
-        gcs.server.faults.append(Fault(kind, count=99, status=status, body=body))
+        body = f"<Error>{code}<Message>You may not.</Message></Error>"
+        gcs.server.faults.append(Fault(kind, count=99, status=403, body=body))
         with pytest.raises(StorageError, match="not allowed") as caught:
             place.entries()
             (place / "x.bin").read_bytes()
-        assert caught.value.got == f"{said}: You may not.; asked as nobody (STORAGE_EMULATOR_HOST is set)"
+        identity = "asked as nobody (STORAGE_EMULATOR_HOST is set)"
+        assert caught.value.got == f"403 Forbidden{known}: You may not.; {identity}"
         assert f"storage.objects.{permission}" in caught.value.wanted
         assert "gcloud auth" in caught.value.hint
 

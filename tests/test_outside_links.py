@@ -11,7 +11,7 @@ from damage.models import base
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
-from support.stores_on_loopback import ask_only, forget
+from support.stores_on_loopback import asked_by_writer
 from support.web_server import web_server
 
 from ckpttools.stores import parse
@@ -41,11 +41,8 @@ def server():
 
 @pytest.fixture(autouse=True)
 def fresh(server, monkeypatch, tmp_path):
-    files = dict(server.files)
-    ask_only(server, monkeypatch, tmp_path)
-    monkeypatch.setenv("HF_TOKEN", "hf_write")
-    yield
-    forget(server, files)
+    with asked_by_writer(server, monkeypatch, tmp_path):
+        yield
 
 
 def write_linked_model(directory: Path, name: str, how: str) -> Path:

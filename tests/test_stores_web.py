@@ -359,7 +359,7 @@ class TestFaults:
         server.fault("GET .*data.bin", act, 10_000)
         with pytest.raises(StorageError, match=r"cannot read .*data.bin") as caught:
             file.read(1, 900)
-        assert "4 times" in caught.value.got and caught.value.hint
+        assert "tried 4 times" in caught.value.got and caught.value.hint
 
     def test_a_server_may_not_ask_to_wait_for_hours(self, server):
         place = placed("data.bin", "http", server)
@@ -480,7 +480,7 @@ class TestFaults:
         ):
             with pytest.raises(StorageError, match=f"cannot read {address}") as caught:
                 parse(address).stat()
-            assert caught.value.got == f"{got}, 2 times"
+            assert caught.value.got == f"{got}, tried 2 times"
 
     def test_redirects_in_a_circle_end(self, server, url):
         server.fault("HEAD", status(302, Location="/llama/x"), 99)
@@ -549,6 +549,31 @@ class TestHttpDirectories:
         with pytest.raises(StorageError, match="may not be read") as caught:
             parse(f"{url}/x.safetensors").stat()
         assert "without a login" in caught.value.got and "netrc" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        ("code", "file", "words"),
+        [
+            (401, "x.safetensors", "check the name and the password of the login me"),
+            (401, "config.json", "check the name and the password of the login me"),
+            (403, "x.safetensors", "ask the owner of 127.0.0.1 to let the login me read it"),
+            (403, "config.json", "ask the owner of 127.0.0.1 to let the login me read it"),
+            (407, "x.safetensors", "HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT"),
+        ],
+    )
+    @pytest.mark.parametrize("method", ["HEAD", "GET"])
+    def test_a_login_that_is_rejected_is_not_suggested_again(
+        self, server, url, tmp_path, code, file, words, method
+    ):
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret")
+        server.files[f"llama/{file}"] = b"x" * 9
+        place = parse(f"{url}/{file}")
+        opened = place.open() if method == "GET" else None
+        server.fault(f"llama/{file}", status(code), 99)
+        with pytest.raises(StorageError) as caught:
+            opened.read(0, 9) if opened else place.stat()
+        assert words in caught.value.hint and "netrc" not in caught.value.hint, caught.value
+        assert f"status {code}" in caught.value.got and "secret" not in str(caught.value)
+        assert code == 407 or "with the login me that is stored for it" in caught.value.got
 
     def test_a_login_is_sent_to_its_host_alone(self, server, url, tmp_path):
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password word")

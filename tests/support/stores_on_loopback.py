@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -44,6 +46,16 @@ def forget(server: WebServer, files: dict[str, bytes]) -> None:
     server.ranges = server.etags = server.versions = True
     server.signed = server.expired = server.delay = server.most_at_once = server.nbytes = 0
     ckpttools.stores.registry._store.cache_clear()
+
+
+@contextmanager
+def asked_by_writer(server: WebServer, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[None]:
+    """As `ask_only`, with a token that may write; what tests put on the server is removed at the end."""
+    files = dict(server.files)
+    ask_only(server, monkeypatch, home)
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    yield
+    forget(server, files)
 
 
 def cached(cache: Path, model: Path, *names: str) -> Path:

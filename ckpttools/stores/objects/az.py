@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
@@ -34,6 +35,11 @@ class AzureStore(ObjectStore):
     """The store `az`."""
 
     scheme: ClassVar[str] = "az"
+    header_variables: ClassVar[Sequence[str]] = (
+        *_ACCOUNTS,
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_TOKEN",
+    )
     words = Words(
         cloud="Azure Blob Storage",
         bucket="container",
@@ -45,6 +51,7 @@ class AzureStore(ObjectStore):
         remove_object="az storage blob delete --container-name {bucket} --name {key}",
         log_in="az login; or set AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_TOKEN",
         endpoint="AZURE_STORAGE_ENDPOINT",
+        api="the API of Azure Blob Storage",
     )
 
     def access(self, bucket: str) -> Access:

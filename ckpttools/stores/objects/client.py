@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError, UsageError
 from ckpttools.stores.base import FileKind, Status
+from ckpttools.stores.certificates import added_certificates
 from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects.errors import (
     BucketRequest,
@@ -23,8 +24,11 @@ from ckpttools.stores.objects.errors import (
     is_broken_off,
     is_changed,
     is_no_key,
+    is_no_listing,
     is_no_object,
+    is_refused_without_code,
     repeated,
+    unusable_credentials,
 )
 
 Object: TypeAlias = tuple[str, Status]
@@ -280,21 +284,43 @@ class Bucket:
         from obstore.exceptions import BaseError
 
         self._meter.add(requests=requests)
+        client = self._client_for(self._asked(doing, key), is_brief=is_brief)
         try:
-            client = self._patient if self._has_answered else self._impatient
-            answer = question(self._brief if is_brief else client)
+            answer = question(client)
         except (BaseError, OSError, ValueError) as error:
-            if is_no_object(error):
+            if is_no_object(error) and not is_no_listing(error):
                 raise FileNotFoundError(key) from error
             if is_changed(error):
                 raise ObjectChangedError from error
-            place = self.uri(key)
-            access = self._access
-            words = replace(self._words, log_in=access.log_in) if access.log_in else self._words
-            asked = BucketRequest(doing, place, self._name, access.identity, self._endpoint, words)
-            raise explained(error, asked) from error
+            cause = self._with_code(client, key, error) if is_refused_without_code(error) else error
+            raise explained(cause, self._asked(doing, key)) from error
         self._has_answered = True
         return answer
+
+    def _asked(self, doing: str, key: str) -> BucketRequest:
+        access = self._access
+        words = replace(self._words, log_in=access.log_in) if access.log_in else self._words
+        return BucketRequest(doing, self.uri(key), self._name, access.identity, self._endpoint, words)
+
+    def _with_code(self, client: Any, key: str, error: Exception) -> Exception:
+        """Return the error of reading a byte of an object, whose answer has a body with the server's code."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        self._meter.add(requests=1)
+        try:
+            obstore.get_range(client, key, start=0, end=1)
+        except (BaseError, OSError, ValueError) as found:
+            return error if is_no_object(found) else found
+        return error
+
+    def _client_for(self, asked: BucketRequest, *, is_brief: bool) -> Any:
+        from obstore.exceptions import BaseError
+
+        try:
+            return self._brief if is_brief else self._patient if self._has_answered else self._impatient
+        except (BaseError, OSError, ValueError) as error:
+            raise unusable_credentials(error, asked) from error
 
     @cached_property
     def _impatient(self) -> Any:
@@ -311,14 +337,17 @@ class Bucket:
     def _client(self, retries: int, seconds: float, answer_seconds: float = ANSWER_SECONDS) -> Any:
         import obstore.store
 
+        is_encrypted = not self._access.endpoint.startswith("http://")
+        certificates = added_certificates() if is_encrypted else ""
         return getattr(obstore.store, self._access.kind)(
             self._name,
             **self._access.config,
             client_options={
-                "allow_http": self._access.endpoint.startswith("http://"),
+                "allow_http": not is_encrypted,
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                 "read_timeout": timedelta(seconds=STALL_SECONDS),
                 "timeout": timedelta(seconds=answer_seconds),
+                **({"root_certificate": certificates} if certificates else {}),
             },
             retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=seconds)},
         )

@@ -8,7 +8,6 @@ left out.
 from __future__ import annotations
 
 import uuid
-from contextlib import suppress
 from typing import Any
 
 from ckpttools.core.errors import StorageError
@@ -43,16 +42,32 @@ def honored(bucket: Bucket, key: str) -> Conditions:
 
 def _probe(bucket: Bucket, scratch: str) -> Conditions:
     try:
-        creates, version = _creates(bucket, scratch)
-        for spelling in (QUOTED, UNQUOTED):
-            is_honored, version = _replaces(bucket, scratch, version, spelling)
-            if is_honored:
-                return Conditions(creates, spelling)
-        return Conditions(creates, IGNORED)
-    finally:
-        # What cannot be deleted goes with the other traces of the work.
-        with suppress(StorageError):
-            delete(bucket, [scratch])
+        found = _find(bucket, scratch)
+    except BaseException as error:
+        if _is_deleted(bucket, scratch) or not isinstance(error, StorageError):
+            raise
+        left = f"{bucket.uri(scratch)} may be left: {bucket.removal(scratch)}"
+        raise error.at(hint=f"{error.hint}; {left}" if error.hint else left) from error
+    # Where it cannot be deleted now, it goes with the other traces of the work.
+    _is_deleted(bucket, scratch)
+    return found
+
+
+def _find(bucket: Bucket, scratch: str) -> Conditions:
+    creates, version = _creates(bucket, scratch)
+    for spelling in (QUOTED, UNQUOTED):
+        is_honored, version = _replaces(bucket, scratch, version, spelling)
+        if is_honored:
+            return Conditions(creates, spelling)
+    return Conditions(creates, IGNORED)
+
+
+def _is_deleted(bucket: Bucket, key: str) -> bool:
+    try:
+        delete(bucket, [key])
+    except StorageError:
+        return False
+    return True
 
 
 def _creates(bucket: Bucket, key: str) -> tuple[bool, Version]:

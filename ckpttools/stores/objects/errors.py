@@ -7,9 +7,43 @@ import re
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.wording import again
+from ckpttools.stores.certificates import distrust
 
 _STATUS = re.compile(r"status code: (\d{3}[^:\n]*)")
 _MESSAGE = re.compile(r"<(?:Message|Details)>(.*?)</(?:Message|Details)>", re.DOTALL)
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,80})</Code>")
+# What servers call credentials that they do not accept, of whatever permission.
+_AUTHENTICATION = frozenset(
+    (
+        "AuthFailure",
+        "AuthenticationFailed",
+        "AuthenticationRequired",
+        "AuthorizationHeaderMalformed",
+        "ExpiredToken",
+        "IncompleteSignature",
+        "InvalidAccessKeyId",
+        "InvalidAuthenticationInfo",
+        "InvalidClientTokenId",
+        "InvalidSecurity",
+        "InvalidToken",
+        "KeyBasedAuthenticationNotPermitted",
+        "MissingAuthenticationToken",
+        "NoAuthenticationInformation",
+        "RequestExpired",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+        "UnrecognizedClientException",
+    )
+)
+_CLOCK = frozenset(("RequestExpired", "RequestTimeTooSkewed"))
+_EXPIRED = frozenset(("ExpiredToken", "TokenRefreshRequired"))
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(.*?)\s*,?\s*\)\s*,\s*\}", re.DOTALL)
+_NOT_TLS = re.compile(r"InvalidContentType|InvalidMessage|corrupt message")
+# Answers of a server that knows another API, such as emulators that know only Google's JSON API.
+_NOT_THE_API = re.compile(
+    "(?i)invalid list response|Unable to extract metadata from headers|Header missing from response"
+)
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
 # What Azure answers who is nobody, with 409.
 _NOT_PUBLIC = "Public access is not permitted"
@@ -31,6 +65,7 @@ class Words:
         remove_object: the command that deletes one object, the same in it.
         log_in: how one says who one is.
         endpoint: what names other servers.
+        api: the API that a server has to offer.
     """
 
     cloud: str
@@ -43,6 +78,7 @@ class Words:
     remove_object: str
     log_in: str
     endpoint: str
+    api: str
 
 
 @dataclass(frozen=True)
@@ -96,6 +132,22 @@ def is_unsupported(error: StorageError) -> bool:
     return status is not None and status[1][:3] in ("405", "501")
 
 
+def is_refused_without_code(error: Exception) -> bool:
+    """Whether a request for the metadata of an object is refused: its answer has no body, and so no code."""
+    text = str(error)
+    status = _STATUS.search(text)
+    is_refused = status is not None and status[1].startswith("403")
+    return is_refused and "performing HEAD" in text and not _CODE.search(text)
+
+
+def is_no_listing(error: Exception) -> bool:
+    """Whether a server does not know the request for a listing: that for a missing bucket has a code."""
+    text = str(error)
+    status = _STATUS.search(text)
+    is_absent = status is not None and status[1][:3] in ("404", "405")
+    return is_absent and "performing list request" in text and not _CODE.search(text)
+
+
 def is_broken_off(error: Exception) -> bool:
     """Whether an answer ended too early."""
     return "response body" in str(error)
@@ -118,9 +170,15 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
     code = int(status[1][:3]) if status else 0
     if code == 404 and _NO_BUCKET.search(text):
         return _no_bucket(asked)
+    found = _CODE.search(text)
+    reason = found[1] if found else ""
+    if code in (400, 401, 403) and (code == 401 or reason in _AUTHENTICATION) and not _is_of_region(text):
+        return _not_authenticated(asked, _answer(text), reason)
     if code in (401, 403) or _NOT_PUBLIC in text:
-        return _not_allowed(asked, _answer(text))
-    if "region" in text.partition("Debug source")[0].lower():
+        return _not_allowed(asked, _answer(text), reason)
+    if _NOT_THE_API.search(text) or is_no_listing(error):
+        return _not_the_api(asked, _answer(text))
+    if _is_of_region(text):
         hint = "set AWS_REGION to the region that the bucket is in"
         return _error(asked, _answer(text), "a request to the bucket's own region", hint)
     if code == 429 or code >= 500:
@@ -129,6 +187,10 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
     if not code and is_broken_off(error) and "TimedOut" not in text:
         hint = f"check the network and the proxy (HTTPS_PROXY), then {again()}"
         return _error(asked, f"an answer that ends too early{_tries(text)}", "the whole answer", hint)
+    if not code and (certificate := _CERTIFICATE.search(text)):
+        why = distrust(certificate[1])
+        what = f"the certificate of {asked.endpoint or asked.words.cloud} is not trusted"
+        return StorageError(what, place=asked.place, got=why.got, hint=why.hint)
     if not code and _UNREACHED.search(text):
         return _no_connection(asked, text)
     if is_no_key(error):
@@ -157,22 +219,78 @@ def _no_bucket(asked: BucketRequest) -> StorageError:
     )
 
 
-def _not_allowed(asked: BucketRequest, answer: str) -> StorageError:
+def _is_of_region(text: str) -> bool:
+    """Whether a request was sent to another region than that of the bucket."""
+    return "region" in text.partition("Debug source")[0].lower()
+
+
+def unusable_credentials(error: Exception, asked: BucketRequest) -> StorageError:
+    """Return the error of credentials or settings of which no client can be made."""
+    got = str(error).partition("\n")[0].removeprefix("Generic ")
+    return StorageError(
+        f"the credentials or settings for {asked.words.cloud} cannot be used",
+        place=asked.place,
+        got=f"{got}; from {asked.identity}",
+        wanted="credentials in the format that the cloud gave them",
+        hint=asked.words.log_in,
+    )
+
+
+def _not_authenticated(asked: BucketRequest, answer: str, code: str) -> StorageError:
+    hint = asked.words.log_in
+    if code in _CLOCK:
+        hint = "correct the clock of this machine"
+    elif code in _EXPIRED:
+        hint = f"get new credentials: {hint}"
+    return StorageError(
+        f"{asked.doing} {asked.place}: authentication failed",
+        got=f"{answer}; asked as {asked.identity}",
+        wanted="credentials that the server accepts: it has not checked any permission",
+        hint=hint,
+    )
+
+
+def _not_allowed(asked: BucketRequest, answer: str, code: str) -> StorageError:
     words = asked.words
     permission = {"list": words.list_permission, "write": words.write_permission}.get(
         asked.doing.rpartition(" ")[2], words.read_permission
     )
+    wanted, hint = f"the permission {permission} on the {words.bucket}", words.log_in
+    if not code and ": " not in answer:
+        answer += ", without an error code"
+        wanted = f"valid credentials, and {wanted}"
+    elif code and not asked.identity.startswith("nobody"):
+        hint = f"grant that permission to these credentials, or use others: {hint}"
     return StorageError(
         f"{asked.doing} {asked.place}: not allowed",
         got=f"{answer}; asked as {asked.identity}",
-        wanted=f"the permission {permission} on the {words.bucket}",
-        hint=asked.words.log_in,
+        wanted=wanted,
+        hint=hint,
+    )
+
+
+def _not_the_api(asked: BucketRequest, answer: str) -> StorageError:
+    words = asked.words
+    server = asked.endpoint or words.cloud
+    return StorageError(
+        f"{server} does not offer {words.api}",
+        place=asked.place,
+        got=answer,
+        wanted="a server that offers it",
+        hint=f"use another server or emulator, and name it in {words.endpoint}"
+        if asked.endpoint
+        else "check the proxy (HTTPS_PROXY)",
     )
 
 
 def _no_connection(asked: BucketRequest, text: str) -> StorageError:
     causes = [each for found in _CAUSE.findall(text) for each in found if each]
     got = "no answer in time" if "TimedOut" in text else causes[-1] if causes else _answer(text)
+    if _NOT_TLS.search(text):
+        got = "an answer without TLS"
+        what = f"{asked.endpoint or asked.words.cloud} does not speak TLS"
+        hint = f"check the endpoint and the proxy: for a server without TLS, {asked.words.endpoint}=http://…"
+        return StorageError(what, place=asked.place, got=got, wanted="an https:// server", hint=hint)
     return StorageError(
         f"no connection to {asked.endpoint or asked.words.cloud}",
         place=asked.place,
@@ -184,10 +302,12 @@ def _no_connection(asked: BucketRequest, text: str) -> StorageError:
 
 def _answer(text: str) -> str:
     """What the server said: status, and its message where it sent one."""
-    status, message = _STATUS.search(text), _MESSAGE.search(text)
-    if status:
-        return f"{status[1].strip()}: {message[1].strip()}" if message else status[1].strip()
-    return text.partition("\n")[0]
+    status, code, message = _STATUS.search(text), _CODE.search(text), _MESSAGE.search(text)
+    if status is None:
+        return text.partition("\n")[0]
+    known = f"{status[1].strip()}, {code[1]}" if code else status[1].strip()
+    words = message[1].strip() if message else ""
+    return f"{known}: {words}" if words else known
 
 
 def _tries(text: str) -> str:

@@ -36,6 +36,7 @@ class GoogleStore(ObjectStore):
     """The store `gs`."""
 
     scheme: ClassVar[str] = "gs"
+    header_variables: ClassVar[Sequence[str]] = ("GOOGLE_BEARER_TOKEN",)
     words = Words(
         cloud="Google Cloud Storage",
         bucket="bucket",
@@ -47,6 +48,7 @@ class GoogleStore(ObjectStore):
         remove_object="gcloud storage rm gs://{bucket}/{key}",
         log_in=f"gcloud auth application-default login; or set {_FILE} to the key file of a service account",
         endpoint="STORAGE_EMULATOR_HOST or TENSORSTORE_GCS_HTTP_URL",
+        api="the XML API of Google Cloud Storage (the JSON API alone is not enough)",
     )
 
     def access(self, bucket: str) -> Access:

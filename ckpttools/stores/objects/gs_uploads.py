@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.abilities import PendingUpload
+from ckpttools.stores.certificates import tls_context
 
 if TYPE_CHECKING:
     import urllib3
@@ -87,7 +88,7 @@ def _refused(key: str, got: str) -> StorageError:
 def _pool() -> urllib3.PoolManager:
     import urllib3
 
-    return urllib3.PoolManager()
+    return urllib3.PoolManager(ssl_context=tls_context())
 
 
 def _authorized(endpoint: str) -> dict[str, str]:

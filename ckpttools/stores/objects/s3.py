@@ -23,6 +23,12 @@ class AmazonStore(ObjectStore):
     """The store `s3`."""
 
     scheme: ClassVar[str] = "s3"
+    header_variables: ClassVar[Sequence[str]] = (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        *_REGIONS,
+    )
     largest_copy: ClassVar[int] = 5 << 30
     words = Words(
         cloud="Amazon S3",
@@ -35,6 +41,7 @@ class AmazonStore(ObjectStore):
         remove_object="aws s3 rm s3://{bucket}/{key}",
         log_in="aws configure; or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         endpoint="AWS_ENDPOINT_URL",
+        api="the API of Amazon S3",
     )
 
     def access(self, bucket: str) -> Access:

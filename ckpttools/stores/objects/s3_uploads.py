@@ -8,6 +8,7 @@ from typing import Any
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.abilities import PendingUpload
+from ckpttools.stores.certificates import bundle_path
 
 
 def listed(access: Any, bucket: str, prefix: str) -> Iterator[PendingUpload]:
@@ -56,6 +57,7 @@ def _asking(access: Any, bucket: str) -> Iterator[Any]:
             endpoint_url=access.endpoint or None,
             region_name=access.config.get("region"),
             config=signed,
+            verify=bundle_path(),
         )
     except (BotoCoreError, ClientError) as error:
         wanted = "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"

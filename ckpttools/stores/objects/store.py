@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import threading
 from abc import abstractmethod
@@ -64,6 +65,7 @@ class ObjectStore(Store):
     Attributes:
         words: what messages say of it.
         largest_copy: bytes of an object that the cloud copies in one request.
+        header_variables: variables of the environment whose values become headers of requests.
     """
 
     streams: ClassVar[Streams | None] = Streams(
@@ -73,6 +75,7 @@ class ObjectStore(Store):
     words: ClassVar[Words]
     # What Google and Azure take for an object at all.
     largest_copy: ClassVar[int] = 5 << 40
+    header_variables: ClassVar[Sequence[str]] = ()
 
     def __init__(self) -> None:
         self._buckets: dict[str, Bucket] = {}
@@ -294,9 +297,21 @@ class ObjectStore(Store):
         with self._lock:
             if name not in self._buckets:
                 require_obstore(self.scheme)
+                self._check_headers()
                 access = self.access(name)
                 self._buckets[name] = Bucket(name, self.uri(name), access, self.words, self._meter)
             return self._buckets[name], rest
+
+    def _check_headers(self) -> None:
+        """Raise StorageError if a value has a character that no header can have: obstore panics at it."""
+        found = next((n for n in self.header_variables if not os.environ.get(n, "").isprintable()), None)
+        if found is not None:
+            raise StorageError(
+                f"the value of {found} cannot be sent",
+                got="a line break or another control character in it",
+                wanted="the value alone, on one line",
+                hint=f"""export {found}="$(printenv {found} | tr -d '[:cntrl:]')\"""",
+            )
 
     def _no_name(self) -> StorageError:
         return StorageError(

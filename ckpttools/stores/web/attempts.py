@@ -79,13 +79,14 @@ class Attempts:
         if received < _PROGRESS:
             self.failed(got)
 
-    def failed(self, got: str, asked: float | None = None, most: int | None = None) -> None:
+    def failed(self, got: str, asked: float | None = None, most: int | None = None, hint: str = "") -> None:
         """Waits until there may be another attempt.
 
         Args:
             got: what came of this one.
             asked: seconds that the server asks to wait.
             most: attempts that make sense after such a failure, where that is fewer than usual.
+            hint: what to do about it; "" for what helps against most failures.
 
         Raises:
             StorageError: there may be none.
@@ -93,12 +94,14 @@ class Attempts:
         self._made += 1
         most = min(most or self.patience.attempts, self.patience.attempts)
         if asked is not None and asked > self.patience.longest_wait:
-            raise self._error(f"{got}, and the request to come back in {asked:,.0f} s", "try again then")
+            got = f"{got}, and the request to come back in {asked:,.0f} s"
+            raise self._error(got + tried(self._made), "try again then")
         if self._made >= most:
-            times = f", {self._made} times" if self._made > 1 else ""
-            raise self._error(got + times, f"check the address and the network, then {again()}")
+            hint = hint or f"check the address and the network, then {again()}"
+            raise self._error(got + tried(self._made), hint)
         if not self._budget.allows_another():
             budget = self._budget
+            got += tried(self._made)
             got = f"{got}; {budget.failed} requests failed and {budget.answered} did not"
             raise self._error(got, "the server or the network is not fit for it now: run the command later")
         backoff = self.patience.first_wait * 2 ** (self._made - 1) * random.uniform(0.5, 1)
@@ -106,6 +109,11 @@ class Attempts:
 
     def _error(self, got: str, hint: str) -> StorageError:
         return StorageError(f"cannot {self.doing} {self.place}", got=got, hint=hint)
+
+
+def tried(attempts: int) -> str:
+    """Return how often something was tried, for the end of a message; "" for once."""
+    return f", tried {attempts} times" if attempts > 1 else ""
 
 
 def seconds_asked(text: str | None) -> float | None:

@@ -17,6 +17,7 @@ from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import StorageError
+from ckpttools.stores.certificates import distrust, tls_context
 from ckpttools.stores.meter import Meter
 from ckpttools.stores.pace import MOST
 from ckpttools.stores.reads import ReadPool
@@ -38,6 +39,7 @@ _ABSENT = 2
 # Storage says that it has 5 GB some time after the last of them has come.
 LONGEST_STORING = 180
 _ALWAYS = {"User-Agent": "ckpttools", "Accept-Encoding": "identity"}
+_NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST"))
 FAILURES = (failures.HTTPError, OSError)
 
 
@@ -54,7 +56,7 @@ class Client:
         self.meter = Meter()
         self.reads = ReadPool()
         self._budget = Budget(self.patience.failures)
-        self._pools: dict[str, urllib3.PoolManager] = {}
+        self._pools: dict[tuple[str, bool], urllib3.PoolManager] = {}
 
     def attempts(self, place: str, doing: str = "read") -> Attempts:
         """What counts the attempts at one read or write."""
@@ -85,7 +87,8 @@ class Client:
             try:
                 response = self._asked(method, url, headers, timeout, body)
             except FAILURES as error:
-                attempts.failed(failure_words(error, patience), most=_attempts_worth(error))
+                got, hint = failure_words(error, patience), _failure_hint(error)
+                attempts.failed(got, most=_attempts_worth(error), hint=hint)
                 continue
             if response.status not in _AGAIN:
                 attempts.succeeded()
@@ -200,9 +203,13 @@ class Client:
         proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy
         if proxy and proxy_bypass(address.netloc):
             proxy = ""
-        if proxy not in self._pools:
-            self._pools[proxy] = _through(proxy) if proxy else urllib3.PoolManager(maxsize=CONNECTIONS)
-        return self._pools[proxy]
+        is_encrypted = address.scheme == "https" or proxy.startswith("https:")
+        pool = self._pools.get((proxy, is_encrypted))
+        if pool is None:
+            context = tls_context() if is_encrypted else None
+            pool = _through(proxy, context) if proxy else _direct(context)
+            self._pools[proxy, is_encrypted] = pool
+        return pool
 
 
 def _check_address(url: str, place: str) -> None:
@@ -225,7 +232,11 @@ def redirected(url: str, target: str, place: str) -> str:
     return address
 
 
-def _through(proxy: str) -> urllib3.PoolManager:
+def _direct(context: ssl.SSLContext | None) -> urllib3.PoolManager:
+    return urllib3.PoolManager(maxsize=CONNECTIONS, ssl_context=context)
+
+
+def _through(proxy: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
     try:
         login = urlsplit(proxy)
     except ValueError as error:
@@ -236,7 +247,13 @@ def _through(proxy: str) -> urllib3.PoolManager:
     if login.username:
         words = f"{unquote(login.username)}:{unquote(login.password or '')}"
         headers = {"proxy-authorization": _basic(words)}
-    return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=CONNECTIONS)
+    return urllib3.ProxyManager(
+        proxy,
+        proxy_headers=headers,
+        maxsize=CONNECTIONS,
+        ssl_context=context,
+        proxy_ssl_context=context,
+    )
 
 
 def _no_proxy(got: str) -> StorageError:
@@ -272,9 +289,17 @@ class Logins:
     def __call__(self, url: str) -> Mapping[str, str]:
         """The header that says it; none where there is none for the host."""
         host = urlsplit(url).hostname or ""
-        # `default` would go to whatever host a server redirects to.
-        found = self._file.hosts.get(host) if self._file else None
+        found = self._login(host)
         return {"Authorization": _basic(f"{found[0]}:{found[2]}")} if found else {}
+
+    def name(self, url: str) -> str:
+        """Return the user's name at a host, "" where there is none; errors as of the header."""
+        found = self._login(urlsplit(url).hostname or "")
+        return found[0] if found else ""
+
+    def _login(self, host: str) -> tuple[str, str | None, str | None] | None:
+        # `default` would go to whatever host a server redirects to.
+        return self._file.hosts.get(host) if self._file else None
 
 
 def _no_logins(got: object) -> StorageError:
@@ -326,12 +351,24 @@ def failure_words(error: Exception, patience: Patience) -> str:
         return "no address that can be asked"
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"a certificate that is not trusted: {cause.verify_message}"
+            return distrust(cause.verify_message).got
+        if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
+            return "an answer without TLS"
         if isinstance(cause, failures.IncompleteRead):
             return "an answer that ends too early"
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror.lower() if cause.strerror[1:2].islower() else cause.strerror
     return "a connection that breaks" if isinstance(error, failures.ProtocolError) else type(error).__name__
+
+
+def _failure_hint(error: Exception) -> str:
+    """What to do about a failure; "" where nothing particular helps."""
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return distrust(cause.verify_message).hint
+        if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
+            return "write http:// if the server does not speak TLS, or check the proxy (HTTPS_PROXY)"
+    return ""
 
 
 def _causes(error: Exception) -> tuple[object, ...]:
@@ -341,7 +378,7 @@ def _causes(error: Exception) -> tuple[object, ...]:
 def _attempts_worth(error: Exception) -> int | None:
     if isinstance(error, failures.LocationValueError):
         return 1
-    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error)):
+    if _failure_hint(error):
         return 1
     return _ABSENT if _is_absent(error) else None
 

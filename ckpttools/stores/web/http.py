@@ -165,14 +165,19 @@ class HttpStore(WebStore):
 
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
         place, got = self.uri(key), status_text(response)
-        if response.status not in (401, 403, 407):
+        if response.status == 407:
+            what, hint = "the proxy refuses the request", "export HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT"
+            return StorageError(what, place=place, got=got, wanted="a login that it accepts", hint=hint)
+        if response.status not in (401, 403):
             return StorageError(f"cannot read {place}", got=got)
-        host = urlsplit(self.url(key)).hostname
-        return StorageError(
-            f"{place} may not be read",
-            got=got + ("" if self.headers(self.url(key)) else f", without a login for {host}"),
-            hint=f"if it needs a login, write it into ~/.netrc: machine {host} login NAME password WORD",
-        )
+        host, login = urlsplit(self.url(key)).hostname, self._logins.name(self.url(key))
+        hint = f"if it needs a login, write it into ~/.netrc: machine {host} login NAME password WORD"
+        if login and response.status == 401:
+            hint = f"check the name and the password of the login {login} with the owner of {host}"
+        elif login:
+            hint = f"ask the owner of {host} to let the login {login} read it"
+        known = f"with the login {login} that is stored for it" if login else f"without a login for {host}"
+        return StorageError(f"{place} may not be read", got=f"{got}, {known}", hint=hint)
 
     def _look(self, key: str) -> _KeyState:
         """What is at a key, as far as possible by what is known of the directory that it would be in."""

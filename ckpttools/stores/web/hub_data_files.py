@@ -76,7 +76,7 @@ class HubDataFiles:
                     sink = HubSink(self, group, streams.files.get, is_silent)
                     yield sink
                     sink.fill()
-                missing = streams.ended(is_last=attempt == _ATTEMPTS)
+                missing = streams.ended(attempt)
             if missing:
                 time.sleep(4 * attempt * self._repository.client.patience.first_wait)
 
@@ -255,11 +255,11 @@ class _UploadStreams:
     def have_failed(self) -> bool:
         return any(each.has_failed for each in self.files.values())
 
-    def ended(self, *, is_last: bool) -> dict[str, Blob]:
+    def ended(self, attempt: int) -> dict[str, Blob]:
         """Waits until the hub has them.
 
         Args:
-            is_last: whether there is no other attempt.
+            attempt: the number of this one; there is none after `_ATTEMPTS`.
 
         Returns:
             Those that have to be sent once more.
@@ -270,8 +270,8 @@ class _UploadStreams:
         failed = {}
         for path, stream in self.files.items():
             error = stream.ended()
-            if error is not None and (is_last or not isinstance(error, (BusyError, *FAILURES))):
-                raise stream.failure() from error
+            if error is not None and (attempt == _ATTEMPTS or not isinstance(error, (BusyError, *FAILURES))):
+                raise stream.failure(attempt) from error
             if error is not None:
                 failed[path] = self._missing[path]
         return failed

@@ -25,6 +25,7 @@ from ckpttools.core.wording import again, option
 from ckpttools.stores.contents import Content
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.web.hub_errors import Answer
+from ckpttools.stores.web.hub_trust import refuse_untrusted, trust_certificates
 
 # As many as `hf download` takes.
 _AT_ONCE = 8
@@ -60,6 +61,7 @@ def fetch(files: Sequence[WantedFile], endpoint: str, explain: Explain, observe:
         FormatError: what came of some is not what the hub lists of them; those are removed.
         StorageError, NoSpaceError: a file does not come, or cannot be kept.
     """
+    trust_certificates()
     progress = _FetchProgress(sum(each.content.size for each in files), observe)
     _check_room(progress.total)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as pool:
@@ -199,6 +201,7 @@ def _explained(wanted: WantedFile, explain: Explain) -> Iterator[None]:
                 raise explain(wanted, answer) from error
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpaceError(f"cannot keep {wanted.place} in the cache", got=error) from error
+        refuse_untrusted(error, wanted.place)
         raise StorageError(
             f"cannot fetch {wanted.place}",
             got=first_line(error.__cause__ or error),

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import StorageError
+from ckpttools.core.errors import StorageError, first_line
 from ckpttools.core.wording import again
 from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, failure_words
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, not_taken, refused
+from ckpttools.stores.web.hub_trust import refuse_untrusted, trust_certificates
 
 _LARGEST_ANSWER = 64 << 20
 SAMPLE_BYTES = 512
@@ -149,6 +150,7 @@ class Repository:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
 
+        trust_certificates()
         try:
             HfApi(endpoint=self.endpoint).create_repo(self.repo, private=private, exist_ok=False)
         except HfHubHTTPError as error:
@@ -157,8 +159,9 @@ class Repository:
                 text = error.server_message or ""
                 answer = Answer(response.status_code, response.reason_phrase, response.headers, text)
                 raise not_taken(self._asked, answer, "make") from error
-        except (OSError, ValueError, RuntimeError) as error:
-            raise StorageError(f"cannot make {self.place}", got=error) from error
+        except Exception as error:  # whatever the HTTP library of `huggingface_hub` raises
+            refuse_untrusted(error, self.place)
+            raise StorageError(f"cannot make {self.place}", got=first_line(error)) from error
 
     def is_large(self, files: Mapping[str, Blob]) -> Mapping[str, bool]:
         """Which files go to the storage for large ones, and which into the commit.

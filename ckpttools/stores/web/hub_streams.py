@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError
 from ckpttools.core.wording import again
+from ckpttools.stores.web.attempts import tried
 from ckpttools.stores.web.client import FAILURES, failure_words
 
 if TYPE_CHECKING:
@@ -107,15 +108,16 @@ class HubStream:
                 part, self._part = self._part, None
                 self._tags.append(self._repository.checked(self._path, part.answer()))
 
-    def failure(self) -> CheckpointError:
-        """What went wrong, in our words."""
+    def failure(self, attempts: int) -> CheckpointError:
+        """What went wrong, in our words, after so many attempts."""
         if isinstance(self._error, CheckpointError):
+            self._error.got = f"{self._error.got or ''}{tried(attempts)}" or None
             return self._error
         assert self._error is not None
         place = f"{self._repository.place}/{self._path}"
         return StorageError(
             f"cannot upload {place}",
-            got=failure_words(self._error, self._repository.client.patience),
+            got=failure_words(self._error, self._repository.client.patience) + tried(attempts),
             hint=f"check the network, then {again()}: what was uploaded is not sent again",
         )
 

@@ -1,0 +1,129 @@
+"""Certificate authorities (CAs) that requests trust, and what to do about a certificate of another one.
+
+Requests trust the CAs of the system, those in `SSL_CERT_FILE`, which may take the place of the system's, and
+those in `AWS_CA_BUNDLE` and `REQUESTS_CA_BUNDLE`, which are added for every store.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from ckpttools.core.errors import StorageError
+
+_SYSTEM = "SSL_CERT_FILE"
+_ADDED = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+VARIABLES = (_SYSTEM, *_ADDED)
+_BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+?-----END CERTIFICATE-----")
+_CLOCK = "renew the certificate of the server; if it is valid, correct the clock of this machine"
+_OWN = "issue an X.509 version 3 certificate to the server that is not itself of a CA (CA:FALSE)"
+
+
+class Distrust(NamedTuple):
+    """Why a certificate is not trusted, for messages.
+
+    Attributes:
+        got: The certificate.
+        hint: What to do about it.
+    """
+
+    got: str
+    hint: str
+
+
+def unknown_authority() -> Distrust:
+    """Return what to do about a certificate of a CA that is not trusted."""
+    named = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
+    trusted = f"; trusted now, besides the system's: {', '.join(named)}" if named else ""
+    return Distrust(
+        f"a certificate of an unknown certificate authority (CA){trusted}",
+        "if it is the CA of your organization, export SSL_CERT_FILE=FILE, or AWS_CA_BUNDLE or "
+        "REQUESTS_CA_BUNDLE, where FILE has its certificate in PEM format",
+    )
+
+
+# What rustls (obstore) and OpenSSL (Python) call it, in this order.
+_REASONS = (
+    (r"CaUsedAsEndEntity", Distrust("a certificate of a CA as that of the server", _OWN)),
+    (
+        r"Expired|NotValidYet|has expired|not yet valid",
+        Distrust("a certificate that is not valid now", _CLOCK),
+    ),
+    (
+        r"NotValidForName|mismatch|doesn't match|not valid for",
+        Distrust(
+            "a certificate for another host name",
+            "use a host name that the certificate lists, or issue one that lists this name",
+        ),
+    ),
+)
+_UNKNOWN = re.compile("UnknownIssuer|unable to get|self[- ]signed")
+
+
+def distrust(text: str) -> Distrust:
+    """Return why a certificate is not trusted.
+
+    Args:
+        text: What the library says about it.
+    """
+    found = next((why for pattern, why in _REASONS if re.search(pattern, text)), None)
+    if found is not None:
+        return found
+    if _UNKNOWN.search(text):
+        return unknown_authority()
+    reason = " ".join(re.findall(r"\w[\w ]*", text))
+    return Distrust(f"a certificate that is not valid: {reason}", _OWN)
+
+
+def added_certificates() -> str:
+    """Return the certificates that the libraries do not find by themselves, in PEM format; "" for none.
+
+    Raises:
+        StorageError: A file that the environment names cannot be read, or has no certificates.
+    """
+    named = {name: Path(os.environ[name]) for name in VARIABLES if os.environ.get(name)}
+    blocks = {name: _certificates(name, path) for name, path in named.items()}
+    known = set(blocks.pop(_SYSTEM, ()))
+    return "\n".join(dict.fromkeys(each for found in blocks.values() for each in found if each not in known))
+
+
+def _certificates(name: str, path: Path) -> list[str]:
+    try:
+        files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
+        found = [block for each in files for block in _BLOCK.findall(each.read_text(errors="replace"))]
+    except OSError as error:
+        raise _unusable(name, path, error.strerror or str(error)) from error
+    if not found:
+        raise _unusable(name, path, "no certificate")
+    return found
+
+
+def _unusable(name: str, path: Path, got: str) -> StorageError:
+    return StorageError(
+        f"the certificates that {name} names cannot be used",
+        place=path,
+        got=got,
+        wanted="a file of certificates in PEM format (-----BEGIN CERTIFICATE-----)",
+        hint=f"correct the path; or trust only the system's CAs: unset {name}",
+    )
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return the settings of connections from Python; errors as `added_certificates`."""
+    from urllib3.util import create_urllib3_context
+
+    context = create_urllib3_context()
+    context.load_default_certs()
+    if added := added_certificates():
+        context.load_verify_locations(cadata=added)
+    return context
+
+
+def bundle_path() -> str | None:
+    """Return the one file of certificates for boto3, which takes no more; None for its own choice."""
+    if os.environ.get("AWS_CA_BUNDLE"):
+        return None
+    return os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get(_SYSTEM) or None
