@@ -65,7 +65,9 @@ def families_page() -> str:
 
 def cells(family: FamilySummary) -> tuple[str, ...]:
     """One row of the table."""
-    groups = [f"`{group.scanned}` {', '.join(group.stacked)}".rstrip() for group in family.layers]
+    groups = [
+        f"`{group.scanned}` {', '.join(group.stacked)}".rstrip() for group in family.layers if group.scanned
+    ]
     groups = [f"never: {family.never_scanned}"] if family.never_scanned else groups
     if why := families()[family.name].unscanned_with_towers:
         groups.append(f"with towers never: {why}")

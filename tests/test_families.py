@@ -415,6 +415,8 @@ def random_tensors(rows, lengths):
 def test_every_family_of_any_size_goes_there_and_back(model, axis, exact):
     """To the bit, or to one ulp where the plan says so."""
     family, config, lengths, flags, spelling = model
+    if family.layers_beyond_cycles(lengths):
+        axis = None  # MaxText does not scan them
     table = family.table(config, "c", scan_axis=axis, spelling=spelling, overrides=flags)
     tensors = random_tensors(present_rows(table, lengths), lengths)
     dtypes = {key: DTYPES[tensor.dtype.name] for key, tensor in tensors.items()}

@@ -118,7 +118,7 @@ class TestMadeUp:
         assert sizes.wrong == []
         assert definition.axes <= sizes.lengths.keys()
         # DeepSeek V4 has one third layer that routes by a table, whatever its size.
-        derived = definition.family.derived.keys() - {"third"}
+        derived = definition.family.derived.keys() - {"third", "rest", "rest_pair"}
         assert all(sizes.lengths[axis] >= 2 for axis in derived)
 
     def test_every_setting_of_the_flags_is_tried(self):
@@ -450,6 +450,9 @@ class TestAgainst:
     def test_layers_that_do_not_fill_their_blocks(self):
         config = config_of("gpt-oss") | {"num_hidden_layers": 3}
         check = check_on_config(families()["gpt-oss"], config, "config.json")
+        assert check.sound and [each.name for each in check.layouts] == ["unscanned"]
+        config = config_of("gemma2") | {"num_hidden_layers": 3}
+        check = check_on_config(families()["gemma2"], config, "config.json")
         assert "3 is no multiple of 2" in check.findings[0].text
 
     def test_the_flag_that_decides_is_a_hint(self):

@@ -10,6 +10,7 @@ from ckpttools.api.sources import Opening, Source, config_alone, opened, read_op
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
+from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
@@ -110,7 +111,13 @@ def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:
     if not model.stored:
         family, flags = model.family, model.facts.flags
         towers = family.unscanned_with_towers and any(flags.get(each) for each in family.towers)
-        is_scanned = not (family.never_scanned or towers) if scan is None else scan
+        beyond = family.layers_beyond_cycles(model.facts.lengths)
+        is_scanned = not (family.never_scanned or towers or beyond) if scan is None else scan
+        if is_scanned and beyond:
+            raise UsageError(
+                f"MaxText scans complete cycles of layers, and {plural(beyond, 'layer')} would be left over",
+                hint=f"say {option('scan', False)}",
+            )
         if is_scanned:
             family.refuse_scanned(f"say {option('scan', False)}", has_towers=bool(towers))
         yield ModelSetting(SCAN_LAYERS, is_scanned, "as it is converted")

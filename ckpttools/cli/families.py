@@ -65,7 +65,9 @@ def _family_lines(family: FamilySummary) -> Iterator[str]:
     yield from _entry("models", ", ".join(family.models))
     yield from _entry("model_type", ", ".join(family.model_types))
     never = f"never: {family.never_scanned}" if family.never_scanned else ""
-    yield from _entry("scanned", never or ", ".join(group.scanned for group in family.layers))
+    yield from _entry(
+        "scanned", never or ", ".join(group.scanned for group in family.layers if group.scanned)
+    )
     for value in family.values:
         rows = value.rows[0] if len(value.rows) == 1 else plural(len(value.rows), "row")
         yield from _entry("exact" if value.exact else "inexact", f"{rows}: {value.reason}")
@@ -128,7 +130,8 @@ def _groups(family: Family) -> Iterator[str]:
     for group in family.layers:
         yield ""
         if not family.never_scanned:
-            yield from _entry("scanned", f"{group.scanned} [{' '.join(group.stacked)}]")
+            scanned = f"{group.scanned} [{' '.join(group.stacked)}]"
+            yield from _entry("scanned", scanned if group.scanned else "never: an incomplete cycle")
         yield from _entry("unscanned", group.left)
         yield from _entry("hub", group.right)
         for word, flags in (("when", group.when), ("unless", group.unless)):

@@ -144,6 +144,8 @@ FAMILY = Family(
             ("pair",),
             (*LAYER, *BIAS, *SPARSE),
         ),
+        # MaxText scans complete pairs.
+        Layers("layers.{rest+#paired}", "decoder.layers_{rest+#paired}", "", (), (*LAYER, *BIAS, *HEAVY)),
     ),
     sizes={
         "layers": ("num_hidden_layers",),
@@ -169,7 +171,9 @@ FAMILY = Family(
     constants={"start": 2, "one": 1, "sparse": 4, "heavy": 128},
     derived={
         "third": "hash - start",
-        "pair": "(layers - hash) / 2",
+        "pair": "(layers - hash) // 2",
+        "rest": "(layers - hash) % 2",
+        "paired": "hash + 2 * pair",
         "wide": "streams * embed",
         "o_heads": "heads * head_dim / o_group",
         "both_dims": "2 * head_dim",
@@ -217,11 +221,17 @@ FAMILY = Family(
     norm_topk_prob:               config.norm_topk_prob | true
     mlp_activations_limit:        config.swiglu_limit | 10
     rope_type:                    "default"
-    rope_max_timescale:           config.rope_theta | 10000
-    compressed_rope_max_timescale: config.compress_rope_theta | 160000
+    # transformers 5 nests both, and ignores the older fields then.
+    rope_max_timescale:           config.rope_parameters.main.rope_theta | config.rope_theta | 10000
+    compressed_rope_max_timescale:  config.rope_parameters.compress.rope_theta | config.compress_rope_theta
+                                  | 160000
     max_position_embeddings:      config.max_position_embeddings
     must rope.type is "default" -- MaxText does not stretch the positions of compressed layers
     idle rope_scaling.*, rope_parameters.compress.* -- nothing is stretched, as is said of its type
+    must config.partial_rotary_factor is 0.125, if config.qk_rope_head_dim is null
+        -- MaxText is given an eighth of each head, as released models have it
+    must config.rope_parameters.main.partial_rotary_factor is 0.125, if config.qk_rope_head_dim is null
+        -- MaxText is given an eighth of each head, as released models have it
     must config.swiglu_limit is null -- MaxText clips what routed experts make, not what the shared one does
     must config.hc_eps is 1e-06 -- it is 1e-06 in MaxText's code
     must config.scoring_func in ["sqrtsoftplus", "sigmoid"]

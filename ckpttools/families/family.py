@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError
-from ckpttools.core.text import matches_any
-from ckpttools.core.wording import with_options
+from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.core.text import matches_any, plural
+from ckpttools.core.wording import option, with_options
 from ckpttools.families.silent import silent_fields
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.joining import with_parts
@@ -19,7 +19,7 @@ from ckpttools.mapping.keys import Field, Key, parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.settings import SettingRules
-from ckpttools.mapping.sizes import Alternatives, Size, derive, first_said, sizes_from_config
+from ckpttools.mapping.sizes import Alternatives, Size, derive, first_said, lengths_of, sizes_from_config
 from ckpttools.mapping.table import Table
 
 
@@ -169,11 +169,12 @@ def decoder_layers(
 
     Args:
         number: such as "layer", or "4*block+position".
-        scanned: prefix below MaxText's decoder in a scanned model, such as "layers.layers_{position}".
+        scanned: prefix below MaxText's decoder in a scanned model, such as "layers.layers_{position}"; empty
+            as of `Layers`.
         stacked, rows, when, unless: as of `Layers`.
     """
     right, left = f"model.layers.{{{number}}}", f"decoder.layers_{{{number}}}"
-    return Layers(right, left, f"decoder.{scanned}", stacked, rows, when, unless)
+    return Layers(right, left, f"decoder.{scanned}" if scanned else "", stacked, rows, when, unless)
 
 
 def tower_blocks(right: str, left: str, rows: tuple[Row, ...], tower: str = "vision") -> Layers:
@@ -261,6 +262,17 @@ class Family:
         if why:
             raise UsageError(f"MaxText does not scan the layers of family {self.name}: {why}", hint=hint)
 
+    def layers_beyond_cycles(self, lengths: Mapping[str, int]) -> int:
+        """Return the number of layers after the last complete cycle, in a family that scans complete cycles.
+
+        Args:
+            lengths: length of each axis of a model.
+        """
+        fields = [
+            each for group in self.layers if not group.scanned for each in parse_key(group.right).fields
+        ]
+        return max((lengths.get(axis, 0) for each in fields for axis in each.axes), default=0)
+
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""
         if scan_axis not in self._made_rows:
@@ -304,6 +316,13 @@ class Family:
         if config is not None:
             sizes = {**sizes_from_config(config, self.sizes, place, silent), **sizes}
             sizes = derive(sizes, self.derived, place)
+        if scan_axis is not None and (rest := self.layers_beyond_cycles(lengths_of(sizes))):
+            raise ConfigError(
+                f"MaxText scans complete cycles of layers, and {plural(rest, 'layer')} would be left over",
+                place=place,
+                got=plural(sizes["layers"].length, "layer"),
+                hint=f"{option('scan', False)} keeps them apart, for scan_layers=false in MaxText",
+            )
         absent = {name: Flag(False, f"the model is taken without {name}") for name in without}
         return Table(
             rows=tuple(map(spelling.row, self.all_rows(scan_axis))),

@@ -31,10 +31,13 @@ FAMILY = Family(
     model_types=("gpt_oss",),
     models=("gpt-oss-20b", "gpt-oss-120b"),
     rows=EMBEDDINGS,
-    layers=(decoder_layers("2*block+position", "layers.layers_{position}", ("block",), (*NORMS, *ROWS)),),
+    layers=(
+        decoder_layers("2*block+position", "layers.layers_{position}", ("block",), (*NORMS, *ROWS)),
+        decoder_layers("rest+#cycled", "", (), (*NORMS, *ROWS)),
+    ),
     sizes={**SIZES, "layers": ("num_hidden_layers",), "expert": ("num_local_experts",)},
     constants={"position": 2, "part": 2},
-    derived={"block": "layers / 2"},
+    derived={"block": "layers // 2", "rest": "layers % 2", "cycled": "2 * block"},
     flags={"tied": TIED},
     settings=SettingRules(
         """

@@ -107,6 +107,13 @@ FAMILY = Family(
             (*NORMS, *ATTENTION, *EXPERTS),
             when="interleaved_experts",
         ),
+        decoder_layers("rest+#cycled", "", (), (*NORMS, *ATTENTION, *EXPERTS), unless="interleaved_experts"),
+        decoder_layers(
+            "2*rest_pair+#cycled", "", (), (*NORMS, *ATTENTION, *DENSE), when="interleaved_experts"
+        ),
+        decoder_layers(
+            "2*rest_pair+#cycled+1", "", (), (*NORMS, *ATTENTION, *EXPERTS), when="interleaved_experts"
+        ),
         VISION_BLOCKS,
     ),
     sizes={
@@ -122,7 +129,13 @@ FAMILY = Family(
         "expert": ("text_config.num_local_experts", "num_local_experts"),
     },
     constants={"position": 4, "half": 2, "part": 2},
-    derived={**HEAD_DIM, "block": "layers / 4"},
+    derived={
+        **HEAD_DIM,
+        "block": "layers // 4",
+        "rest": "layers % 4",
+        "cycled": "4 * block",
+        "rest_pair": "rest // 2",
+    },
     flags={
         "tied": TIED,
         "interleaved_experts": FlagRule(

@@ -29,10 +29,16 @@ FAMILY = Family(
         decoder_layers(
             "4*block+position", "layers.layers_{position}", ("block",), (*ATTENTION, *NORMS, *MLP)
         ),
+        decoder_layers("rest+#cycled", "", (), (*ATTENTION, *NORMS, *MLP)),
     ),
     sizes={**SIZES, "layers": ("num_hidden_layers",)},
     constants={"position": 4},
-    derived={"block": "layers / 4", "head_dim": "embed / heads"},
+    derived={
+        "block": "layers // 4",
+        "rest": "layers % 4",
+        "cycled": "4 * block",
+        "head_dim": "embed / heads",
+    },
     flags={"tied": TIED},
     settings=SettingRules(
         """

@@ -55,6 +55,7 @@ FAMILY = Family(
     layers=(
         decoder_layers("4*block+linear", "layers.layer_{linear}", ("block",), (*COMMON, *INPUTS, *LINEAR)),
         decoder_layers("4*block+3", "layers.layer_3", ("block",), (*COMMON, *FULL)),
+        decoder_layers("rest+#cycled", "", (), (*COMMON, *INPUTS, *LINEAR)),
         *TOWER,
     ),
     sizes={**within(QWEN3_NEXT.sizes, "text_config.", ""), **within(TOWER_SIZES, "vision_config.")},

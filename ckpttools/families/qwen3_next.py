@@ -97,6 +97,8 @@ FAMILY = Family(
             "4*block+linear", "layers.local_layers", ("block", "linear"), (*COMMON, *INPUTS, *LINEAR)
         ),
         decoder_layers("4*block+3", "layers.global_layer", ("block",), (*COMMON, *FULL)),
+        # An incomplete cycle has layers with linear attention only.
+        decoder_layers("rest+#cycled", "", (), (*COMMON, *INPUTS, *LINEAR)),
     ),
     sizes={
         **SIZES,
@@ -112,7 +114,9 @@ FAMILY = Family(
     },
     constants={"linear": 3, "one": 1, "part": 2},
     derived={
-        "block": "layers / 4",
+        "block": "layers // 4",
+        "rest": "layers % 4",
+        "cycled": "4 * block",
         "query_and_gate": "2 * head_dim",
         "values": "value_heads * value_dim",
         "keys": "key_heads * key_dim",

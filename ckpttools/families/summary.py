@@ -16,7 +16,7 @@ class GroupSummary:
 
     Attributes:
         right: prefix of Hugging Face's keys.
-        unscanned, scanned: prefixes of MaxText's.
+        unscanned, scanned: prefixes of MaxText's; scanned is empty as in `Layers`.
         stacked: axes that are in the arrays of a scanned model.
     """
 

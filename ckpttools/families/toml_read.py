@@ -227,7 +227,8 @@ def _layers(sets: Sets, value: object, place: str) -> Layers:
         "when": text,
         "unless": text,
     }
-    found = Layers(**fields(readers, required=("right", "left", "scanned", "stacked", "rows"))(value, place))
+    stated = fields(readers, required=("right", "left", "stacked", "rows"))(value, place)
+    found = Layers(**{"scanned": "", **stated})
     for scan_axis in (None, 1):
         with placed(place):
             list(found.all_rows(scan_axis))

@@ -43,12 +43,15 @@ def made_up(definition: Definition) -> Iterator[MadeUpModel]:
     family = definition.family
     optional = frozenset(axis for axis, names in family.sizes.items() if isinstance(names[-1], int))
     for absent in dict.fromkeys((frozenset[str](), optional)):
-        sizes = Sizes.of(definition, absent)
+        any_size = Sizes.of(definition, absent)
+        complete = any_size.with_complete_cycles(family)
         lacking = [f"no {family.sizes[axis][0]}" for axis in sorted(absent)]
-        for setting in islice(flag_settings(family, sizes.stated), _MOST_SETTINGS):
-            said = ", ".join([*setting.said, *lacking]) or "no flags"
-            config = configuration({**sizes.stated, **setting.fields})
-            yield MadeUpModel(said, config, sizes.lengths, {**definition.unruled, **setting.flags})
+        for sizes in dict.fromkeys((complete, any_size)):
+            alike = [] if sizes is complete else ["an incomplete cycle"]
+            for setting in islice(flag_settings(family, sizes.stated), _MOST_SETTINGS):
+                said = ", ".join([*setting.said, *lacking, *alike]) or "no flags"
+                config = configuration({**sizes.stated, **setting.fields})
+                yield MadeUpModel(said, config, sizes.lengths, {**definition.unruled, **setting.flags})
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def configuration(fields: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sizes:
     """Lengths of all axes of a model made up.
 
@@ -157,6 +160,14 @@ class Sizes:
         made = cls(formulas, fixed, names, dict(zip(distinct, primes, strict=False)))
         made._settle()
         return made
+
+    def with_complete_cycles(self, family: Family) -> Sizes:
+        """Return sizes with which MaxText scans the layers: these, or those of another number of layers."""
+        changes = [{**self.variables, name: n} for name in sorted(self.variables) for n in range(1, _LARGEST)]
+        fitting = [each for each in changes if not family.layers_beyond_cycles(self._evaluated(each)[0])]
+        if not family.layers_beyond_cycles(self.lengths) or not fitting:
+            return self
+        return Sizes(self.formulas, self.fixed, self.names, min(fitting, key=self._score))
 
     @property
     def stated(self) -> dict[str, int]:

@@ -21,7 +21,8 @@ class Layers:
     Attributes:
         right: prefix of right keys, `model.layers.{layer}`.
         left: prefix of left keys of an unscanned model, `decoder.layers_{layer}`.
-        scanned: prefix of left keys of a scanned model, `decoder.layers`.
+        scanned: prefix of left keys of a scanned model, `decoder.layers`; empty for layers of an incomplete
+            cycle, where only complete cycles are scanned.
         stacked: axes that a scanned model has in its arrays, from the scan axis on.
         rows: what is below these prefixes.
         when, unless: flags on which the group exists, as a row's.
@@ -37,6 +38,8 @@ class Layers:
 
     def all_rows(self, scan_axis: int | None) -> Iterator[Row]:
         """The rows with their prefixes, for layers stacked on `scan_axis`, or for unscanned ones."""
+        if scan_axis is not None and not self.scanned:
+            return
         above = parse_key(self.right)
         left = parse_key(self.left if scan_axis is None else self.scanned)
         stacked = () if scan_axis is None else self.stacked

@@ -140,7 +140,9 @@ def _keys_of(family: Family, is_maxtext: bool, scan_axis: int | None) -> Iterato
 def _row_groups(family: Family, scan_axis: int | None) -> list[list[tuple[Row, Row]]]:
     """The rows outside of layers, then those of each group of layers; each with its prefixes and without."""
     # A row below a group has the group's flags, too; here its own are what matters.
-    layers = [list(zip(each.all_rows(scan_axis), each.rows, strict=True)) for each in family.layers]
+    # Layers of an incomplete cycle have the names of those in complete ones.
+    known = [each for each in family.layers if each.scanned]
+    layers = [list(zip(each.all_rows(scan_axis), each.rows, strict=True)) for each in known]
     return [[(row, row) for row in family.rows], *layers]
 
 

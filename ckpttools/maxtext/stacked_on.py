@@ -15,6 +15,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
+from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.layer_notes import with_layer_notes
 from ckpttools.maxtext.layers import scan_axes
 from ckpttools.maxtext.layout import DECODER, SCAN_AXIS
@@ -25,8 +26,7 @@ from ckpttools.transforms.base import Transform, Transformed
 def stored_scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int | None) -> int | None:
     """The axis on which layers are stacked, None where each has arrays of its own."""
     stacked, single = (
-        sum(key.first() in arrays for key in {row.left.key for row in family.all_rows(axis)})
-        for axis in (SCAN_AXIS, None)
+        sum(key.first() in arrays for key in _left_keys(family, axis)) for axis in (SCAN_AXIS, None)
     )
     if stacked <= single:
         return None
@@ -34,6 +34,12 @@ def stored_scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int
         return asked
     found = view_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
     return SCAN_AXIS if found is None else found
+
+
+def _left_keys(family: Family, axis: int | None) -> set[Key]:
+    """Return the left keys of rows that both layouts have, with layers stacked on an axis or not."""
+    of_layers = (row for group in family.layers if group.scanned for row in group.all_rows(axis))
+    return {row.left.key for row in (*family.rows, *of_layers)}
 
 
 def known_scan_axis(view: MaxTextView) -> int | None:
