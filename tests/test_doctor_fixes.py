@@ -124,6 +124,47 @@ class TestModels:
         run_command(the_finding(top / "m", "buffers").command or "", top, DST=top / "out")
         assert_sound(top / "out", "buffers", {each: array.tobytes() for each, array in arrays.items()})
 
+    @pytest.mark.parametrize("way", ["convert to-safetensors", "cast"])
+    @pytest.mark.parametrize("stated", ["bfloat16", "float16", "float64"])
+    def test_dtype(self, top: Path, way: str, stated: str) -> None:
+        model(top / "m", dtype="float32")
+        config = json.loads((top / "m/config.json").read_bytes()) | {"torch_dtype": stated}
+        (top / "m/config.json").write_text(json.dumps(config))
+        (found,) = (each for each in examine(top / "m").findings if each.check == "dtype")
+        assert f"`ckpt {way}`" in found.do
+        options = ("--dtype", "float32") if way == "cast" else ()
+        assert ckpt(*way.split(), top / "m", top / "out", *options).exit_code == 0
+        assert_sound(top / "out", "dtype", values(top / "m"))
+
+    @pytest.mark.parametrize("kept", [1, 2])
+    def test_layers_that_were_cut(self, top: Path, kept: int) -> None:
+        model(top / "m", num_hidden_layers=kept)
+        config = json.loads((top / "m/config.json").read_bytes()) | {"num_hidden_layers": 3}
+        (top / "m/config.json").write_text(json.dumps(config))
+        (found,) = (each for each in examine(top / "m").findings if each.check == "layers")
+        assert "`ckpt shrink` does" in found.do
+        assert ckpt("shrink", top / "m", top / "out", "--layers", kept).exit_code == 0
+        assert_sound(top / "out", "layers", values(top / "m"))
+
+    @pytest.mark.parametrize("method", ["fp8", "gptq", "compressed-tensors"])
+    def test_quantization_that_is_stated_and_absent(self, top: Path, method: str) -> None:
+        model(top / "m", quantization_config={"quant_method": method, "weight_block_size": [128, 128]})
+        (found,) = (each for each in examine(top / "m").findings if each.check == "quantization")
+        assert "`ckpt convert to-safetensors` does" in found.do
+        assert ckpt("convert", "to-safetensors", top / "m", top / "out").exit_code == 0
+        assert_sound(top / "out", "quantization", values(top / "m"))
+
+    @pytest.mark.parametrize("mode", [0o000, 0o200])
+    def test_files_without_permission(self, top: Path, mode: int) -> None:
+        if os.geteuid() == 0:
+            pytest.skip("root may read everything")
+        model(top / "m")
+        expected = values(top / "m")
+        (top / "m/model.safetensors").chmod(mode)
+        (found,) = (each for each in examine(top / "m").findings if each.check == "access")
+        run_command(found.do, top)
+        assert_sound(top / "m", "access", expected)
+
     @pytest.mark.parametrize("more", [1, 8])
     def test_vocabulary_rows(self, top: Path, more: int) -> None:
         arrays = model(top / "m", vocab_size=32 + more)

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import ckpttools
+from ckpttools.api.summary import summary as api_summary
 from ckpttools.checks.base import LEVELS, ModelDirectory
 from ckpttools.checks.registry import checks, findings
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
@@ -167,6 +168,25 @@ def test_adapter_files_next_to_a_model_are_left_out(tmp_path, writer, weights):
     assert not any(name.startswith("adapter_") for name in written)
 
 
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("name", ["", "model.safetensors"])
+def test_model_next_to_adapter_files_is_identified_as_a_model(tmp_path, weights, name):
+    model = with_adapter_files(save_model(tmp_path / "m"), weights)
+    found = api_summary(model / name)
+    assert "of llama, safetensors" in found.what
+    assert not any("ckpt adapter" in command for command in found.next)
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_adapter_is_identified_as_one(tmp_path, config):
+    adapter = with_adapter_files(save_model(tmp_path / "m"))
+    (adapter / "model.safetensors").unlink()
+    if not config:
+        (adapter / "config.json").unlink()
+    found = api_summary(adapter)
+    assert found.what == "a LoRA adapter" and any("adapter merge" in command for command in found.next)
+
+
 def test_left_out_adapter_files_are_noted(tmp_path):
     model = with_adapter_files(save_model(tmp_path / "m"))
     plan = ckpttools.convert.plan(model, tmp_path / "out").plan
@@ -292,25 +312,57 @@ def test_all_names_unknown_is_no_reason_to_drop_them(tmp_path):
     assert "drop" not in (refused.value.hint or "")
 
 
-UNKNOWN = ["cos", "rotary_emb.freqs", "model.layers.0.extra.weight", "model.layers.1.mlp.experts.0.w1"]
+UNMATCHED = {
+    "cos": lambda arrays: arrays.update({"cos": np.ones(2, np.float32)}),
+    "rotary_emb.freqs": lambda arrays: arrays.update({"rotary_emb.freqs": np.ones(2, np.float32)}),
+    "layers.0.extra": lambda arrays: arrays.update({"model.layers.0.extra": np.ones(2, np.float32)}),
+    "layers.2.": lambda arrays: arrays.update({"model.layers.2.mlp.up_proj.weight": np.ones((12, 8), "f4")}),
+    "model.norm.weight": lambda arrays: arrays.pop("model.norm.weight"),
+    "up_proj.weight": lambda arrays: arrays.pop("model.layers.1.mlp.up_proj.weight"),
+    "q_proj.weight": lambda arrays: arrays.update(
+        {"model.layers.0.self_attn.q_proj.weight": np.ones((8, 4), "f4")}
+    ),
+    "lm_head.weight": lambda arrays: arrays.pop("lm_head.weight"),
+}
 
 
-@pytest.mark.parametrize("writer", ["convert", "cast"])
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_writers_report_arrays_that_the_model_does_not_have(tmp_path, name, writer):
-    source = save_model(tmp_path / "m", arrays_of() | {name: np.ones(2, np.float32)})
-    notes = ckpttools.convert.plan(source, tmp_path / "out", dtype="bfloat16" if writer == "cast" else None)
-    assert any(f"by its configuration: {name}" in each for each in notes.plan.notes.remarks)
+def remarks_of(source, path, **options):
+    return ckpttools.convert.plan(source, path, **options).plan.notes.remarks
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"names": "hub"}])
+@pytest.mark.parametrize("name", UNMATCHED)
+def test_writers_report_arrays_that_do_not_match_the_configuration(tmp_path, name, options):
+    arrays = arrays_of()
+    UNMATCHED[name](arrays)
+    source = save_model(tmp_path / "m", arrays)
+    (remark,) = (each for each in remarks_of(source, tmp_path / "out", **options) if "do not match" in each)
+    assert "do not match config.json" in remark and name in remark
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"architectures": ["LlamaModel"]}, {"model_type": "unknown"}, {"auto_map": {"a": "b"}}]
+    "changes",
+    [
+        {},
+        {"layers": 3},
+        {"architectures": ["LlamaModel"]},
+        {"model_type": "unknown"},
+        {"auto_map": {"AutoModel": "x.Y"}},
+        {"tie_word_embeddings": True},
+    ],
 )
-def test_writers_report_no_arrays_that_a_model_may_have(tmp_path, changes):
-    arrays = arrays_of() | ({"score.weight": np.ones((3, 8), np.float32)} if changes else {})
+def test_writers_report_nothing_of_models_that_match(tmp_path, changes):
+    arrays = arrays_of(changes.get("layers", 2))
+    if "auto_map" in changes or "model_type" in changes:
+        arrays |= {"score.weight": np.ones((3, 8), np.float32)}
     source = save_model(tmp_path / "m", arrays, **changes)
-    remarks = ckpttools.convert.plan(source, tmp_path / "out").plan.notes.remarks
-    assert not any("by its configuration" in each for each in remarks)
+    assert not any("do not match" in each for each in remarks_of(source, tmp_path / "out"))
+
+
+def test_writers_report_nothing_that_the_user_leaves_out(tmp_path):
+    source = save_model(tmp_path / "m")
+    for options in ({"drop": ["lm_head.weight"]}, {"keep": ["model.layers.*"]}):
+        assert not any("do not match" in each for each in remarks_of(source, tmp_path / "out", **options))
 
 
 HEADS = {

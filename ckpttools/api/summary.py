@@ -19,7 +19,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import plural
-from ckpttools.formats.adapters import ADAPTER, adapter_in
+from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, orbax_at
@@ -184,7 +184,9 @@ def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary
         tree = inspect(source)
     folder = place if found is not None else place.parent
     path = quote(str(place))
-    if tree.format != "orbax" and (folder / ADAPTER).is_file():
+    # Files of an adapter are left next to models that it was merged into.
+    is_model = source.metadata.config is not None and not has_adapter(source)
+    if tree.format != "orbax" and not is_model and (folder / ADAPTER).is_file():
         next = tuple(commands(path, tree.adapter, is_peft=True))
         return Summary(str(place), adapter_in(folder), tree=tree, next=next)
     if tree.format == "orbax" and tree.adapter is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttools.api.conversion import Conversion, Resources
-from ckpttools.api.output_checks import check_source
+from ckpttools.api.output_checks import check_source, compare_with_config
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name, dotted
 from ckpttools.core.notes import Notes
@@ -53,6 +53,8 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     copied = {name: file for name, file in companions.files.items() if name not in changed}
     made = {name: content for name, content in changed.items() if content is not None}
     place = writer.companions_at(tree, is_model)
+    if is_model and not place:
+        said += compare_with_config(tree, {**copied, **made})
     beside = WithSidecars(writer, Companions(copied, companions.arrays), place, made)
     return resources.plan(beside.with_companions(tree), beside, notes + said)
 

@@ -7,7 +7,6 @@ put `transformer.`, `language_model.` or `module.` in front. The rest of each na
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.notes import Notes
@@ -31,7 +30,7 @@ def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     """
     paths = {dotted(path): path for path in tree.arrays if len(path) == 1}
     names = [name for name in paths if not matches_any(name, drop)]
-    forms = [form for family in _families_of(tree.metadata.config or {}) for form in hub_keys(family)]
+    forms = [form for family in _families_of(tree) for form in hub_keys(family)]
     strange = [[name for name in names if not is_known(name)] for is_known in map(_recognizer, forms)]
     if len(paths) < len(tree.arrays) or not all(strange):
         return Transformed(tree, Notes())
@@ -45,28 +44,12 @@ def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     return Transformed(tree, Notes())
 
 
-def names_of_no_row(tree: Tree, config: Mapping[str, Any]) -> list[str]:
-    """Return the names of a Hugging Face model that its family has no row for.
-
-    Args:
-        tree: The model.
-        config: Its configuration, which names the family.
-
-    Returns:
-        The names; with several spellings or families, those of the one that fits best. An empty list where
-        no family is known.
-    """
-    names = [dotted(path) for path in tree.arrays]
-    forms = [form for family in _families_of(config) for form in hub_keys(family)]
-    unknown = [[name for name in names if not is_known(name)] for is_known in map(_recognizer, forms)]
-    return min(unknown, key=len, default=[])
-
-
 def _remark(name: str, renamed: Mapping[str, str]) -> str:
     return f"names are recognized without the family's prefix, or with another: {name} is {renamed[name]}"
 
 
-def _families_of(config: Mapping[str, Any]) -> list[Family]:
+def _families_of(tree: Tree) -> list[Family]:
+    config = tree.metadata.config or {}
     kind = config.get("model_type")
     return [] if config.get("auto_map") else [f for f in families().values() if kind in f.model_types]
 
