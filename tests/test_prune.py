@@ -43,6 +43,11 @@ def whole(made: Path) -> dict[str, str | None]:
     return {name: ckpttools.hash(made / name).parameters for name in ("2", "4", "6")}
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("three") / "run", (1, 2, 3))
+
+
 @pytest.fixture
 def run(made: Path, tmp_path: Path) -> Path:
     return copied(made, tmp_path / "run")
@@ -547,6 +552,106 @@ class TestBuckets:
         assert any(each.startswith("1: ") for each in report.left)
         assert {name for name in objects_at(place) if name.startswith("1/")} == again.keys()
         assert (place / "1/items/_METADATA").read_bytes() == b"again"
+
+
+class TestReportsAfterKill:
+    """`ls`, `doctor` and `inspect` agree on what is complete, whenever a prune was killed.
+
+    One real prune shows all states: what the store holds before each change is what a kill there leaves.
+    """
+
+    @pytest.mark.parametrize(("scheme", "every"), [("gs", 1), ("s3", 25)])
+    def test_in_a_bucket(self, gcs, three, monkeypatch, scheme, every):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", gcs.server.url)
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        run = gcs.filled(files_in(three))
+        states, take = [], gcs.server.fault
+
+        def kept(request):
+            if request.partition(" ")[0] in ("PUT", "POST", "DELETE"):
+                states.append(dict(gcs.server.buckets[gcs.bucket]))
+            return take(request)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gcs.server, "fault", kept)
+            # Each object is a state of its own, also where several are deleted at once.
+            patch.setattr(objects, "writes_at_once", lambda: 1)
+            ckpttools.prune(run, keep_last=1)
+        assert len(states) > 40
+        place = parse(str(run).replace("gs://", f"{scheme}://"))
+        for state in unlike(states)[::every]:
+            gcs.server.buckets[gcs.bucket] = state
+            place.store.forget(place.key)
+            check_reports(place, files_in(three), {name for name, _ in place.walk()})
+
+    def test_on_a_disk(self, three, tmp_path, monkeypatch):
+        run, states = copied(three, tmp_path / "run"), []
+
+        def kept(real):
+            def call(*paths, **options):
+                states.append({**files_in(run)})
+                return real(*paths, **options)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("rename", "replace", "unlink", "rmdir"):
+                patch.setattr(os, name, kept(getattr(os, name)))
+            ckpttools.prune(run, keep_last=1)
+        assert len(states) > 30
+        for number, state in enumerate(unlike(states)[::3]):
+            place = tmp_path / f"state-{number}"
+            for name, content in state.items():
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                (place / name).write_bytes(content)
+            check_reports(parse(place), files_in(three), set(state))
+
+
+def unlike(states: list[dict]) -> list[dict]:
+    """States without those in which one more of many files of a directory is gone, of which every fifth."""
+    found: dict[frozenset, list[dict]] = {}
+    for state in states:
+        directories = frozenset(name.rpartition("/")[0] for name in state)
+        commits = frozenset(name for name in state if name.endswith(("commit_success.txt", "_METADATA")))
+        found.setdefault(directories | commits, []).append(state)
+    return [each for alike in found.values() for each in alike[::5]]
+
+
+def check_reports(place, before: dict[str, bytes], there: set[str]) -> None:
+    """Check what is reported of a run in which a prune was killed.
+
+    Args:
+        place: The run.
+        before: Its files before the prune.
+        there: Names of its files now.
+    """
+    marked = {name.rpartition("/")[2] for name in there if name.startswith(".ckpttools-prune/deleting/")}
+    left = {name.partition("/")[0] for name in there} & {"1", "2", "3"}
+    complete = {
+        step
+        for step in left - marked
+        if all(name in there for name in before if name.startswith(f"{step}/") and name.count("/") > 1)
+    }
+    listing = ckpttools.ls(place)
+    assert {each.name for each in listing.steps} == left
+    assert {each.name for each in listing.finished} == complete
+    assert listing.latest == 3 and listing.resumes == 3
+    for step in left:
+        if step in complete:
+            assert ckpttools.inspect(place / step).arrays
+        else:
+            with pytest.raises(FormatError, match="interrupted"):
+                ckpttools.inspect(place / step)
+            if len(there) % 4 == 0:
+                said = ckpttools.doctor(place / step).findings
+                found = next(each for each in said if "no longer complete" in each.what)
+                assert found.level == "error" and "--finish" in found.command
+    report = ckpttools.doctor(place)
+    assert not [each for each in report.findings if each.level == "error"], report.findings
+    interrupted = [each.what for each in report.findings if "interrupted prune" in each.what]
+    assert bool(interrupted) == any(name.startswith(".ckpttools-prune/") for name in there)
+    assert all(step in interrupted[0].partition("partly deleted")[2] for step in left - complete)
 
 
 class Killed(BaseException):

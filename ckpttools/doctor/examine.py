@@ -21,6 +21,7 @@ from ckpttools.doctor.model_checks import model_checks
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import refuse_empty
+from ckpttools.formats.orbax.steps import Step
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.registry import Where, parse
@@ -114,7 +115,7 @@ def examine(where: Where, read: ReadOptions | None = None, reading: Observe | No
     inventory = replace(inventory_of(path, read), reading=reading)
     if inventory.path in inventory.denied:
         raise inventory.denied[inventory.path]
-    if inventory.is_empty:
+    if inventory.is_empty and not Step(inventory.path).is_being_deleted:
         refuse_empty(path)
         if model := next(iter(inventory.models), None):
             names = sorted(name for name in model.files if name != CONFIG)

@@ -27,6 +27,7 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.orbax.steps import (
     IN_PROGRESS,
     PRUNE_DIRECTORY,
+    Step,
     StepMetadata,
     has_metadata,
     is_left_of_item,
@@ -295,7 +296,8 @@ class _Walk:
             or unfinished_at(path)
         ):
             self._leftovers.append(path)
-        elif depth < _DEEPEST:
+        # The directory of the prune, which is a leftover, names it.
+        elif depth < _DEEPEST and not Step(path).is_being_deleted:
             self.visit(path, depth + 1)
 
     def _listed(self, path: Place) -> Directory | None:

@@ -15,12 +15,12 @@ from ckpttools.core.errors import FormatError, StorageError, listing
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
-from ckpttools.formats.orbax.steps import Step
+from ckpttools.formats.orbax.steps import DELETING, Step
 from ckpttools.runs.journal import PruneJournal, at_work, fingerprint, plan_of, removing
 from ckpttools.stores.abilities import Forgets, Renames
 from ckpttools.stores.place import Place
 
-_REMOVED, _DELETING, _STRIPPED = "removed", "deleting", "stripped"
+_REMOVED, _DELETING, _STRIPPED = "removed", DELETING, "stripped"
 _PROBE = "probe"
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ckpttools.core.text import age, plural
-from ckpttools.doctor.base import INFO, WARNING, Check, Finding, on_disk, pasted
+from ckpttools.core.text import age, in_natural_order, plural
+from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, on_disk, pasted
 from ckpttools.doctor.inventory import SET_ASIDE, Inventory
 from ckpttools.doctor.probing import is_directory
 from ckpttools.formats.interrupted import going_on, next_step
-from ckpttools.formats.orbax.steps import IN_PROGRESS, PRUNE_DIRECTORY
+from ckpttools.formats.orbax.steps import IN_PROGRESS, PRUNE_DIRECTORY, Step
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import CONTENT, SUFFIX, begun_at, unfinished_at
 
@@ -29,6 +29,11 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         size, since = _measured(place)
         what = f"{_kind(place)}: {size:,} bytes, last changed {since} ago"
         yield _left(place, what)
+    if Step(inventory.path).is_being_deleted:
+        what = "a step that is no longer complete: a prune was interrupted while it deleted it"
+        command = f"ckpt prune {pasted(inventory.path.parent)} --finish --yes"
+        why = "no command reads it, and nothing brings back what is deleted"
+        yield Finding(ERROR, str(inventory.path), what, why, f"delete the rest: {command}", command=command)
     if IN_PROGRESS in inventory.path.name:
         why = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
         yield Finding(
@@ -38,19 +43,25 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 def _left_by_prune(place: Place) -> Finding:
     """Report an interrupted prune, with the commands that finish or undo it."""
-    counts = {name: len((place / name).entries()) for name in _PRUNE_STATES if is_directory(place / name)}
+    names = {
+        state: in_natural_order(each.name for each in (place / state).entries())
+        for state in _PRUNE_STATES
+        if is_directory(place / state)
+    }
     found = [
-        f"{plural(counts[name], 'step')} {state}" for name, state in _PRUNE_STATES.items() if counts.get(name)
+        f"{plural(len(names[state]), 'step')} {words} ({', '.join(names[state])})"
+        for state, words in _PRUNE_STATES.items()
+        if names.get(state)
     ]
     run = pasted(place.parent)
-    if not (place / "plan.json").exists() and not counts.get("removed") and not counts.get("deleting"):
+    if not (place / "plan.json").exists() and not names.get("removed") and not names.get("deleting"):
         what = "an interrupted prune that had not begun to delete"
         command = f"rm -r {on_disk(place)}" if place.store.streams is None else place.store.removal(place.key)
         why = "it takes up space; the next prune removes it"
         return Finding(
             WARNING, str(place), what, why, f"when no prune is running: {command}", command=command
         )
-    what = f"an interrupted prune: {', '.join(found) or 'no step was moved or deleted yet'}"
+    what = f"an interrupted prune: {', '.join(found) or 'no step is moved or partly deleted'}"
     why = "no other prune of this run begins before this one is finished or undone"
     command = f"ckpt prune {run} --finish --yes"
     do = f"finish it: {command}; or put back every step that is still complete: ckpt prune {run} --undo --yes"

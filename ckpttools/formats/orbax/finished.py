@@ -19,6 +19,8 @@ def why_no_save(step: Step, *, is_asked: bool = True) -> str | None:
     """
     if is_asked and (begun_at(step.path) or unfinished_at(step.path)):
         return "a conversion is being written to it"
+    if step.is_being_deleted:
+        return step.why_unfinished
     # Versions of Orbax that note no time of the commit wrote this file there last.
     said = step.said.fields.get("commit_timestamp_nsecs")
     if step.path.store.streams and said is None and not (step.path / COMMIT_FILE).is_file():

@@ -30,6 +30,8 @@ IN_PROGRESS = ".orbax-checkpoint-tmp"
 """What Orbax appends to the name of a directory that it is still writing; old versions add a time."""
 PRUNE_DIRECTORY = ".ckpttools-prune"
 """The directory in a run in which `ckpttools.runs.journal` keeps what a prune is about to do."""
+DELETING = "deleting"
+"""Below `PRUNE_DIRECTORY`: steps that are no longer complete; in a bucket, files that name them."""
 _TREE_HANDLERS = ("PyTree", "Standard")
 
 
@@ -150,7 +152,18 @@ class Step:
     @cached_property
     def is_one(self) -> bool:
         """Whether it is a step at all, finished or not."""
-        return has_metadata(self.path) or bool(self.items)
+        return has_metadata(self.path) or bool(self.items) or self.is_being_deleted
+
+    @cached_property
+    def is_being_deleted(self) -> bool:
+        """Whether a prune has begun to delete it from a bucket; on a disk it has another name by then.
+
+        A step that was saved again has its commit file, which is deleted first.
+        """
+        if self.path.store.streams is None or self.number is None:
+            return False
+        marker = self.path.parent / PRUNE_DIRECTORY / DELETING / self.path.name
+        return marker.is_file() and not (self.path / COMMIT_FILE).is_file()
 
     @cached_property
     def items(self) -> tuple[OrbaxItem, ...]:
@@ -185,12 +198,17 @@ class Step:
             StorageError: the system does not let that be looked at, so nothing is known.
         """
         there = {item.directory.name for item in self.items}
+        if self.is_being_deleted:
+            return ", ".join(self.faults(self.items))
         lost = [name for name in self.said.trees if self.items and name not in there]
         reasons = [*self.faults(self.items), *(f"no {TREE_FILE} in {name}" for name in lost)]
         return ", ".join(reasons) or None
 
     def faults(self, items: Collection[OrbaxItem]) -> Iterator[str]:
         """What a finished save has and this one has not, as far as it matters to some of its items."""
+        if self.is_being_deleted:
+            yield "a prune was interrupted while it deleted this step"
+            return
         if self.is_in_progress:
             yield f"its name is still {self.path.name}"
         if not items:
@@ -206,6 +224,8 @@ class Step:
     @cached_property
     def is_damaged(self) -> bool:
         """Whether a tree was saved to the end here: what it lacks was lost later, or not copied."""
+        if self.is_being_deleted:
+            return False
         places = [self.path, *directories(self.path)]
         if any(IN_PROGRESS in place.name for place in places):
             return False
