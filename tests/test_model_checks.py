@@ -112,6 +112,25 @@ def test_copy_refuses_pointers_that_a_training_step_carries(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "check"),
+    [
+        ("tokenizer.json", POINTER, "sidecar-files"),
+        ("tokenizer.model", POINTER, "sidecar-files"),
+        ("tokenizer.json", "{", "sidecar-json"),
+        ("generation_config.json", "", "sidecar-json"),
+        ("config.json", json.dumps(LLAMA | {"num_hidden_layers": 2, "layer_types": ["x"]}), "layer-lists"),
+    ],
+)
+@pytest.mark.parametrize("level", ["", "0", "0/items"])
+def test_doctor_checks_files_that_a_checkpoint_carries(tmp_path, name, text, check, level):
+    ckpttools.hf_to_maxtext(save_model(tmp_path / "m"), tmp_path / "mt")
+    (config,) = (tmp_path / "mt").rglob("config.json")
+    assert ckpttools.doctor(tmp_path / "mt" / level).findings == ()
+    (config.parent / name).write_text(text)
+    assert [each for each, _ in reported(tmp_path / "mt" / level, check)] == ["error"]
+
+
+@pytest.mark.parametrize(
     "name", ["pytorch_model.bin", "onnx/model.onnx", "original/consolidated.00.pth", "figure.png", "x.gguf"]
 )
 def test_copy_reports_pointers_in_place_of_other_files(tmp_path, name):
@@ -452,6 +471,57 @@ def test_buffers_are_reported_and_left_out(tmp_path, name):
     ckpttools.convert(source, tmp_path / "hub", names="hub")
     for written in ("back", "hub"):
         assert {path[0] for path in ckpttools.open(tmp_path / written).arrays} == {*plain}
+
+
+META = {
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "model.embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+    "model.norm": "norm",
+    "model.layers": "layers",
+}
+# As torchtitan, torchtune and Meta's own code save them.
+META_BUFFERS = {
+    "freqs_cis": np.ones((8, 2), np.complex64),
+    "model.freqs_cis": np.ones((8, 2), np.complex64),
+    "freqs_cis in pairs": np.ones((8, 2, 2), np.float32),
+    "rope.freqs": np.ones(2, np.float32),
+    "rope.cache": np.ones((8, 4), np.float32),
+    "rope_cache": np.ones((8, 4), np.float32),
+    "layers.0.attention.inner_attention.rope.freqs": np.ones(2, np.float32),
+    "layers.0.attention.rotary_emb.cos_cached": np.ones((8, 4), np.float32),
+    "layers.1.attention.rotary_emb.inv_freq": np.ones(2, np.float32),
+    "layers.0.attention.mask": np.tril(np.ones((1, 1, 8, 8), np.float32)),
+}
+
+
+def with_meta_names(name):
+    for old in sorted(META, key=len, reverse=True):
+        name = name.replace(old, META[old])
+    return name
+
+
+@pytest.mark.parametrize("name", META_BUFFERS)
+def test_buffers_of_other_trainers_are_left_out(tmp_path, name):
+    plain = arrays_of()
+    buffer = {name.partition(" ")[0]: META_BUFFERS[name]}
+    source = save_model(tmp_path / "m", with_names(plain, with_meta_names) | buffer)
+    assert [level for level, _ in reported(source, "buffers")] == ["info"]
+    ckpttools.convert(source, tmp_path / "hub", names="hub")
+    ckpttools.hf_to_maxtext(source, tmp_path / "mt")
+    ckpttools.maxtext_to_hf(tmp_path / "mt", tmp_path / "back")
+    for written in ("hub", "back"):
+        found = load_file(tmp_path / written / "model.safetensors")
+        assert found.keys() == plain.keys()
+        assert np.array_equal(found["lm_head.weight"], plain["lm_head.weight"])
 
 
 @pytest.mark.parametrize("name", LEARNED)

@@ -16,7 +16,7 @@ from ckpttools.checks.base import ModelDirectory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.doctor.probing import is_directory
-from ckpttools.formats.base import ReadOptions, TellsPlace
+from ckpttools.formats.base import COMPANIONS, ReadOptions, TellsPlace
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.json_file import json_object
 from ckpttools.formats.orbax.entries import Entries, entries_of
@@ -192,10 +192,23 @@ class Inventory:
 
     @cached_property
     def models(self) -> tuple[ModelDirectory, ...]:
-        """The model directories: those with a `config.json` or with safetensors."""
+        """The model directories: those with a `config.json` or with safetensors, and those in checkpoints."""
         folders = {weights.folder for weights in self.weights if weights.is_whole}
         found = (each for each in self.directories if each.path in folders or CONFIG in each.files)
-        return tuple(_model(each, self.read) for each in found)
+        return (*(_model(each, self.read) for each in found), *self._carried())
+
+    def _carried(self) -> Iterator[ModelDirectory]:
+        """The configuration and tokenizer that MaxText checkpoints and zarr hierarchies carry along."""
+        listed = {each.path for each in self.directories}
+        holders = [each for each in self.directories if COMPANIONS in each.directories]
+        # Over a network each file is a request, and all steps of a run carry the same files.
+        is_local = self.path.store.scheme == "file"
+        for directory in holders if is_local else holders[-1:]:
+            path = directory.path / COMPANIONS
+            with suppress(CheckpointError):
+                files = {each.name: path / each.name for each in path.entries() if each.is_file}
+                if path not in listed and CONFIG in files:
+                    yield ModelDirectory(str(path), files)
 
     def places(self, format: str) -> Sequence[Place]:
         """The files or directories that are of a format."""
