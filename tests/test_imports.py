@@ -44,16 +44,7 @@ MAY = {
         "plan",
         "transforms",
     },
-    "adapters": {
-        "array",
-        "quantized",
-        "mapping",
-        "families",
-        "stores",
-        "formats",
-        "transforms",
-        "maxtext",
-    },
+    "adapters": {"array", "quantized", "mapping", "families", "stores", "formats", "transforms", "maxtext"},
     "checks": {
         "array",
         "quantized",

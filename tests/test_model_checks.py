@@ -615,7 +615,7 @@ def test_average_refuses_models_that_compute_differently(tmp_path, difference):
 @pytest.mark.parametrize("field", UNKNOWN)
 def test_average_does_not_claim_that_unknown_fields_change_the_function(tmp_path, field):
     models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **{field: UNKNOWN[field]})]
-    reason = rf"unknown here, and may change(.|\n)*{field}: not stated and .* \(unknown field\)"
+    reason = rf"unknown fields, which may change(.|\n)*{field}: not stated and .* \(unknown field\)"
     assert_refused_unless_forced(models, tmp_path / "mean", reason)
 
 

@@ -96,7 +96,7 @@ def test_deviation_compares_some_rows_of_a_large_table():
     dtype = DTYPES["float32"]
     table = noise((1000, 4), dtype)
     other = stored(noise((1000, 4), dtype, 1), dtype)
-    found = StoredHead(NAMES, stored(table, dtype), other).deviation(memory=PLENTY, most_rows=64)
+    found = StoredHead(NAMES, stored(table, dtype), other).deviation(memory=PLENTY, max_rows=64)
     assert found.rows == found.compared == 64
 
 

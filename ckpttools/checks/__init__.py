@@ -1,9 +1,9 @@
-"""Checks over one model directory: whether its parts agree, and whether a consumer can load them.
+"""Checks of one model directory: whether its parts agree, and whether consumers can load it.
 
-`doctor` reports the findings of all checks. Commands that write call them on the output before they write a
-byte: findings that block writing become an error, the others notes. A check is a pure function over a
-`ckpttools.checks.base.ModelDirectory`: the configuration, the arrays without their values, and the files next
-to the weights.
+`doctor` reports the findings of all checks. Commands that write run them on the output before they write a
+byte: findings that block writing become an error, other findings become notes. A check is a pure function of
+a `ckpttools.checks.base.ModelDirectory`: the configuration, the arrays without their values, and the files
+next to the weights.
 
 To add a check, add one module to this package with
 

@@ -1,4 +1,4 @@
-"""Files of an adapter next to a complete model, which transformers applies on top of it."""
+"""Report adapter files next to a complete model, which transformers applies on top of the model."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         why = "if it was merged into this model, transformers applies it a second time"
     else:
         why = f"transformers looks for {WEIGHTS_STEM}.safetensors and cannot load the model"
-    command = f"mkdir {folder}/adapter && mv {' '.join(f'{folder}/{each}' for each in (ADAPTER, *weights))} "
+    command = f"mkdir {folder}/adapter && mv {' '.join(f'{folder}/{name}' for name in (ADAPTER, *weights))} "
     command += f"{folder}/adapter/"
     yield ModelFinding(
         "warning" if weights else "error",
         CHECK.name,
         model.path(ADAPTER),
-        f"files of an adapter next to a complete model: {names}",
+        f"adapter files next to a complete model: {names}",
         f"{why}; commands that write this model leave them out",
-        f"move them to a directory of their own: {command}",
+        f"move them to a separate directory: {command}",
         command=command,
     )
 
 
 CHECK = ModelCheck(
     "adapter-files",
-    "files of an adapter next to a complete model",
+    "adapter files next to a complete model",
     _check,
     consumer="transformers with PEFT",
 )

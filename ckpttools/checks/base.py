@@ -19,7 +19,7 @@ from ckpttools.stores.place import Place
 Level = Literal["error", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 Content = File | bytes | Place
-# Parts of a configuration that contain the text model's, from the outside in.
+# Configuration parts that contain the text model's configuration, outermost first.
 _TEXT_PARTS = ("thinker_config", "text_config")
 # Published tokenizer files have up to 33 MB.
 _MAX_JSON_BYTES = 64 << 20
@@ -30,16 +30,16 @@ class ModelFinding:
     """One defect of a model directory, or one fact worth knowing.
 
     Attributes:
-        level: "error": a consumer cannot load the model, or loads something else; "warning": some tool does
-            not find or accept it, or it wastes space; "info": worth knowing.
-        check: name of the check.
-        location: file or directory.
-        what: what is wrong, with the names and numbers.
-        why: what happens because of it.
-        hint: the next step, with the exact command where there is one.
+        level: "error": a consumer cannot load the model, or loads wrong values; "warning": some tool does not
+            find or accept it, or it wastes space; "info": worth knowing.
+        check: the check's name.
+        location: the file or directory.
+        what: the defect, with names and counts.
+        why: the consequence.
+        hint: the next step, with the exact command if there is one.
         command: that command, quoted for a shell, or None.
-        expected, got: the two values that differ, where two values do.
-        blocks_writing: whether a command refuses to write a directory with this defect.
+        expected, got: the differing values, if two values differ.
+        blocks_writing: whether commands refuse to write a directory with this defect.
     """
 
     level: Level
@@ -60,10 +60,10 @@ class ModelDirectory:
 
     Attributes:
         location: the directory, for messages.
-        files: name -> content of each file in the directory; of an output, of those next to the weights.
-        tree: the arrays as the format opened them; None where they cannot be opened, or do not have the
-            model's own names, as in a MaxText checkpoint that carries a configuration and a tokenizer.
-        is_output: whether a command is about to write it.
+        files: name -> content of each file in the directory. For an output, only files next to the weights.
+        tree: the arrays as the format opened them. None if they cannot be opened or do not have the model's
+            names, as in a MaxText checkpoint that carries a configuration and a tokenizer.
+        is_output: whether a command is about to write the directory.
     """
 
     location: str
@@ -73,42 +73,42 @@ class ModelDirectory:
 
     @cached_property
     def arrays(self) -> Mapping[str, LazyArray]:
-        """The arrays by their dotted names; empty where there is no tree."""
+        """The arrays by dotted name; empty if there is no tree."""
         return {} if self.tree is None else by_name(self.tree.arrays)
 
     @cached_property
     def config(self) -> Mapping[str, Any] | None:
-        """The parsed `config.json`; None where there is none that can be read."""
+        """The parsed `config.json`; None if it does not exist or cannot be read."""
         return self.json(CONFIG)
 
     @property
     def text_config(self) -> Mapping[str, Any]:
         """The part of the configuration that describes the text model."""
-        found = self.config or {}
+        config = self.config or {}
         for name in _TEXT_PARTS:
-            part = found.get(name)
-            found = part if isinstance(part, Mapping) else found
-        return found
+            part = config.get(name)
+            config = part if isinstance(part, Mapping) else config
+        return config
 
     def path(self, name: str) -> str:
-        """The location of a file, for messages; of one that a command copies, in the source."""
+        """Return a file's location for messages. For a file that a command copies, this is in the source."""
         content = self.files.get(name)
         if isinstance(content, File):
             return content.path
         return f"{self.location}/{name}" if content is None or isinstance(content, bytes) else str(content)
 
     def size(self, name: str) -> int:
-        """The length of a file in bytes."""
+        """Return a file's size in bytes."""
         content = self.files[name]
         if isinstance(content, bytes):
             return len(content)
         return content.size if isinstance(content, File) else content.stat().size
 
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
-        """The first `max_bytes` of a file, or all of it.
+        """Read the first `max_bytes` of a file, or all of it.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: the file cannot be read.
         """
         content = self.files[name]
         if isinstance(content, bytes):
@@ -124,7 +124,7 @@ class ModelDirectory:
             file.close()
 
     def json(self, name: str) -> Mapping[str, Any] | None:
-        """The JSON object in a file; None where there is no such file, or none that can be read."""
+        """Read the JSON object in a file. Returns None if the file does not exist or cannot be parsed."""
         if name not in self.files or self.size(name) > _MAX_JSON_BYTES:
             return None
         try:
@@ -135,15 +135,15 @@ class ModelDirectory:
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """One property of a model directory that is checked.
+    """A check of one property of a model directory.
 
     Attributes:
-        name: what users call it.
-        summary: what it reports, in a line.
-        run: yields the findings. It reads headers and small files; a check that conversions do not run may
-            read arrays, piece by piece.
-        is_own_check: whether conversions check the same themselves, so that they do not run it again.
-        consumer: what refuses or misreads a model with the defect; docs/reliability.md lists it.
+        name: the name that users see.
+        summary: what it reports, in one line.
+        run: yields the findings. It reads headers and small files. Only a check that conversions do not run
+            may read arrays, piece by piece.
+        is_own_check: whether conversions make this check themselves, so that they do not run it again.
+        consumer: the software that refuses or misreads a model with the defect, for docs/reliability.md.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Buffers among the weights, which models compute from their configuration, and which some loaders refuse."""
+"""Report buffers among the weights, which models compute from their configuration."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ckpttools.transforms.unwrapped import find_buffers
 
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
-    found = [dotted(path) for path in find_buffers(model.tree)] if model.tree is not None else []
-    if not found:
+    buffers = [dotted(path) for path in find_buffers(model.tree)] if model.tree is not None else []
+    if not buffers:
         return
-    # A source of these arrays is what a command has read, so its name is not known here.
+    # The location of an output is not the location that its arrays are read from.
     source = "SRC" if model.is_output else quote(model.location)
     command = f"ckpt convert to-safetensors {source} DST --names hub"
     yield ModelFinding(
         "info",
         CHECK.name,
         model.location,
-        f"{plural(len(found), 'buffer')} among the weights: {some(found)}",
-        "models compute these themselves, and loaders such as vLLM refuse names that they do not know",
+        f"{plural(len(buffers), 'buffer')} among the weights: {some(buffers)}",
+        "models compute these themselves, and loaders such as vLLM refuse unknown names",
         f"leave them out: {command}",
         command=command,
     )

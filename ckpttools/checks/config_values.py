@@ -1,4 +1,4 @@
-"""Values of the configuration that transformers refuses, whatever the weights."""
+"""Report configuration values that transformers refuses regardless of the weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INTEGERS = (
 )
 
 
-# What transformers 5.23 accepts in lists with one entry for each layer.
+# Entries that transformers 5.23 accepts in lists with one entry per layer.
 _LAYER_TYPES = {
     "layer_types": {
         "chunked_attention",
@@ -62,7 +62,7 @@ def _integers(model: ModelDirectory) -> Iterator[ModelFinding]:
                 CHECK.name,
                 model.path(CONFIG),
                 f"{prefix}{name} is {value!r}",
-                "transformers refuses the configuration, or fails while it makes the model",
+                "transformers refuses the configuration, or fails to create the model",
                 f"correct {prefix}{name} in {CONFIG}",
                 expected="a positive integer",
                 got=repr(value),
@@ -74,7 +74,7 @@ def _layer_types(model: ModelDirectory) -> Iterator[ModelFinding]:
         for name, known in _LAYER_TYPES.items():
             entries = part.get(name)
             listed = entries if isinstance(entries, list) else []
-            unknown = {str(each) for each in listed} - known
+            unknown = {str(entry) for entry in listed} - known
             if unknown and not (model.config or {}).get("auto_map"):
                 yield ModelFinding(
                     "warning",
@@ -89,7 +89,7 @@ def _layer_types(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
-    """Report a type that no family has, where the arrays have the names of one."""
+    """Report an unknown model type if the arrays have the names of a known family."""
     config = model.config or {}
     kind = config.get("model_type")
     if model.tree is None or config.get("auto_map") or not isinstance(kind, str) or is_known(kind):
@@ -101,7 +101,7 @@ def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
             CHECK.name,
             model.path(CONFIG),
             f"model_type {kind!r} is unknown, and the arrays have the names of {' or '.join(names)}",
-            "transformers refuses a type that it does not know, and conversions to MaxText do, too",
+            "transformers and conversions to MaxText refuse unknown types",
             f"correct model_type in {CONFIG}, or name the family: {option('family', names[0])}",
             got=kind,
         )
@@ -109,6 +109,6 @@ def _model_type(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 CHECK = ModelCheck(
     "config-values",
-    "sizes and layer types that transformers refuses, and a `model_type` that no model has",
+    "sizes and layer types that transformers refuses, and an unknown `model_type`",
     _check,
 )

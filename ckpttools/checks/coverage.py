@@ -1,4 +1,4 @@
-"""Arrays against the rows of the model's family: the check that a conversion to MaxText makes."""
+"""Compare arrays with the rows of the model's family, as a conversion to MaxText does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if error is None or _is_only_tied_head(error, model):
         return
     if rows_named(config) is None:
-        # A model with another head lacks that of a language model and has its own, but nothing else differs.
+        # A model with another kind of head differs only in the head.
         if config.get("auto_map") or not isinstance(error, NotCoveredError):
             return
         hint = backbone_hint(config, error.coverage, is_without_prefix=False)
@@ -40,8 +40,8 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         }
         if not missing and not error.coverage.misshapen:
             return
-        found = replace(error.coverage, missing=missing, extra=())
-        error = NotCoveredError(error.message, found, place="", hint="")
+        coverage = replace(error.coverage, missing=missing, extra=())
+        error = NotCoveredError(error.message, coverage, place="", hint="")
     summary = error.coverage.summary() if isinstance(error, NotCoveredError) else ""
     level = _level(error, tree)
     yield ModelFinding(
@@ -50,7 +50,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         model.location,
         CheckpointError(f"the arrays do not match config.json:{summary}").line if summary else error.line,
         "conversions to MaxText refuse the model"
-        + (", and transformers fails or makes up missing arrays" if level == "error" else ""),
+        + (", and transformers fails or initializes missing arrays randomly" if level == "error" else ""),
         error.hint or "check that config.json belongs to these weights",
         expected=error.wanted,
         got=error.got,
@@ -58,7 +58,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
 
 
 def _backbone(model: ModelDirectory, error: NotCoveredError, hint: str) -> ModelFinding:
-    """Report a model that is complete in its own class, and that MaxText does not run."""
+    """Report a model that is complete in its own class, but that MaxText does not support."""
     architecture = ", ".join(map(str, (model.config or {}).get("architectures") or ()))
     (head,) = error.coverage.missing
     return ModelFinding(
@@ -66,13 +66,13 @@ def _backbone(model: ModelDirectory, error: NotCoveredError, hint: str) -> Model
         CHECK.name,
         model.location,
         f"a model without a language model's output head: {architecture}, without {head}",
-        "transformers loads it as what it is; conversions to MaxText refuse it",
+        "transformers loads it in its own class; conversions to MaxText refuse it",
         hint,
     )
 
 
 def _is_only_tied_head(error: CheckpointError, model: ModelDirectory) -> bool:
-    """Whether all that is wrong is a stored output head, which the check `tied-head` reports."""
+    """Whether the only defect is a stored output head, which the check `tied-head` reports."""
     if not isinstance(error, NotCoveredError) or error.coverage.missing or error.coverage.misshapen:
         return False
     head = stored_tied_head(model)
@@ -82,15 +82,15 @@ def _is_only_tied_head(error: CheckpointError, model: ModelDirectory) -> bool:
 
 
 def _level(error: CheckpointError, tree: Tree) -> Level:
-    """The level of a refusal: a choice of the user and a trainer's own arrays are not damage."""
+    """Return the level of a refusal. User choices and arrays of trainers are not damage."""
     if isinstance(error, NotCoveredError | MappingError):
         return "info" if patterns_beside(tree) else "error"
     return "warning" if isinstance(error, ConfigError) else "info"
 
 
 def _refusal(tree: Tree) -> CheckpointError | None:
-    """The error of a conversion, or None."""
-    # Some layers are not scanned by MaxText, which says nothing of the model.
+    """Return the error of a conversion, or None."""
+    # If MaxText cannot scan the layers of a model, the model itself is not at fault.
     for options in (ToMaxText(), ToMaxText(scan=False)):
         try:
             to_maxtext(tree, options)

@@ -1,4 +1,4 @@
-"""Lists in the configuration with one entry for each layer, which must have as many entries as layers."""
+"""Check configuration lists that have one entry per layer, or layer indexes as entries."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ckpttools.maxtext.model_config import STRICT_LISTS, config_parts
 from ckpttools.maxtext.prediction import prediction_layers
 
 _COUNT = "num_hidden_layers"
-# Lists of layer numbers.
-_NUMBERS = ("mlp_only_layers", "moe_layers")
+# Lists of layer indexes.
+_INDEX_LISTS = ("mlp_only_layers", "moe_layers")
 
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     for prefix, part in config_parts(model.config or {}):
         count = part.get(_COUNT)
         if type(count) is int:
-            yield from _lengths(model, prefix, part, count)
-            yield from _numbers(model, prefix, part, count)
+            yield from _check_lengths(model, prefix, part, count)
+            yield from _check_indexes(model, prefix, part, count)
 
 
-def _lengths(
+def _check_lengths(
     model: ModelDirectory, prefix: str, part: Mapping[str, Any], count: int
 ) -> Iterator[ModelFinding]:
-    """Lists that are too short, or longer than transformers accepts."""
+    """Report lists that are too short, or longer than transformers accepts."""
     allowed = (count, count + prediction_layers(part))
     for name in BY_LAYER:
         entries = part.get(name)
@@ -49,27 +49,26 @@ def _lengths(
         )
 
 
-def _numbers(
+def _check_indexes(
     model: ModelDirectory, prefix: str, part: Mapping[str, Any], count: int
 ) -> Iterator[ModelFinding]:
-    """Lists of layer numbers that name layers that do not exist."""
-    for name in _NUMBERS:
+    """Report lists with indexes of layers that do not exist."""
+    for name in _INDEX_LISTS:
         entries = part.get(name)
-        numbers = entries if isinstance(entries, list) else []
-        beyond = [each for each in numbers if type(each) is int and each >= count]
-        if beyond:
+        indexes = [entry for entry in entries if type(entry) is int] if isinstance(entries, list) else []
+        if (largest := max(indexes, default=-1)) >= count:
             yield ModelFinding(
                 "warning",
                 CHECK.name,
                 model.path(CONFIG),
-                f"{prefix}{name} names layer {beyond[0]}, and {prefix}{_COUNT} is {count}",
+                f"{prefix}{name} names layer {largest}, and {prefix}{_COUNT} is {count}",
                 "the list belongs to a model with more layers",
                 f"correct {prefix}{name} in {CONFIG}",
                 expected=f"layers 0 to {count - 1}",
-                got=f"layer {beyond[0]}",
+                got=f"layer {largest}",
             )
 
 
 CHECK = ModelCheck(
-    "layer-lists", "lists such as `layer_types` with fewer or more entries than there are layers", _check
+    "layer-lists", "lists such as `layer_types` with fewer or more entries than layers", _check
 )

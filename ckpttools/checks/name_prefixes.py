@@ -1,4 +1,4 @@
-"""Prefixes of array names that ckpt recognizes and transformers does not."""
+"""Report array names whose prefix ckpt recognizes but transformers does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.text import plural, some
 from ckpttools.maxtext.structural_names import with_family_names
 
-# transformers itself adds or removes this one, as between AutoModel and AutoModelForCausalLM.
+# transformers adds or removes this prefix, for example between AutoModel and AutoModelForCausalLM.
 _BACKBONE = "model."
 
 
@@ -27,9 +27,9 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         "warning",
         CHECK.name,
         model.location,
-        f"{plural(len(unknown), 'array')} with another prefix than the model's: {some(unknown)}",
-        "conversions to MaxText recognize them; transformers does not, and makes up what it misses",
-        f"convert the model, which gives them the model's names: ckpt convert hf-to-maxtext {folder} DST",
+        f"{plural(len(unknown), 'array')} with a prefix that the model does not have: {some(unknown)}",
+        "conversions to MaxText recognize them; transformers initializes the missing arrays randomly",
+        f"convert the model, which corrects the names: ckpt convert hf-to-maxtext {folder} DST",
     )
 
 

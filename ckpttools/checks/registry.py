@@ -1,4 +1,4 @@
-"""All checks, and running them over a model."""
+"""Find all checks and run them on a model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ _NOT_CHECKS = ("base", "registry")
 @cache
 def checks() -> tuple[ModelCheck, ...]:
     """Return all checks, by name."""
-    names = (each.name for each in pkgutil.iter_modules(package.__path__) if each.name not in _NOT_CHECKS)
-    found = (import_module(f"{package.__name__}.{name}").CHECK for name in names)
-    return tuple(sorted(found, key=lambda check: check.name))
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    modules = (import_module(f"{package.__name__}.{name}") for name in names if name not in _NOT_CHECKS)
+    return tuple(sorted((module.CHECK for module in modules), key=lambda check: check.name))
 
 
 def findings(model: ModelDirectory) -> Iterator[ModelFinding]:
-    """Run the checks that a command makes of what it reads and writes.
-
-    Args:
-        model: the directory.
-
-    Yields:
-        The findings of each check in turn.
-    """
+    """Yield the findings of the checks that commands run on the models that they read and write."""
     for check in checks():
         if not check.is_own_check:
             yield from check.run(model)

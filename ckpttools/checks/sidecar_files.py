@@ -1,4 +1,4 @@
-"""Files next to the weights that are not what their names promise, such as Git LFS pointers."""
+"""Report Git LFS pointers in place of the files next to the weights."""
 
 from __future__ import annotations
 

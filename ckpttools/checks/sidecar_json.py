@@ -1,4 +1,4 @@
-"""JSON files next to the weights that cannot be parsed, such as those of an interrupted download."""
+"""Report JSON files next to the weights that cannot be parsed, such as those of an interrupted download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttools.formats.json_file import json_object
 from ckpttools.formats.sidecar import PATTERNS
 from ckpttools.formats.sidecar_files import CONFIG
 
-# A tokenizer of 33 MB takes a quarter of a second to parse: of larger files only both ends are compared.
+# Parsing a tokenizer of 33 MB takes a quarter of a second, so only the ends of larger files are checked.
 _MAX_PARSED_BYTES = 1 << 20
 _END_BYTES = 64
 
@@ -31,8 +31,8 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
             f"{name} is not a JSON object",
             "transformers cannot read it, so the tokenizer or the generation settings do not load",
             "fetch the file again, or delete it if the model does not need it",
-            expected="one JSON object, complete",
-            got=f"{len(content):,} bytes, which do not parse" if content else "an empty file",
+            expected="one complete JSON object",
+            got=f"{len(content):,} bytes that cannot be parsed" if content else "an empty file",
             blocks_writing=model.is_output and model.tree is not None,
         )
 

@@ -1,4 +1,4 @@
-"""A stored output head of a model whose configuration ties it to the embedding."""
+"""Report a stored output head that the configuration ties to the embedding."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.quantized.damaged_scales import are_near
 
 _FIELD = "tie_word_embeddings"
-# The names in models of families that ckpttools does not know.
-_USUAL = Head("model.embed_tokens.weight", "lm_head.weight")
-# Peak memory. Pieces have 8 MiB, so the limit only matters for arrays in large chunks.
+# Names in models of unknown families.
+_DEFAULT_NAMES = Head("model.embed_tokens.weight", "lm_head.weight")
+# Peak memory. Pieces have 8 MiB, so this limits only arrays in large chunks.
 _MEMORY = 1 << 30
-# Rows that are compared where each read is a request over a network.
+# Rows to compare if each read is a network request.
 _SAMPLED_ROWS = 256
 
 
@@ -46,19 +46,19 @@ def stored_tied_head(model: ModelDirectory) -> StoredHead | None:
 
 
 def _tied_names(config: Mapping[str, Any], arrays: Mapping[str, LazyArray]) -> Head | None:
-    """The names that the family gives to both; None if the configuration does not tie them."""
+    """Return the family's names of both; None if the configuration does not tie them."""
     try:
         family = family_for(config, ModelOptions(), CONFIG)
         names = right_head(family, family.spelling_of(arrays))
         is_tied = names is not None and family.flags[FLAG].read(config, CONFIG).value
     except CheckpointError:
-        # The default depends on the family, so only a stated value counts for one that is not known.
-        names, is_tied = _USUAL, config.get(_FIELD) is True
+        # The default depends on the family, so only an explicit value counts for an unknown one.
+        names, is_tied = _DEFAULT_NAMES, config.get(_FIELD) is True
     return names if is_tied else None
 
 
 def _stored_names(names: Head, arrays: Mapping[str, LazyArray]) -> Head | None:
-    """The names that both have in the files, where all names may have a prefix such as `module.`."""
+    """Return the names of both in the files, which may have a prefix such as `module.`."""
     for name in arrays:
         prefix = name.removesuffix(names.head)
         if name == prefix + names.head and (not prefix or prefix.endswith(".")):
@@ -74,19 +74,19 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         return
     is_near = are_near((head.head, head.embedding))
     try:
-        apart = head.deviation(memory=_MEMORY, most_rows=None if is_near else _SAMPLED_ROWS)
+        deviation = head.deviation(memory=_MEMORY, max_rows=None if is_near else _SAMPLED_ROWS)
     except CheckpointError as error:
         yield _not_compared(model, head.names, f"they cannot be compared: {error.line}")
         return
-    if apart is not None:
-        yield _differs(model, head.names, apart)
+    if deviation is not None:
+        yield _differs(model, head.names, deviation)
     elif not is_near and head.head.shape[0] > _SAMPLED_ROWS:
         yield _not_compared(model, head.names, f"only {_SAMPLED_ROWS} rows were compared, which are equal")
     else:
         yield _repeats(model, head.names)
 
 
-def _differs(model: ModelDirectory, names: Head, apart: HeadDeviation) -> ModelFinding:
+def _differs(model: ModelDirectory, names: Head, deviation: HeadDeviation) -> ModelFinding:
     source, command = quote(model.location), None
     keep = f"to keep the head, set {_FIELD} to false in {CONFIG}"
     if (model.config or {}).get(_FIELD) is True and not model.is_output:
@@ -97,12 +97,12 @@ def _differs(model: ModelDirectory, names: Head, apart: HeadDeviation) -> ModelF
         "error",
         CHECK.name,
         model.location,
-        f"{names.head} differs from {names.embedding}, and {CONFIG} ties them: {apart}",
+        f"{names.head} differs from {names.embedding}, and {CONFIG} ties them: {deviation}",
         "transformers 5 keeps both arrays and warns; loaders such as vLLM ignore the head",
         f"{keep}; to remove it, run `ckpt select {source} DST --drop {quote(names.head)}`",
         command=command,
         expected=f"the values of {names.embedding}",
-        got=str(apart),
+        got=str(deviation),
     )
 
 
@@ -113,7 +113,7 @@ def _repeats(model: ModelDirectory, names: Head) -> ModelFinding:
         CHECK.name,
         model.location,
         f"{names.head} has the values of {names.embedding}, and {CONFIG} ties them",
-        "the array is stored twice, and conversions to MaxText need to know which of them counts",
+        "the array is stored twice, and conversions to MaxText need to know which copy counts",
         f"store it once: {command}",
         command=command,
     )

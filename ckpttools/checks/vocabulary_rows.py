@@ -1,4 +1,4 @@
-"""An embedding or output head with more or fewer rows than `vocab_size`, which transformers refuses."""
+"""Report an embedding or output head with more or fewer rows than `vocab_size`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.formats.sidecar_files import CONFIG
 
 _FIELD = "vocab_size"
-# Ends of the names of arrays with one row for each token.
+# Name suffixes of arrays with one row per token.
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
-# What the name of a text model's array may begin with.
+# Name prefixes of a text model's arrays.
 _PREFIXES = (
     "",
     "model.",
@@ -39,7 +39,7 @@ def _finding(model: ModelDirectory, rows: Mapping[str, int], stated: int) -> Mod
         config, source = quote(model.path(CONFIG)), quote(model.location)
         command = f"""sed -i.bak 's/"{_FIELD}": *{stated}/"{_FIELD}": {count}/' {config}"""
         hint = (
-            f"keep the {count - stated} further rows: {command}; to trim them, run "
+            f"keep the {count - stated} extra rows: {command}; to trim them, run "
             f"`ckpt shrink {source} DST --vocab {stated}` after that"
         )
     return ModelFinding(
@@ -56,5 +56,5 @@ def _finding(model: ModelDirectory, rows: Mapping[str, int], stated: int) -> Mod
 
 
 CHECK = ModelCheck(
-    "vocabulary-rows", f"an embedding or output head with another number of rows than `{_FIELD}`", _check
+    "vocabulary-rows", f"an embedding or output head whose row count differs from `{_FIELD}`", _check
 )

@@ -1,4 +1,4 @@
-"""Names of weight files that no loader looks for."""
+"""Report weight files under names that transformers does not look for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from shlex import quote
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 
-# The names that transformers looks for, in its order.
+# The names that transformers looks for, in order.
 _EXPECTED = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-# Another check reports shards without their index.
+# Another check reports shards without an index.
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _SUFFIX, _ADAPTER = ".safetensors", "adapter_model"
 
@@ -45,7 +45,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         f"it looks for {_EXPECTED[0]}, or for {_EXPECTED[1]}, which names the shards",
         f"rename the file: {command}"
         if command
-        else f"fetch the index again, or write the model anew: ckpt convert to-safetensors {folder} DST",
+        else f"fetch the index again, or rewrite the model: ckpt convert to-safetensors {folder} DST",
         command=command,
         expected=_EXPECTED[0],
         got=names[0],

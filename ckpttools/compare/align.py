@@ -46,7 +46,7 @@ class AlignOptions:
         like: directory of a Hugging Face model, or a `config.json`; None for the one beside the arrays.
         padding_rows: what to do with rows beyond the vocabulary, as `way` of
             `ckpttools.maxtext.vocabulary.rows_that_count`.
-        parameters: Compare the parameters alone.
+        parameters: Compare only the parameters.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -163,7 +163,7 @@ def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
 
 
 def _with_carried(tree: Tree) -> NamedArrays[LazyArray]:
-    """A MaxText tree under its own names, with the Hugging Face arrays that were carried along."""
+    """Return a MaxText tree under its own names, with the Hugging Face arrays that it carries."""
     named = _own_names(tree)
     carried = carried_arrays(tree)
     return replace(named, arrays={**carried, **named.arrays}) if carried else named
@@ -262,9 +262,9 @@ def _with_what_both_have(
     *,
     is_conversion: bool,
 ) -> Pairing[LazyArray]:
-    """Both sides; training state only if both have it, everything else that both have in any case.
+    """Pair both sides, with training state only if both have it.
 
-    A Hugging Face model has no place for training state. Other sides that lack it differ.
+    A Hugging Face model cannot hold training state. Other sides without it differ.
     """
     a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]

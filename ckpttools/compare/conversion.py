@@ -94,7 +94,7 @@ def as_converted(
     family = family_for(source.metadata.config, said.model, source.metadata.place)
     if not family.towers_in(name.replace("/", ".") for name in there):
         options = replace(options, text_only=True)
-    # What MaxText has no place for is carried along, or lost.
+    # Arrays without a MaxText counterpart are carried, or lost.
     options, why_headless = replace(options, carry=True), f"{option('drop')} says so"
     wanted = _converted(source, options, why_headless)
     exact = replace(options, exact=True)
@@ -144,13 +144,13 @@ def paired(
 
 
 def _named_alike(made: Tree, source: Tree, selection: Selection) -> Pairing[LazyArray]:
-    """Two checkpoints of which none is converted to the names of the other.
+    """Pair two checkpoints without converting either.
 
-    Names are mapped as `ckpttools.compare.align` maps them, if they are not the same.
+    If their names differ, they are mapped by `ckpttools.compare.align`.
     """
     sides: tuple[tuple[Side, Tree], ...] = ("A", made), ("B", source)
     mine, theirs = ({**carried_arrays(tree), **_all_arrays(tree, selection)} for _, tree in sides)
-    # What was made of nested keys remembers them; files of the hub have names with dots.
+    # Converted names keep nested keys, but Hub files have dotted names.
     theirs = with_joints_of(theirs, mine)
     remarks = [Remark(text, side) for side, tree in sides for text in remarks_about_axis(tree)]
     if selection.layers and mine.keys() != theirs.keys():
@@ -168,29 +168,30 @@ def _all_arrays(tree: Tree, selection: Selection) -> dict[str, LazyArray]:
 
 
 def _state_of(arrays: Mapping[str, LazyArray]) -> Iterator[str]:
-    """What to report of training state, for which a Hugging Face model has no place."""
+    """Report training state, which a Hugging Face model cannot hold."""
     state = arrays.keys() - parameters_among(arrays) - {"step"}
     if state:
-        count = array_count(state)
-        yield f"not compared, as a Hugging Face model has no training state: {count}"
+        yield f"not compared, as a Hugging Face model has no training state: {array_count(state)}"
 
 
 def _without_dropped(
     named: NamedArrays[LazyArray], made: Tree, drop: Sequence[str]
 ) -> NamedArrays[LazyArray]:
-    """Leave out arrays that the result of a conversion lacks and that the user dropped by name.
+    """Leave out arrays that the converted checkpoint lacks and that the user dropped by name.
 
     Raises:
-        UsageError: A pattern matches no array that the result lacks.
+        UsageError: A pattern does not match any array that the converted checkpoint lacks.
     """
     there = by_name(made.arrays)
     lacking = [name for name in named.arrays if name not in there]
     for pattern in drop:
         if not any(matches_any(name, (pattern,)) for name in lacking):
             raise UsageError(
-                f"no array that {made.metadata.place} lacks matches this pattern",
+                f"the pattern does not match any array that {made.metadata.place} lacks",
                 got=option("drop", pattern),
-                wanted=f"patterns of {array_count(lacking)}" if lacking else "no pattern: it lacks none",
+                wanted=f"a pattern for {array_count(lacking)}"
+                if lacking
+                else "no pattern: no array is missing",
                 hint=f"leave out {option('drop')} to see which arrays are missing",
             )
     dropped = {name for name in lacking if matches_any(name, drop)}
@@ -233,7 +234,7 @@ def require_no_padding(padding_rows: str | None) -> None:
 
 
 def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> NamedArrays[LazyArray]:
-    """What a Hugging Face tree becomes, with the arrays that are carried along under their own names."""
+    """Convert a Hugging Face tree. Carried arrays keep their own names."""
     made = to_maxtext(tree, replace(options, scan=False))
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
     parameters = Tree(made.parameters)
@@ -253,16 +254,16 @@ def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> NamedArrays
 
 
 def _head(tree: Tree, options: ToMaxText) -> Head | None:
-    """The names of the output head and the embedding of a Hugging Face tree, if its family has a head."""
+    """Return the names of output head and embedding in a Hugging Face tree, if its family has a head."""
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
     return right_head(family, family.spelling_of([dotted(path) for path in tree.arrays]))
 
 
 def _options(there: Mapping[str, LazyArray], source: Tree, said: ConversionOptions) -> ToMaxText:
-    """The options that the conversion to `there` must have had.
+    """Infer the options of the conversion to `there`.
 
-    A head of the source is converted whatever became of it, unless the user drops it by name: whether it
-    was lost is found out by comparing it with the embedding (`ckpttools.compare.padding`).
+    The head of the source is always converted, unless the user drops it by name. `ckpttools.compare.padding`
+    compares it with the embedding to decide whether it was lost.
     """
     model, options = said.model, ToMaxText(model=said.model, drop=said.drop)
     head = _head(source, options)
@@ -279,7 +280,11 @@ def _options(there: Mapping[str, LazyArray], source: Tree, said: ConversionOptio
 def _without_towers(
     source: Tree, made: Tree, known: ModelFiles, model: ModelOptions
 ) -> tuple[Tree, dict[str, LazyArray]]:
-    """A MaxText tree without the towers that a Hugging Face one neither has nor promises, and these."""
+    """Split off the towers of a MaxText tree that a Hugging Face tree neither has nor promises.
+
+    Returns:
+        The rest of the tree, and the arrays of those towers by name.
+    """
     arrays = by_name(made.arrays)
     config = made.metadata.config
     if config is None or absent_towers(config, arrays):

@@ -1,4 +1,4 @@
-"""What only one side of a pairing has and need not count: padding rows, and a head that is the embedding."""
+"""Ignore padding rows and output heads that equal the embedding if only one side has them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> P
 
 
 def without_equal_head(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
-    """Leave out an output head that one side stores and that equals the embedding. Reads both.
+    """Leave out an output head that only one side stores, if it equals the embedding. Reads both arrays.
 
-    The other side has it all the same: a model without a head computes with the embedding. A head that
-    differs stays an array that one side lacks, with a remark that states how far it is from the embedding.
+    A model without a head uses the embedding instead. A head that differs from the embedding stays a missing
+    array of the other side, with a remark about the deviation.
 
     Args:
-        both: The arrays that are compared.
+        both: The arrays to compare.
         memory: Peak memory limit in bytes.
 
     Raises:
@@ -60,11 +60,11 @@ def without_equal_head(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArr
     for side, own, other in sides:
         if names.head in own and names.head not in other and names.embedding in own:
             head = StoredHead(names, own[names.head], own[names.embedding], names == LEFT_HEAD)
-            apart = head.deviation(memory=memory)
-            if apart is not None:
-                text = f"the output head differs from the embedding: {apart}"
+            deviation = head.deviation(memory=memory)
+            if deviation is not None:
+                text = f"the output head differs from the embedding: {deviation}"
                 return replace(both, remarks=(*both.remarks, Remark(text, side)))
-            text = f"the output head is the embedding, which the other side stores once: {names.head}"
+            text = f"the output head equals the embedding, which the other side stores once: {names.head}"
             rest = {name: array for name, array in own.items() if name != names.head}
             made = replace(both, a=rest) if side == "A" else replace(both, b=rest)
             return replace(made, remarks=(*both.remarks, Remark(text, side)))

@@ -72,10 +72,10 @@ class UnnamedSide:
                 "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
                 f"{option('like')}, {option('family')} and {option('rope_layout')} say otherwise"
             )
-        # Without a place in MaxText, or without a row at all.
+        # Arrays without a MaxText counterpart, or without any row.
         unplaced = (*mapped.unused, *mapped.dropped)
         if unplaced:
-            remarks.append(f"under its own name, as MaxText has no place for it: {array_count(unplaced)}")
+            remarks.append(f"compared under their own names, as MaxText lacks them: {array_count(unplaced)}")
         left = {name: self.arrays[name] for name in unplaced if name not in made}
         return NamedArrays(
             {**made, **left}, tuple(remarks), mapped.sizes, head=tying.LEFT_HEAD, unused=family.unused

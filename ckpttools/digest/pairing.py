@@ -38,8 +38,8 @@ class NamedArrays(Generic[K]):
         remarks: what was done to get there, and what was left out.
         sizes: lengths of axes such as `head_dim`, as far as a configuration defines them.
         surplus: name -> rows beyond the vocabulary that were cut off the array.
-        head: Names of the output head and of the embedding, if these names are those of a model.
-        unused: Patterns of arrays that no model of the family computes with.
+        head: Names of the output head and the embedding, if the arrays have the names of a model.
+        unused: Patterns of arrays that no model of the family uses in computation.
     """
 
     arrays: Mapping[str, K]
@@ -52,11 +52,11 @@ class NamedArrays(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class Uncompared:
-    """Arrays that only one side has and that are told of together.
+    """A group of arrays that only one side has, reported together.
 
     Attributes:
-        remark: What they are, and why they were not compared.
-        names: Their names.
+        remark: A description, and why they were not compared.
+        names: Names of the arrays.
     """
 
     remark: Remark
@@ -82,7 +82,7 @@ class Pairing(Generic[K]):
         maxtext: the MaxText side, if the other was a Hugging Face checkpoint and was given MaxText's names.
         surplus: as `Named.surplus`, of B.
         head: Names of the output head and of the embedding, if one side was converted to the other's names.
-        uncompared: Arrays that only one side has and that are not listed one by one: the sides differ.
+        uncompared: Groups of arrays that only one side has. If there are any, the sides differ.
     """
 
     a: Mapping[str, K]
@@ -110,7 +110,7 @@ class Pairing(Generic[K]):
         return {name: array for name, array in self.b.items() if name not in self.a}
 
     def without_unused(self, patterns: Sequence[str]) -> Pairing[K]:
-        """Leave out arrays that only one side has and that no model computes with.
+        """Leave out arrays that only one side has and that no model uses in computation.
 
         Args:
             patterns: See `NamedArrays.unused`.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 
+from ckpttools.checks.base import ModelCheck
+from ckpttools.checks.registry import checks as library_checks
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.text import first_of, natural_key
@@ -17,7 +19,6 @@ from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, finding_of
 from ckpttools.doctor.checks.checksums import has_checksums
 from ckpttools.doctor.format_faults import format_checks
 from ckpttools.doctor.inventory import Inventory, inventory_of
-from ckpttools.doctor.model_checks import model_checks
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import refuse_empty
@@ -91,7 +92,25 @@ def checks() -> tuple[Check, ...]:
         for each in pkgutil.iter_modules(checks_room.__path__)
     )
     own = (module.CHECK for module in modules)
-    return tuple(sorted((*own, *format_checks(), *model_checks()), key=lambda check: check.name))
+    return tuple(sorted((*own, *format_checks(), *_model_checks()), key=lambda check: check.name))
+
+
+def _model_checks() -> Iterator[Check]:
+    """Return the checks of `ckpttools.checks`, which run on every model at a path."""
+    return (Check(check.name, check.summary, partial(_check_models, check)) for check in library_checks())
+
+
+def _check_models(check: ModelCheck, inventory: Inventory) -> Iterator[Finding]:
+    for model in inventory.models:
+        for finding in check.run(model):
+            yield Finding(
+                finding.level,
+                finding.location,
+                finding.what,
+                finding.why,
+                finding.hint,
+                command=finding.command,
+            )
 
 
 def fixes() -> dict[str, Fix]:

@@ -47,7 +47,7 @@ class Average:
         dtype: of the result; None for that of the arrays, of several the widest.
         parameters: the key below which a state has an average that stands for its parameters, as of
             `StoredAverage`; None for the parameters themselves.
-        force: average models whose configurations differ in what they compute.
+        force: average models whose configurations describe different computations.
     """
 
     weights: MeanWeights = field(default_factory=MeanWeights)
@@ -63,7 +63,7 @@ class Average:
         parameters are read and compared.
 
         Raises:
-            ConfigError: configurations differ in what the models compute.
+            ConfigError: the configurations describe different computations.
             UsageError: the weights are not what `MeanWeights.of` wants; a dtype of few bits for the numbers
                 of quantised weights.
             CoverageError: names or shapes of arrays differ; lists all that do.
@@ -237,37 +237,39 @@ def _check_alike(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]
 
 
 def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
-    """Compare the configurations of models with that of the last, which is written.
+    """Compare the configurations of models with that of the last model, which is written.
 
     Returns:
-        A remark for each model with differences, where `force` accepts them.
+        A remark for each model with differences, if `force` accepts them.
 
     Raises:
-        ConfigError: they differ in what the models compute, and `force` is not given.
+        ConfigError: they describe different computations, and `force` is not set.
     """
-    *others, last = ((tree, config_of(tree)) for tree in trees)
-    wanted, remarks = last[1], []
-    for tree, config in others:
-        found = [] if config is None or wanted is None else config_differences(config, wanted)
-        if found and not force:
-            raise _different(tree, last[0], found)
-        if found:
-            differing = "; ".join(map(str, found))
-            remarks.append(f"{CONFIG} is that of {_place(last[0])}; {_place(tree)} differs: {differing}")
+    *others, last = trees
+    written, remarks = config_of(last), []
+    for tree in others:
+        config = config_of(tree)
+        differences = [] if config is None or written is None else config_differences(config, written)
+        if differences and not force:
+            raise _differing_configs_error(tree, last, differences)
+        if differences:
+            listed = "; ".join(map(str, differences))
+            remarks.append(f"{CONFIG} is that of {_place(last)}; {_place(tree)} differs: {listed}")
     return Notes(remarks=tuple(remarks))
 
 
-def _different(tree: Tree, last: Tree, found: Sequence[ConfigDifference]) -> ConfigError:
-    """The error for models whose configurations differ."""
+def _differing_configs_error(tree: Tree, last: Tree, differences: Sequence[ConfigDifference]) -> ConfigError:
     force = f"{option('force', True)} averages them anyway, and the result has the configuration of the last"
-    if any(each.is_known for each in found):
+    if any(difference.is_known for difference in differences):
         what = "these models compute different functions, so a mean of their weights belongs to neither:"
-        hint = f"take checkpoints of one model; {force}"
+        hint = f"average checkpoints of one model; {force}"
     else:
-        what = f"{CONFIG} differs in fields that are unknown here, and may change what the models compute:"
-        hint = f"if these fields change nothing, {force}"
-    wanted = f"the configuration of {_place(last)}"
-    return ConfigError(what + listing([*map(str, found)]), place=_place(tree), wanted=wanted, hint=hint)
+        what = f"{CONFIG} differs in unknown fields, which may change what the models compute:"
+        hint = f"if these fields do not affect the computation, {force}"
+    expected = f"the configuration of {_place(last)}"
+    return ConfigError(
+        what + listing([*map(str, differences)]), place=_place(tree), wanted=expected, hint=hint
+    )
 
 
 def _check_equal(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree]) -> None:

@@ -57,7 +57,7 @@ def _as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
             hint=option("family", f"PATH/{family}"),
         )
     rope_layout = model.rope_layout or files.rope_layout
-    # Whatever was done to the head, the arrays show it now: training may have changed them since.
+    # The arrays show whether the head is separate now, because training may have changed it.
     tied = model.tied or ("keep" if files.tied else None)
     return replace(options, model=replace(model, family=family, rope_layout=rope_layout, tied=tied))
 

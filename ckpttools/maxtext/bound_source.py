@@ -60,7 +60,7 @@ class BoundSource:
 
     @property
     def lost_head(self) -> StoredHead | None:
-        """The output head that the user leaves out, where there is one."""
+        """The output head that the user leaves out, if there is one."""
         arrays, table = self.unbound.arrays, dotted(EMBEDDING)
         for name in self.head:
             if table in arrays:

@@ -1,4 +1,4 @@
-"""Differences between two `config.json` that change what a model computes from the same weights."""
+"""Find differences between two `config.json` files that change what a model computes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ckpttools.maxtext.config.facts import FULL_ATTENTION, LAYER_TYPES
 from ckpttools.maxtext.model_files import companions_of
 from ckpttools.stores.registry import parse
 
-# Fields that say nothing of what a forward pass computes: names, versions, storage, training, generation, and
-# how results are returned. All other fields count, so that an unknown one is never taken for harmless.
+# Fields that do not affect a forward pass: names, versions, storage, training, generation, and the form of
+# results. All other fields count, so that unknown ones are never ignored.
 _HARMLESS = (
     "_*",
     "architectures",
@@ -78,19 +78,19 @@ _HARMLESS = (
 _MISSING = "not stated"
 _ROPES = ("rope_scaling", "rope_parameters")
 _ROPE, _THETA = "rope_parameters", "rope_theta"
-# Layers with a window may have a rotary embedding of their own. Before transformers 5 its base was a field of
-# its own in Gemma 3, and that of all layers in OLMo 3.
+# Layers with a window may have their own rotary embedding. Before transformers 5, Gemma 3 had a separate
+# field for its base, and OLMo 3 used the base of all layers.
 _LOCAL, _LOCAL_THETA = "sliding_attention", "rope_local_base_freq"
-_USUAL_LOCAL_THETA = 10000.0
-# Of windows that are switched off nothing is used.
+_DEFAULT_LOCAL_THETA = 10000.0
+# A field that switches windows off, and the fields that then have no effect.
 _WINDOWS, _WINDOW = "use_sliding_window", ("sliding_window", "max_window_layers")
 _POSITIONS = "max_position_embeddings"
-# Positions that the model was trained with count in these types only.
+# Types of rotary embeddings that ignore the number of trained positions.
 _PLAIN_ROPES = (None, "default", "linear", "llama3")
 
 
 def config_of(tree: Tree) -> Mapping[str, Any] | None:
-    """The configuration of a model: next to its weights, or carried along; None where there is none."""
+    """Return the configuration next to a model's weights or carried in its checkpoint, or None."""
     if tree.metadata.config is not None:
         return tree.metadata.config
     if not tree.metadata.place:
@@ -107,10 +107,10 @@ class ConfigDifference:
     """A field that two configurations state differently.
 
     Attributes:
-        name: of the field, with the parts that it is in.
+        name: the field's name, with the parts that contain it.
         one, other: its values.
-        is_known: whether the field is known to change what a model computes; a field that no family reads may
-            change nothing.
+        is_known: whether the field is known to affect the computation. A field that no family reads may have
+            no effect.
     """
 
     name: str
@@ -123,14 +123,14 @@ class ConfigDifference:
 
 
 def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigDifference]:
-    """Return the fields in which two models compute differently, or may do so.
+    """Return the fields in which two configurations describe different computations, or may do so.
 
-    A field that is not stated has the value that transformers takes for it, where that is known.
+    An absent field has the default of transformers, if that is known.
     """
-    one, other = dict(_fields(_stated(a), "")), dict(_fields(_stated(b), ""))
+    one, other = dict(_fields(_with_defaults(a), "")), dict(_fields(_with_defaults(b), ""))
     names = sorted(one.keys() | other.keys())
     pairs = ((name, one.get(name, _MISSING), other.get(name, _MISSING)) for name in names)
-    different = ((name, x, y) for name, x, y in pairs if x != y and not _is_usual(name, x, y))
+    different = ((name, x, y) for name, x, y in pairs if x != y and not _is_default(name, x, y))
     return [ConfigDifference(name, x, y, _is_known(name)) for name, x, y in different]
 
 
@@ -140,28 +140,28 @@ def _is_known(name: str) -> bool:
 
 @cache
 def _read_fields() -> frozenset[str]:
-    """Return the names of all fields that a family reads, without the parts that they are in."""
-    found = {"model_type", "head_dim", LAYER_TYPES, *_WINDOW, _WINDOWS, _POSITIONS}
+    """Return the names of all fields that any family reads, without the parts that contain them."""
+    fields = {"model_type", "head_dim", LAYER_TYPES, *_WINDOW, _WINDOWS, _POSITIONS}
     for family in families().values():
-        found |= {each for names in family.sizes.values() for each in names if isinstance(each, str)}
-        found |= {each for rule in (*family.flags.values(), *family.others.values()) for each in rule.field}
-        found |= {term.name for term in family.settings.terms() if term.kind == "field"}
-    return frozenset(each.rpartition(".")[2] for each in found)
+        fields |= {name for names in family.sizes.values() for name in names if isinstance(name, str)}
+        fields |= {name for rule in (*family.flags.values(), *family.others.values()) for name in rule.field}
+        fields |= {term.name for term in family.settings.terms() if term.kind == "field"}
+    return frozenset(name.rpartition(".")[2] for name in fields)
 
 
-def _is_usual(name: str, x: object, y: object) -> bool:
-    """Whether one side states what the other has without stating it: newer versions write more fields."""
+def _is_default(name: str, x: object, y: object) -> bool:
+    """Whether a field that only one side states has the default value: newer versions write more fields."""
     if _MISSING not in (x, y):
         return False
     stated = y if x == _MISSING else x
     if name.rpartition(".")[2] == LAYER_TYPES and isinstance(stated, list):
-        return all(each == stated[0] == FULL_ATTENTION for each in stated)
+        return all(entry == stated[0] == FULL_ATTENTION for entry in stated)
     is_neutral = (type(stated) in (int, float) and stated == 0) or (type(stated) is float and stated == 1)
     return is_neutral or stated is False or stated in ([], "")
 
 
-def _stated(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with what transformers takes for fields that it does not state."""
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the defaults of transformers for absent fields."""
     made = _merged(silent_fields(config), config)
     place = next((name for name in TEXT_PARTS if isinstance(nested(config, name), Mapping)), "")
     text = nested(made, place) if place else made
@@ -181,7 +181,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """The fields that count, by their full names; null is the same as not stated."""
+    """Yield the relevant fields by full name. A null field is absent."""
     part = _with_one_rope(config)
     heads, width = part.get("num_attention_heads"), part.get("hidden_size")
     if part.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads > 0:
@@ -212,10 +212,10 @@ def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with its rotary embedding as transformers 5 writes it, whichever version wrote it."""
+    """Return a configuration with its rotary embedding in the form of transformers 5."""
     made = {name: value for name, value in config.items() if name not in (*_ROPES, _THETA, _LOCAL_THETA)}
     found: dict[str, Any] = {}
-    for name in reversed(_ROPES):  # where a file has both, transformers takes the older one
+    for name in reversed(_ROPES):  # transformers prefers the older name
         stated = config.get(name)
         found.update(stated if isinstance(stated, Mapping) else {})
     local = found.pop(_LOCAL, None)
@@ -224,7 +224,7 @@ def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get(_THETA) is not None and not any(isinstance(each, Mapping) for each in found.values()):
         found.setdefault(_THETA, config[_THETA])
     if str(config.get("model_type")).startswith("gemma3"):
-        local = local or {_THETA: config.get(_LOCAL_THETA) or _USUAL_LOCAL_THETA}
+        local = local or {_THETA: config.get(_LOCAL_THETA) or _DEFAULT_LOCAL_THETA}
     elif config.get("model_type") == "olmo3":
         local = local or {_THETA: found.get(_THETA)}
     parts = _plain_rope(found), _plain_rope(local if isinstance(local, Mapping) else {})
@@ -233,7 +233,7 @@ def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_rope(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """A rotary embedding by the newer name of its type, and without the type that is the default."""
+    """Return a rotary embedding with the newer name of its type, and without a default type."""
     found = dict(stated)
     if "type" in found:
         found.setdefault("rope_type", found.pop("type"))

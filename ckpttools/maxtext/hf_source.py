@@ -37,8 +37,8 @@ class HuggingFaceSource:
         family, table, spelling: of the model.
         drop: patterns of what is left out, the output head's name among them where it is.
         remarks: what to say of dtypes.
-        lost_head: The output head that is left out and that no pattern of the user names.
-        tied: What becomes of the output head; None if the configuration decides.
+        lost_head: The output head that is left out although no pattern of the user names it.
+        tied: How the output head is handled; None if the configuration decides.
     """
 
     kept: KeptWeights
@@ -77,7 +77,7 @@ def hugging_face_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSou
         refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
     spelling = family.spelling_of(arrays)
     head, drop, lost = tying.right_head(family, spelling), options.drop, None
-    way = _way_with_head(head, arrays, options)
+    way = _head_handling(head, arrays, options)
     if way is None and head and table.flags[tying.FLAG].value and is_alias(head, arrays):
         way = "drop"
     if way == "materialize" and head and head.head not in arrays and head.embedding in arrays:
@@ -89,10 +89,10 @@ def hugging_face_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSou
     return HuggingFaceSource(kept, arrays, family, table, spelling, drop, widened, lost, way)
 
 
-def _way_with_head(
+def _head_handling(
     head: tying.Head | None, arrays: Mapping[str, LazyArray], options: ToMaxText
 ) -> str | None:
-    """What becomes of the output head: what the user says, or "drop" for a head that is dropped by name."""
+    """Return how the output head is handled: the user's choice, or "drop" if it is dropped by name."""
     way = options.model.tied
     if way is None and head and head.head in arrays and matches_any(head.head, options.drop):
         return "drop"
@@ -114,7 +114,7 @@ def bound(
     family = family_in(family, version_called(options.maxtext))
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
-    way = _way_with_head(head, arrays, options)
+    way = _head_handling(head, arrays, options)
     tied = tying.tied_flags(way, head.head if head else None, arrays)
     table = family.table(
         config,

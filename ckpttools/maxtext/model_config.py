@@ -30,7 +30,7 @@ from ckpttools.quantized.weights import quantized
 _DTYPES = ("dtype", "torch_dtype")
 _ROWS = "vocab_size"
 _TEXT, _PART = "text_config", "_config"
-# Lists for which transformers requires one entry for each layer.
+# Lists for which transformers requires one entry per layer.
 STRICT_LISTS = ("layer_types", "mlp_layer_types")
 # Words in the names of a tower's arrays.
 _TOWERS = {"vision_config": ("vision", "visual"), "audio_config": ("audio",)}
@@ -219,7 +219,7 @@ def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
 
 
 def config_parts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield a configuration and the configurations within it, with the prefix of their fields' names."""
+    """Yield a configuration and its nested configurations, each with the prefix of its field names."""
     yield prefix, config
     for name, part in config.items():
         if name.endswith(_PART) and isinstance(part, Mapping):
@@ -227,7 +227,7 @@ def config_parts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def _with_layer_lists(config: dict[str, Any]) -> Iterator[str]:
-    """Give lists of `STRICT_LISTS` one entry for each layer, where the entries that are missing are known."""
+    """Give lists of `STRICT_LISTS` one entry per layer, if the missing entries are known."""
     for prefix, part in config_parts(config):
         count = part.get("num_hidden_layers")
         if type(count) is not int or count < 1:
@@ -236,7 +236,7 @@ def _with_layer_lists(config: dict[str, Any]) -> Iterator[str]:
             entries = part.get(name)
             if not isinstance(entries, list) or len(entries) in (0, count, count + prediction_layers(part)):
                 continue
-            if len(entries) > count or all(each == entries[0] for each in entries):
+            if len(entries) > count or all(entry == entries[0] for entry in entries):
                 cast("dict[str, Any]", part)[name] = [*entries, *entries[:1] * count][:count]
                 yield f"{prefix}{name} has {count} entries, one for each layer; it had {len(entries)}"
 

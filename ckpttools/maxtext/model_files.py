@@ -50,7 +50,7 @@ class ModelFiles:
         dtypes: name in the family's rows -> dtype that the array had in the model, where that was noted.
         family: the family that the user named when the checkpoint was made, or the name of the file that
             describes it.
-        tied: What the user chose for the output head when the checkpoint was made, if anything.
+        tied: How the user chose to handle the output head when the checkpoint was made, or None.
     """
 
     config: Mapping[str, Any] | None = None
@@ -133,7 +133,7 @@ class ModelFiles:
 
 
 def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
-    """The Hugging Face arrays that a MaxText checkpoint carries along, as numbers, by name."""
+    """Return the Hugging Face arrays that a MaxText checkpoint carries, dequantized, by name."""
     if not tree.metadata.place:
         return {}
     directory = parse(tree.metadata.place) / COMPANIONS
@@ -152,8 +152,8 @@ def companions_of(tree: Tree) -> Companions:
         return Companions()
     files = files_of_model(directory)
     if has_sidecars(tree):
-        # Next to a complete model they are what was left of a merge; alone, the configuration of an adapter
-        # keeps transformers from loading the copy.
+        # Adapter files next to a complete model are left over from a merge. With the adapter's configuration
+        # alone, transformers cannot load the copy.
         is_left_over = ADAPTER in files and CONFIG in files and not has_adapter(tree)
         return Companions({name: file for name, file in files.items() if not is_left_over or name != ADAPTER})
     if (directory / RECORD).is_file():

@@ -128,39 +128,39 @@ def rows_named(config: Mapping[str, object]) -> Callable[[str], bool] | None:
 def backbone_hint(
     config: Mapping[str, object] | None, coverage: Coverage, *, is_without_prefix: bool
 ) -> str | None:
-    """Explain what to do with a model that lacks nothing but a language model's output head.
+    """Suggest what to do with a model that lacks only the output head of a language model.
 
     Args:
-        config: of the model.
+        config: the model's configuration.
         coverage: the arrays that do not match.
         is_without_prefix: whether the names lack the prefix of a language model.
 
     Returns:
-        A hint; None where something else is wrong, or where the configuration and the names are those of a
-        language model, which may have lost its head.
+        A hint. None if there are other defects, or if configuration and names belong to a language model,
+        which may have lost its head.
     """
     if coverage.misshapen or any(not name.endswith(HEAD_NAME) for name in coverage.missing):
         return None
     is_of_backbone = is_without_prefix or not _is_language_model(config or {})
     if not coverage.missing or not is_of_backbone or any(map(_LAYER.search, coverage.extra)):
         return None
-    source = "convert the causal language model that it was made from"
+    source = "convert the causal language model from which it was made"
     embedding = f"use the embedding as the output head with {option('tied', 'drop')}"
     if coverage.extra:
         drop = several("drop", coverage.extra)
         return (
-            f"the head of this model is not a language model's ({some(coverage.extra)}), so MaxText has no "
-            f"place for it; {source}, or leave it out and {embedding}: {drop}"
+            f"this model does not have a language model's head ({some(coverage.extra)}), so MaxText cannot "
+            f"hold its head; {source}, or leave the head out and {embedding}: {drop}"
         )
     return (
-        "this is a backbone without an output head, as AutoModel saves it: it computes embeddings, and "
+        "this is a backbone without an output head, as AutoModel saves it: it computes embeddings, but "
         f"MaxText runs language models; {source}, or {embedding}"
     )
 
 
 def is_known(model_type: str) -> bool:
-    """Return whether a family has a `model_type`."""
-    return any(model_type in each.model_types for each in families().values())
+    """Whether a family has this `model_type`."""
+    return any(model_type in family.model_types for family in families().values())
 
 
 def _families_of(config: Mapping[str, object]) -> list[Family]:

@@ -1,4 +1,4 @@
-"""The output head of a model next to its embedding: whether both are the same array, and how far apart."""
+"""Compare the output head of a model with its embedding."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
     from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
-# Both sides of a block as float64, their difference, and where they differ.
+# Scratch memory per element: both sides as float64, their difference, and a mask.
 _ELEMENTS = 1 << 18
 _SCRATCH = 64 * _ELEMENTS
-# Groups of adjacent rows that stand for a whole table.
+# Number of groups of adjacent rows in a sample of a table.
 _SAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StoredHead:
-    """An output head and the embedding that may be the same array.
+    """An output head and an embedding, which may be equal.
 
     Attributes:
-        names: of both.
+        names: names of both arrays.
         head, embedding: the arrays.
-        is_transposed: whether the head has the vocabulary on its last axis, as in MaxText.
+        is_transposed: whether the vocabulary is the head's last axis, as in MaxText.
     """
 
     names: Head
@@ -48,26 +48,26 @@ class StoredHead:
 
     @property
     def oriented(self) -> LazyArray:
-        """The head with one row for each token, as the embedding has them."""
+        """The head with one row per token, like the embedding."""
         if not self.is_transposed or len(self.head.shape) != 2:
             return self.head
         return swapped(self.head)
 
     def deviation(
-        self, *, memory: int, reserved: int = 0, most_rows: int | None = None
+        self, *, memory: int, reserved: int = 0, max_rows: int | None = None
     ) -> HeadDeviation | None:
-        """Compare both. Reads them piece by piece.
+        """Compare both arrays, piece by piece.
 
         Args:
             memory: Peak memory limit in bytes.
-            reserved: Bytes of it that are in use already.
-            most_rows: Compare only this many rows, spread over the table; None for all.
+            reserved: Bytes of it that are already in use.
+            max_rows: Compare only this many rows, spread over the table; None for all.
 
         Returns:
-            How far they are apart, None if all numbers are equal.
+            The deviation; None if all values are equal.
 
         Raises:
-            MemoryBudgetError: Not even a small piece fits into the memory.
+            MemoryBudgetError: Even a small piece does not fit in memory.
             FormatError, StorageError: An array cannot be read.
         """
         import numpy as np
@@ -77,7 +77,7 @@ class StoredHead:
             return None
         if head.shape != table.shape:
             return HeadDeviation(head.shape[0] if head.shape else 0, head.shape[0] if head.shape else 0, None)
-        items = list(_parts(head, table, most_rows))
+        items = list(_parts(head, table, max_rows))
         fit = fitted_pieces(items, memory=memory, jobs=1, scratch=_SCRATCH, reserved=reserved)
         rows, differing, largest = 0, 0, 0.0
         for item in items:
@@ -91,7 +91,7 @@ class StoredHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadDeviation:
-    """How far an output head and an embedding are apart.
+    """The deviation of an output head from an embedding.
 
     Attributes:
         rows: Number of rows that differ.
@@ -118,11 +118,11 @@ def refuse_lost_head(lost: StoredHead | None, tree: Tree, *, memory: int, reserv
         memory, reserved: See `StoredHead.deviation`.
 
     Raises:
-        ConfigError: The head has values of its own.
+        ConfigError: The head differs from the embedding.
         CheckpointError: See `StoredHead.deviation`.
     """
-    found = None if lost is None else lost.deviation(memory=memory, reserved=reserved)
-    if lost is None or found is None:
+    deviation = None if lost is None else lost.deviation(memory=memory, reserved=reserved)
+    if lost is None or deviation is None:
         return
     place, names = tree.metadata.place, lost.names
     without = f"{option('drop', names.head)} leaves it out for good"
@@ -135,44 +135,45 @@ def refuse_lost_head(lost: StoredHead | None, tree: Tree, *, memory: int, reserv
     raise ConfigError(
         "the output head differs from the embedding: its values would be lost",
         place=f"{names.head} in {place}" if place else names.head,
-        got=str(found),
+        got=str(deviation),
         wanted=f"the values of {names.embedding}",
         hint=f"{option('tied', 'keep')} keeps the head; {without}",
     )
 
 
 def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, memory: int) -> CoverageError:
-    """Add to an error about an unexpected output head how far it is from the embedding.
+    """Add the deviation from the embedding to an error about an unexpected output head.
 
     Args:
-        error: Raised by `ckpttools.maxtext.to_maxtext.to_maxtext`.
-        tree, options: What it was called with.
+        error: An error of `ckpttools.maxtext.to_maxtext.to_maxtext`.
+        tree, options: The arguments of that call.
         memory: Peak memory limit in bytes.
 
     Returns:
-        The error, or a copy of it if the head is all that is wrong.
+        The error, or an extended copy of it if the head is the only defect.
 
     Raises:
         CheckpointError: See `StoredHead.deviation`.
     """
     if not isinstance(error, NotCoveredError):
         return error
-    found, arrays = error.coverage, by_name(tree.arrays)
+    coverage, arrays = error.coverage, by_name(tree.arrays)
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
     names = right_head(family, family.spelling_of(arrays))
-    if names is None or found.extra != (names.head,) or found.missing or found.misshapen:
+    if names is None or coverage.extra != (names.head,) or coverage.missing or coverage.misshapen:
         return error
     if not {names.head, names.embedding} <= arrays.keys():
         return error
-    apart = StoredHead(names, arrays[names.head], arrays[names.embedding]).deviation(memory=memory)
-    if apart is None:
-        got, way = f"{names.head} has the values of {names.embedding}", "drop"
+    deviation = StoredHead(names, arrays[names.head], arrays[names.embedding]).deviation(memory=memory)
+    if deviation is None:
+        got = f"{names.head} has the values of {names.embedding}"
+        hint = f"{option('tied', 'drop')} stores both once"
     else:
-        got, way = f"{names.head} differs from {names.embedding}: {apart}", "keep"
-    which = {"drop": "stores both once", "keep": "keeps both"}[way]
-    made = error.at(hint=f"{option('tied', way)} {which}; {error.hint}")
-    made.got = got
-    return made
+        got = f"{names.head} differs from {names.embedding}: {deviation}"
+        hint = f"{option('tied', 'keep')} keeps both"
+    extended = error.at(hint=f"{hint}; {error.hint}")
+    extended.got = got
+    return extended
 
 
 def is_alias(names: Head, arrays: Mapping[str, LazyArray]) -> bool:
@@ -183,7 +184,7 @@ def is_alias(names: Head, arrays: Mapping[str, LazyArray]) -> bool:
 
 
 def _same_bytes(head: LazyArray, table: LazyArray) -> bool:
-    """Whether both are the same stored bytes."""
+    """Whether two arrays are the same stored bytes."""
     return (
         isinstance(head, Stored)
         and isinstance(table, Stored)
@@ -192,15 +193,15 @@ def _same_bytes(head: LazyArray, table: LazyArray) -> bool:
     )
 
 
-def _parts(head: LazyArray, table: LazyArray, most_rows: int | None) -> Iterator[tuple[LazyArray, LazyArray]]:
-    """Both arrays, or as many of their rows as are to be compared, spread over the table."""
+def _parts(head: LazyArray, table: LazyArray, max_rows: int | None) -> Iterator[tuple[LazyArray, LazyArray]]:
+    """Yield both arrays, or groups of their rows, spread over the table."""
     import numpy as np
 
     rows, width = head.shape[0], head.shape[1:]
-    if most_rows is None or rows <= most_rows:
+    if max_rows is None or rows <= max_rows:
         yield head, table
         return
-    count = max(1, most_rows // _SAMPLES)
+    count = max(1, max_rows // _SAMPLES)
     for start in np.linspace(0, rows - count, _SAMPLES).astype(int).tolist():
         first, shape = (start, *(0 for _ in width)), (count, *width)
         yield window(head, first, shape), window(table, first, shape)
@@ -216,7 +217,7 @@ def _compare_piece(item: tuple[LazyArray, LazyArray], piece: Region, unequal: np
     largest = 0.0
     for part in split_to(piece, _ELEMENTS):
         inside = part.relative_to(piece).slices
-        mine, other = (_numbers(each[inside], array) for each, array in zip((head, table), item, strict=True))
+        mine, other = _to_float64(head[inside], item[0]), _to_float64(table[inside], item[1])
         differs = (mine != other) & ~(np.isnan(mine) & np.isnan(other))
         if differs.any():
             where = slice(part.start[0], part.stop[0])
@@ -227,7 +228,7 @@ def _compare_piece(item: tuple[LazyArray, LazyArray], piece: Region, unequal: np
     return largest
 
 
-def _numbers(carriers: np.ndarray, array: LazyArray) -> np.ndarray:
+def _to_float64(carriers: np.ndarray, array: LazyArray) -> np.ndarray:
     import numpy as np
 
     from ckpttools.array.elements import wide, widen

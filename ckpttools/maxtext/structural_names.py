@@ -1,7 +1,7 @@
-"""Names of a Hugging Face model with other prefixes than its family's, recognized by what follows them.
+"""Recognize array names of a Hugging Face model whose prefix differs from its family's.
 
-`AutoModel.save_pretrained` and sentence-transformers save a backbone without `model.`; trainers and wrappers
-put `transformer.`, `language_model.` or `module.` in front. The rest of each name tells which array it is.
+`AutoModel.save_pretrained` and sentence-transformers save a backbone without `model.`. Trainers and wrappers
+add `transformer.`, `language_model.` or `module.`. The rest of each name identifies the array.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _MAX_KEYS = 3
 
 
 def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
-    """The tree under the names of its family; unchanged where these fit, or where several readings do.
+    """Give a tree the names of its family. Unchanged if they match already, or if several prefixes match.
 
     Args:
-        tree: of a Hugging Face model.
-        drop: patterns of dotted names of arrays that are left out anyway, whatever their names.
+        tree: a Hugging Face model.
+        drop: patterns of dotted names of arrays that are left out in any case.
     """
     paths = {dotted(path): path for path in tree.arrays if len(path) == 1}
     names = [name for name in paths if not matches_any(name, drop)]
@@ -45,17 +45,18 @@ def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
 
 
 def _remark(name: str, renamed: Mapping[str, str]) -> str:
-    return f"names are recognized without the family's prefix, or with another: {name} is {renamed[name]}"
+    return f"recognized names whose prefix differs from the family's: {name} is {renamed[name]}"
 
 
 def _families_of(tree: Tree) -> list[Family]:
     config = tree.metadata.config or {}
-    kind = config.get("model_type")
-    return [] if config.get("auto_map") else [f for f in families().values() if kind in f.model_types]
+    if config.get("auto_map"):
+        return []
+    return [family for family in families().values() if config.get("model_type") in family.model_types]
 
 
 def _recognizer(forms: FamilyKeys) -> Callable[[str], bool]:
-    """Tell the names that a family has a row for, scales and other parts of its modules included."""
+    """Return a test for names that belong to a family, including scales and other parts of its modules."""
     modules = {text.rpartition(".")[0] for text in forms.by_text} - {""}
 
     def is_known(name: str) -> bool:
@@ -66,35 +67,35 @@ def _recognizer(forms: FamilyKeys) -> Callable[[str], bool]:
 
 
 def _readings(names: Sequence[str], strange: Sequence[str], forms: FamilyKeys) -> Iterator[dict[str, str]]:
-    """The ways to exchange one prefix that make all names those of the family, and no two the same."""
+    """Yield the renamings that exchange one prefix and give all arrays distinct names of the family."""
     is_known = _recognizer(forms)
     prefixes = {"", *(_before(text) for text in forms.by_text)}
-    for taken in _shared(strange):
-        for put in sorted(prefixes):
-            made = {name: _renamed(name, taken, put, is_known) for name in strange}
-            every = [made.get(name, name) for name in names]
-            if all(map(is_known, made.values())) and len({*every}) == len(every):
-                yield made
+    for removed in _shared(strange):
+        for added in sorted(prefixes):
+            renamed = {name: _rename(name, removed, added, is_known) for name in strange}
+            every = [renamed.get(name, name) for name in names]
+            if all(map(is_known, renamed.values())) and len({*every}) == len(every):
+                yield renamed
 
 
-def _renamed(name: str, taken: str, put: str, is_known: Callable[[str], bool]) -> str:
-    """A name with another prefix, or without one where that is of the family, as `lm_head.weight` is."""
-    bare = name.removeprefix(taken)
-    return bare if is_known(bare) else put + bare
+def _rename(name: str, removed: str, added: str, is_known: Callable[[str], bool]) -> str:
+    """Exchange the prefix of a name. Only remove it if the family has such a name, like `lm_head.weight`."""
+    bare = name.removeprefix(removed)
+    return bare if is_known(bare) else added + bare
 
 
 def _before(text: str) -> str:
-    """The prefix of a template before its layers: `model.` of `model.layers.#.mlp.up_proj.weight`."""
+    """Return the prefix before the layers: `model.` for `model.layers.#.mlp.up_proj.weight`."""
     keys = text.split(".")
     at = keys.index("#") if "#" in keys else 0
     return "".join(f"{key}." for key in keys[: max(at - 1, 0)])
 
 
 def _shared(names: Sequence[str]) -> Iterator[str]:
-    """What all names begin with: nothing, one key, or several."""
+    """Yield the prefixes that all names share: nothing, one key, or several."""
     keys = [name.split(".") for name in names]
     for count in range(_MAX_KEYS + 1):
-        heads = {tuple(each[:count]) for each in keys}
+        heads = {tuple(parts[:count]) for parts in keys}
         if len(heads) > 1:
             return
         yield "".join(f"{key}." for key in heads.pop())

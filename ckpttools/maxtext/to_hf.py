@@ -54,7 +54,7 @@ class HuggingFaceModel:
         has_text_model: whether the family has a text model without towers.
         surplus: name -> rows of the array it was made from that the model has no place for; MaxText's name
             -> an array that it alone has.
-        lost_head: The output head that is left out as if it were the embedding. Nothing compared them yet.
+        lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
     """
 
     tree: Tree

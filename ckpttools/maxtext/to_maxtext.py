@@ -61,8 +61,8 @@ class MaxTextState:
         spelling: how the source writes names.
         notes: what the user should know.
         dtypes: as of `ckpttools.maxtext.odd_dtypes.odd_dtypes`, for the way back.
-        lost_head: The output head that is left out as if it were the embedding. Nothing compared them yet.
-        tied: What became of the output head; None if the configuration decided.
+        lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
+        tied: How the output head was handled; None if the configuration decided.
     """
 
     state: Tree
@@ -115,9 +115,9 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
             raise error.at(hint=f"{below(found.prefixes, hub.tree)}; convert that") from error
         if isinstance(error, NotCoveredError):
             is_renamed = named.tree is not body.tree
-            about = backbone_hint(tree.metadata.config, error.coverage, is_without_prefix=is_renamed)
-            if about:
-                raise error.at(hint=about) from error
+            advice = backbone_hint(tree.metadata.config, error.coverage, is_without_prefix=is_renamed)
+            if advice:
+                raise error.at(hint=advice) from error
         raise
 
 

@@ -27,13 +27,13 @@ PART = 4 << 20
 # A read is late after this many times the 95th percentile of the last reads of about its length, and after
 # this many seconds at least.
 _TIMES_AS_LONG, _LATE_SECONDS = 4, 1.0
-# With fewer reads to compare with, a read is late after `_UNKNOWN_SECONDS`: a slow line looks the same.
+# With fewer reads to compare, a read is late after `_UNKNOWN_SECONDS`, because the connection may be slow.
 _KNOWN, _REMEMBERED, _UNKNOWN_SECONDS = 3, 100, 5.0
-# Attempts at one part. The wait doubles with each, because a repeated request can stall too.
+# Attempts per part. The wait doubles with each, because a repeated request can stall, too.
 _ATTEMPTS = 3
-# Repeated requests: this many in any case, so that short transfers have some, one for this many reads, and
-# this many at the same time.
-_ANYWAY, _ONE_OF, _AGAIN_AT_ONCE = 8, 25, 4
+# Limits on repeated requests: a base number, so that short transfers have some; one more per this many reads;
+# and this many at the same time.
+_BASE_REPEATS, _ONE_OF, _AGAIN_AT_ONCE = 8, 25, 4
 
 
 class ReadPool:
@@ -113,8 +113,8 @@ class _ReadPart:
     Attributes:
         out: None once nothing may be written there any more.
         length: bytes wanted.
-        asked: when the latest attempt began, by the monotonic clock; None if none has begun.
-        attempts: how many there are.
+        asked: start of the latest attempt, by the monotonic clock; None before the first.
+        attempts: number of attempts.
         errors: of those that failed.
     """
 
@@ -178,8 +178,8 @@ class _Lateness:
             is_known = len(taken) >= _KNOWN
             usual = _TIMES_AS_LONG * taken[len(taken) * 95 // 100] if is_known else _UNKNOWN_SECONDS
             is_late = seconds > usual
-            most = _ANYWAY + self._reads // _ONE_OF
-            is_allowed = self._again < most and self._under_way < _AGAIN_AT_ONCE
+            limit = _BASE_REPEATS + self._reads // _ONE_OF
+            is_allowed = self._again < limit and self._under_way < _AGAIN_AT_ONCE
             if is_late and is_allowed:
                 self._again += 1
                 self._under_way += 1

@@ -55,11 +55,8 @@ NORMS = [
 ]
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PATHS = (
-    "self_attn.q_proj",
-    "mlp.up_proj",
-    "layers.1.mlp.down_proj",
-    "model.layers.2.self_attn.v_proj",
-    "proj",
+    *("self_attn.q_proj", "mlp.up_proj", "layers.1.mlp.down_proj"),
+    *("model.layers.2.self_attn.v_proj", "proj"),
 )
 REGEXES = (
     r".*\.(q|v)_proj",

@@ -44,19 +44,19 @@ def _adapter(folder: Place) -> Finding:
 
 
 def _adapter_faults(folder: Place) -> Iterator[Finding]:
-    """Why an adapter is not read, or which of its arrays PEFT ignores."""
+    """Report why an adapter cannot be read, or which of its arrays PEFT ignores."""
     from ckpttools.adapters.peft import open_peft, skip_remarks
 
     if not is_lora(folder):
         return
-    why = "PEFT adds factors as the configuration says, not as the file of weights has them"
+    why = "PEFT adds factors to the modules that the configuration names, not to those in the weights file"
     try:
         adapter = open_peft(folder)
     except CheckpointError as error:
         yield finding_of(error, folder / ADAPTER, why=why)
         return
     for text in skip_remarks(adapter):
-        do = f"correct {ADAPTER}, or copy the one that was saved with these weights"
+        do = f"correct {ADAPTER}, or copy the file that was saved with these weights"
         yield Finding(WARNING, str(folder / ADAPTER), text, why, do)
 
 

@@ -15,7 +15,7 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import CONTENT, SUFFIX, begun_at, unfinished_at
 
 _PRUNE_STATES = {
-    "stripped": "stripped, not yet in place",
+    "stripped": "stripped, but not yet in place",
     "removed": "moved here, still complete",
     "deleting": "partly deleted",
 }
@@ -44,25 +44,25 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _left_by_prune(place: Place) -> Finding:
     """Report an interrupted prune, with the commands that finish or undo it."""
     names = {
-        state: in_natural_order(each.name for each in (place / state).entries())
+        state: in_natural_order(step.name for step in (place / state).entries())
         for state in _PRUNE_STATES
         if is_directory(place / state)
     }
-    found = [
+    steps = [
         f"{plural(len(names[state]), 'step')} {words} ({', '.join(names[state])})"
         for state, words in _PRUNE_STATES.items()
         if names.get(state)
     ]
     run = pasted(place.parent)
     if not (place / "plan.json").exists() and not names.get("removed") and not names.get("deleting"):
-        what = "an interrupted prune that had not begun to delete"
+        what = "an interrupted prune that did not delete anything"
         command = f"rm -r {on_disk(place)}" if place.store.streams is None else place.store.removal(place.key)
         why = "it takes up space; the next prune removes it"
         return Finding(
             WARNING, str(place), what, why, f"when no prune is running: {command}", command=command
         )
-    what = f"an interrupted prune: {', '.join(found) or 'no step is moved or partly deleted'}"
-    why = "no other prune of this run begins before this one is finished or undone"
+    what = f"an interrupted prune: {', '.join(steps) or 'no step is moved or partly deleted'}"
+    why = "no other prune of this run can start before this one is finished or undone"
     command = f"ckpt prune {run} --finish --yes"
     do = f"finish it: {command}; or put back every step that is still complete: ckpt prune {run} --undo --yes"
     return Finding(WARNING, str(place), what, why, do, command=command)

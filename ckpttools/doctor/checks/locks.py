@@ -1,4 +1,4 @@
-"""Locks in a bucket: who holds one, since when it was not renewed, and how it is released."""
+"""Report locks in a bucket: their owner, their age, and the command that releases them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     for lock in path.store.locks(path.key):
         what = f"a lock of {lock.owner}, last renewed {age(lock.age)} ago"
         if lock.is_held:
-            why = "a process that writes here renews it every few seconds; others are refused meanwhile"
-            do = f"wait until that process is done; if it is gone, release the lock: {lock.release}"
+            why = "the process that writes here renews it every few seconds; other writers are refused"
+            do = f"wait until that process is done; if it has ended, release the lock: {lock.release}"
             yield Finding(INFO, lock.place, what, why, do, command=lock.release)
         else:
-            why = "its process is gone: the next command that writes here takes the lock over"
-            do = f"run the command again; or release the lock: {lock.release}"
+            why = "its process has ended: the next command that writes here takes over the lock"
+            do = f"run the command again, or release the lock: {lock.release}"
             yield Finding(WARNING, lock.place, what, why, do, command=lock.release)
 
 

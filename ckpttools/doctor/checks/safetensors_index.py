@@ -184,10 +184,10 @@ def _stale(
     named: Mapping[str, str],
     lost: Sequence[str],
 ) -> Finding | None:
-    """A finding where other files hold the tensors of missing files; None where they do not.
+    """Report missing files whose tensors are in other files; None if they are not.
 
-    Names cannot tell an index of an earlier save from shards of an earlier save next to a new index, so the
-    finding has a step for either and no command of its own.
+    Either the index or the other files may be from an earlier save, and names do not show which. So the
+    finding has a step for each case, and no command.
     """
     loose = sorted(set(weights.files) - set(named.values()) - {_WHOLE})
     headers = {name: header_of(weights.folder / name) for name in loose}
@@ -196,8 +196,8 @@ def _stale(
         return None
     what = f"names {plural(len(lost), 'file')} that do not exist: {_some(lost)}"
     why = (
-        f"files that it does not name have their tensors ({_some(loose)}): the index is of an earlier save, "
-        "or these files are, and the download of the others is not complete"
+        f"other files have their tensors ({_some(loose)}): the index is from an earlier save, or these files "
+        "are and the download is incomplete"
     )
     fetched = f"if the index is right, run hf download REPO --local-dir {on_disk(weights.folder)}"
     do = f"fetch the index again; {fetched}"
@@ -213,19 +213,19 @@ def _repeated(
     files: Mapping[str, Sequence[str]],
     absent: Collection[str],
 ) -> Iterator[Finding]:
-    """Tensors in several files. transformers takes the last file with a tensor, whatever the index names."""
-    repeated = {name: max(each) for name, each in files.items() if len(each) > 1 and name in named}
+    """Report tensors in several files. transformers reads the last one, regardless of the index."""
+    repeated = {name: max(places) for name, places in files.items() if len(places) > 1 and name in named}
     overlaid = [name for name, last in repeated.items() if named[name] == last]
     unclear = [name for name in repeated if name not in {*overlaid, *absent}]
     if unclear:
         name = unclear[0]
-        what = f"does not name the last file of {plural(len(unclear), 'tensor')} in several: {_some(unclear)}"
+        what = f"does not name the last file with {plural(len(unclear), 'repeated tensor')}: {_some(unclear)}"
         why = f"transformers loads {name} from {repeated[name]}, and the index names {named[name]}"
         do = "fetch the shards and the index again: they belong to different saves"
         yield Finding(ERROR, str(place), what, why, do)
     elif overlaid:
         what = f"{plural(len(overlaid), 'tensor')} in several files: {_some(overlaid)}"
-        why = "transformers and ckpttools read them from the files that the index names; copies take up space"
+        why = "transformers and ckpttools read the files that the index names; the other copies waste space"
         command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
         do = f"`{command}` writes each once"
         yield Finding(WARNING, str(place), what, why, do, command=command)

@@ -28,9 +28,9 @@ from ckpttools.formats.zarr.chunks import has_array
 from ckpttools.stores.place import Place
 
 _NAMES = WeightNames(".msgpack", "flax_model.msgpack", "*model*.msgpack")
-# `flax.training.checkpoints` numbers its files; one without steps, and Orbax before `_METADATA`, do not.
+# `flax.training.checkpoints` numbers its files. Without steps, and in Orbax before `_METADATA`, it does not.
 _NUMBERED, _STATE = re.compile(r"checkpoint_(\d{1,18}(?:\.\d{1,18})?)", re.ASCII), "checkpoint"
-# Numbered files of other programs that are looked into before a directory is given up.
+# Maximum number of numbered files to probe: other programs use such names, too.
 _MAX_PROBED = 20
 
 
@@ -101,8 +101,8 @@ def opened_state(place: Place) -> FlaxState:
 
 
 def _states_in(folder: Place) -> list[Place]:
-    """The files in a directory that are named as states, the latest step first."""
-    files = [each.name for each in folder.entries() if not each.is_dir]
+    """Return the files in a directory that have the names of states, latest step first."""
+    files = [entry.name for entry in folder.entries() if not entry.is_dir]
     numbered = [name for name in files if _NUMBERED.fullmatch(name)]
     if numbered:
         return [folder / name for name in sorted(numbered, key=_number, reverse=True)]
@@ -110,34 +110,34 @@ def _states_in(folder: Place) -> list[Place]:
 
 
 def _number(name: str) -> tuple[float, str]:
-    """The number in the name of a state, by which Flax sorts, too; equal ones in the order of names."""
+    """Return a sort key: the number in the name, as in Flax, then the name."""
     match = _NUMBERED.fullmatch(name)
     return (float(match[1]) if match else -1.0, name)
 
 
 def _has_states(folder: Place) -> bool:
-    """Whether a directory has states that hold their arrays themselves."""
+    """Whether a directory has states whose arrays are in the state files."""
     states = _states_in(folder)
     if not any(map(begins_as_state, states[:_MAX_PROBED])):
         return False
-    # Where arrays are next to a file `checkpoint`, `zarr-tree` opens both together.
-    names = {each.name for each in folder.entries()}
+    # If arrays are next to a file `checkpoint`, the format `zarr-tree` opens both together.
+    names = {entry.name for entry in folder.entries()}
     return states[0].name != _STATE or not (MANIFEST in names or has_array(folder))
 
 
 def _state_in(folder: Place, step: int | None) -> Place:
-    """The state of a step in a directory; without a step the latest, even if it is damaged.
+    """Return the state of a step in a directory; without a step the latest, even if it is damaged.
 
     Raises:
-        FormatError: there are none.
-        UsageError: there is none of this step.
+        FormatError: the directory has no states.
+        UsageError: the step does not exist.
     """
     states = _states_in(folder)
     if not states:
-        raise FormatError("no state of Flax in the directory", place=folder)
+        raise FormatError("the directory has no Flax state", place=folder)
     if step is None or states[0].name == _STATE:
         return states[0]
-    by_step = {_step_of(each): each for each in states}
+    by_step = {_step_of(state): state for state in states}
     if step not in by_step:
         steps = sorted(number for number in by_step if number is not None)
         raise UsageError(f"there is no step {step}", place=folder, wanted=f"one of {first_and_last(steps)}")
@@ -145,7 +145,7 @@ def _state_in(folder: Place, step: int | None) -> Place:
 
 
 def _step_of(path: Place) -> int | None:
-    """The training step in the name of a state; None without one, or where it is a fraction."""
+    """Return the training step in the name of a state; None if there is none, or if it is a fraction."""
     match = _NUMBERED.fullmatch(path.name)
     return int(match[1]) if match and "." not in match[1] else None
 
@@ -178,10 +178,10 @@ def _tree(path: Place, folder: Place, states: Sequence[FlaxState]) -> Tree:
 
 
 def _where_arrays_are(path: Place, folder: Place) -> str:
-    """What to do about a state whose arrays are not in its file."""
+    """Suggest what to do with a state whose arrays are not in its file."""
     arrays = folder / f"{path.name}_gda"
     if arrays.is_dir():
-        return f"restore it with flax.training.checkpoints; the arrays alone are in {quote(str(arrays))}"
+        return f"restore it with flax.training.checkpoints; only the arrays are in {quote(str(arrays))}"
     if path.name == _STATE and (has_array(folder) or (folder / MANIFEST).is_file()):
         return f"name the directory: {quote(str(folder))}"
     return "copy the directories of the arrays, too"

@@ -21,7 +21,7 @@ from ckpttools.stores.base import File
 # `flax.serialization._MsgpackExtType`, and what it makes of arrays of more than a gibibyte.
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
-# Of Orbax before `_METADATA`, and of `flax.training.checkpoints` for arrays of several processes.
+# From Orbax before `_METADATA`, and from `flax.training.checkpoints` for arrays of several processes.
 _PLACEHOLDERS = ("PLACEHOLDER://", "//GDAPlaceholder:")
 
 

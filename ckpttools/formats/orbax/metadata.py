@@ -83,9 +83,10 @@ def _entry(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -> dic
 def _value_type(path: Path, leaf: Leaf, tree: Tree, sharded: Collection[Path]) -> str:
     """Return the kind of a leaf as `_METADATA` records it.
 
-    Arrays are recorded as numpy's, because Orbax restores those on any devices, with and without a target.
-    Typed PRNG keys and arrays with a sharding are recorded as JAX's. A Python number stays a number even on
-    a mesh: without `jax_enable_x64`, JAX has no 64-bit values and Orbax would restore a wrong one.
+    Arrays are recorded as numpy arrays, because Orbax restores those on any devices, with or without a
+    target. Typed PRNG keys and arrays with a sharding are recorded as JAX arrays. A Python number stays a
+    number even on a mesh: without `jax_enable_x64`, JAX has no 64-bit values, so Orbax would restore a wrong
+    one.
     """
     if isinstance(leaf, Empty):
         return leaf.kind

@@ -14,7 +14,7 @@ from ckpttools.formats.checks import LONGEST_NAME, is_file_name
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax.index import PROCESSES
 
-# Options that a command in a message shows.
+# Maximum number of options in the command of a hint.
 _MAX_DROPS = 8
 
 

@@ -67,7 +67,7 @@ def why_not(path: Place) -> str | None:
 
 
 def find_items(path: Place, step: int | None) -> tuple[OrbaxItem, ...]:
-    """The item that a path means, or all those of the step that it means; by default the latest finished one.
+    """Return the item that a path names, or all items of a step, by default the latest finished step.
 
     Warns with `LaterStepWarning` of later steps that are passed over, with `UnlistedStepWarning` where Orbax
     would not open the same one.
@@ -141,7 +141,7 @@ def _may_be_later(other: Step, step: Step) -> bool:
 
 
 def _require_finished(step: Step, reason: str | None) -> None:
-    """Refuse what a path names if it is not finished; whoever opens it compares the number of the step."""
+    """Raise FormatError if there is a reason why a step is not finished."""
     if reason:
         raise _unfinished_error(step, step.path, reason)
 
@@ -221,7 +221,7 @@ def _tell_if_unlisted(opened: Step) -> None:
 
 
 def _items(step: Step) -> tuple[OrbaxItem, ...]:
-    """The items of a step, of which there must be one."""
+    """Return the items of a step. Raises FormatError if it has none."""
     if not step.items:
         raise _unfinished_error(step, step.path, step.why_unfinished or f"no {TREE_FILE}")
     return step.items

@@ -1,4 +1,4 @@
-"""A step with several items: the one that holds the model, or all of them as one tree."""
+"""Open a step with several items: the item with the model, or all items as one tree."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ckpttools.formats.orbax.steps import OrbaxItem, Step
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
-# Trees that trainers save next to the model's, whatever the model's is called: Tunix, EasyLM, Flax.
+# Items that trainers save next to the model's item: Tunix, EasyLM, Flax.
 _NO_PARAMETERS = frozenset(
     ("optimizer_state", "opt_state", "optimizer", "rng", "rngs", "rng_key", "data_iter", "iter", "step")
 )
-# Users of `save_checkpointables` and `Composite` call the optimizer's item so. Its arrays and those of the
-# model are one training state, which is opened as a whole: dropping a part is for the user to decide.
+# Names of the optimizer's item in `save_checkpointables` and `Composite`. It is opened together with the
+# model, because both are one training state: only the user decides to drop a part.
 _OPTIMIZERS = frozenset(("opt", "optim"))
 
 
@@ -29,13 +29,13 @@ def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], 
     """Open an item, or several items of one step, without reading any array.
 
     Args:
-        items: All items of the step, or the one that was named.
+        items: All items of the step, or the named one.
         opened: Opens one item.
         all_items: Whether to open all items as one tree, each below its name.
 
     Returns:
-        The only item; or the one that alone holds a model, with a `ChosenItemWarning`; or several items as
-        one tree, if all are wanted, or if they are a model and the state of its optimizer.
+        The only item; the only item with a model, with a `ChosenItemWarning`; or several items as one tree,
+        if `all_items` is set, or if they are a model and the state of its optimizer.
 
     Raises:
         FormatError: It is unclear which item holds the model, or one of them is damaged.
@@ -60,7 +60,7 @@ def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], 
 
 
 def several_items_error(step: Place, names: Sequence[str]) -> FormatError:
-    """Make the error for a step whose items must be named one by one."""
+    """Return the error for a step whose items must be named one by one."""
     return FormatError(
         "there are several items",
         place=step,
@@ -70,10 +70,10 @@ def several_items_error(step: Place, names: Sequence[str]) -> FormatError:
 
 
 def one_item(tree: Tree, name: str) -> Tree:
-    """Return one of the items that a tree was made of, as it is when it is opened alone.
+    """Extract one item of a tree, as if it had been opened alone.
 
     Args:
-        tree: A tree that was made of several items.
+        tree: A tree of several items.
         name: One of `tree.metadata.items`.
     """
     of = tree.metadata

@@ -1,4 +1,4 @@
-"""Which process holds a lock of the file system, as far as Linux shows it."""
+"""Find the process that holds a file lock, as far as Linux shows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def locked_error(what: str, place: object, descriptor: int) -> LockedError:
 
     Args:
         what: The first line of the error.
-        place: What is locked.
+        place: The locked location.
         descriptor: The file or the directory that has the lock.
     """
     since = age(max(0.0, time.time() - os.fstat(descriptor).st_mtime))
@@ -32,20 +32,20 @@ def locked_error(what: str, place: object, descriptor: int) -> LockedError:
 
 
 def _holder(descriptor: int) -> int | None:
-    """Return the process that holds the lock of an open file; None where the system does not show it."""
+    """Return the process that holds the lock of an open file; None if the system does not show it."""
     status = os.fstat(descriptor)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return None
-    # Such as "1: FLOCK  ADVISORY  WRITE 27180 fe:00:2146396 0 EOF". Overlays show another device.
+    # Example: "1: FLOCK  ADVISORY  WRITE 27180 fe:00:2146396 0 EOF". Overlays show another device.
     locks = [fields for fields in map(str.split, lines) if len(fields) > 5 and fields[1] == "FLOCK"]
     same = [fields for fields in locks if fields[5].endswith(f":{status.st_ino}")]
     exact = [fields for fields in same if fields[5].startswith(f"{device}:")]
-    found = exact or (same if len(same) == 1 else [])
-    # A process of another container has no number here.
-    return next((int(fields[4]) for fields in found if fields[4].isdecimal() and int(fields[4]) > 0), None)
+    matches = exact or (same if len(same) == 1 else [])
+    # Processes of other containers have the ID 0 or -1.
+    return next((int(fields[4]) for fields in matches if fields[4].isdecimal() and int(fields[4]) > 0), None)
 
 
 def _seconds_running(pid: int) -> float:

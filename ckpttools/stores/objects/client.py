@@ -46,8 +46,8 @@ RETRIES, RETRY_SECONDS = 10, 180.0
 # For deletions, on which there are no conditions: none is under way any more when a lock that was held a
 # moment before is another's.
 BRIEF_SECONDS = 15.0
-# obstore resumes an object at the byte where its answer ended, and never repeats a listing. `Bucket` does,
-# with the same number of tries and the same pauses as obstore.
+# obstore resumes a truncated object, but never repeats a listing. `Bucket` repeats listings with the tries
+# and pauses of obstore.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 15.0
 _NAMES_TO_A_PAGE = 1000
 # How versions of objects begin that have no ETag.
@@ -58,7 +58,7 @@ _UNUSABLE = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.\.?(/|$)")
 _LOGIN = re.compile(r"(?<=//)[^/@]*(?=@)")
 _Answer = TypeVar("_Answer")
 Version: TypeAlias = Mapping[str, str]
-"""What identifies the content of an object: its ETag and, where the store has them, its generation."""
+"""Identifies the content of an object: its ETag and, if the store has them, its generation."""
 
 QUOTED, UNQUOTED, IGNORED = "quoted", "unquoted", "ignored"
 
@@ -69,14 +69,14 @@ class Conditions:
 
     Attributes:
         creates: whether an object can be created only where none exists.
-        replaces: how the tag is written on which a replacement depends; `IGNORED` if no spelling works.
+        replaces: the spelling of the tag in a conditional replacement; `IGNORED` if no spelling works.
     """
 
     creates: bool = True
     replaces: str = QUOTED
 
     def expected(self, version: Version) -> dict[str, str]:
-        """The version on which a replacement depends, as the bucket compares it."""
+        """Return the version for a conditional replacement, as the bucket compares it."""
         if self.replaces != UNQUOTED:
             return dict(version)
         return {**version, "e_tag": version.get("e_tag", "").strip('"')}
@@ -122,8 +122,8 @@ class Bucket:
             makes shorter than a thousand names.
 
     Attributes:
-        conditions: the write conditions that it honors; all of them until it is probed.
-        is_probed: whether it was.
+        conditions: the write conditions that the bucket honors; all of them until it is probed.
+        is_probed: whether the bucket was probed.
     """
 
     def __init__(self, name: str, place: str, access: Access, words: Words, meter: Meter) -> None:
@@ -149,7 +149,7 @@ class Bucket:
         return f"{self._place}/{key}" if key else self._place
 
     def removal(self, key: str) -> str:
-        """The command that deletes one object."""
+        """Return the command that deletes one object."""
         words = (part.format(bucket=self._name, key=key) for part in self._words.remove_object.split())
         return shlex.join(words)
 
@@ -236,12 +236,12 @@ class Bucket:
     def _list(
         self, key: str, listed: Callable[[Any], _Answer], progress: Callable[[], int] = lambda: 0
     ) -> _Answer:
-        """Lists, and repeats a listing whose answer ended too early; errors as `head`.
+        """List a directory, and repeat truncated listings; errors as `head`.
 
         Args:
-            key: of the directory.
-            listed: asks obstore's client.
-            progress: the number of objects listed so far. After progress the tries are counted anew.
+            key: the directory's key.
+            listed: lists with obstore's client.
+            progress: the number of objects listed so far. Progress resets the number of tries.
         """
         retries, seconds = (RETRIES, RETRY_SECONDS) if self._has_answered else (FIRST_RETRIES, FIRST_SECONDS)
 
@@ -389,7 +389,7 @@ class _Pages:
     """The objects of a listing, page by page.
 
     Args:
-        key: of the directory.
+        key: the directory's key.
 
     Attributes:
         found: the objects so far.
@@ -400,20 +400,20 @@ class _Pages:
         self.found: list[Object] = []
 
     def resume(self) -> str | None:
-        """Return the path after which the listing continues; None to start, without objects, at the first."""
+        """Return the path after which the listing continues. None restarts it without objects."""
         if not self._is_sorted:
             self.found, self._last, self._is_sorted = [], "", True
         return self._last or None
 
     def add(self, page: Sequence[Any]) -> None:
-        """Add a page. Objects from before the start are skipped: not every server honors it."""
-        paths = [each["path"] for each in page]
+        """Add a page, but skip objects before the start, because some servers ignore it."""
+        paths = [item["path"] for item in page]
         if not self.found or not self._is_sorted:
             new = page
         else:
-            new = [each for each in page if each["path"] > self._last]
+            new = [item for item in page if item["path"] > self._last]
         self.found += _below(self._key, new)
-        # S3 directory buckets list in no order, and the path of an empty object `name/` lacks its `/`.
+        # S3 directory buckets list in any order, and the path of an empty object `name/` lacks its `/`.
         self._is_sorted &= paths == sorted(paths)
         self._last = max([self._last, *paths])
 

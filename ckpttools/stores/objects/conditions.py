@@ -1,8 +1,7 @@
-"""Which write conditions a bucket honors: tried with a scratch object, once in each process.
+"""Probe which write conditions a bucket honors, with a scratch object, once per process.
 
-Servers and the proxies before them differ. Some ignore `If-None-Match`, so two processes can create one
-object. Ceph 16 answers 412 to an `If-Match` with the object's own tag unless the quotes around the tag are
-left out.
+Servers and their proxies differ. Some ignore `If-None-Match`, so two processes can create one object. Ceph 16
+responds with 412 to an `If-Match` with the object's own tag unless the tag has no quotes.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from ckpttools.stores.objects.writing import delete, put_if, read
 
 
 def honored(bucket: Bucket, key: str) -> Conditions:
-    """Return the conditions that a bucket honors, which the first call in a process finds out.
+    """Return the conditions that a bucket honors. The first call in a process probes them.
 
     Args:
         bucket: The bucket.
-        key: Start of the key of the scratch object, which is deleted afterwards.
+        key: Key prefix of the scratch object, which is deleted afterwards.
 
     Raises:
         StorageError: The bucket cannot be written.
@@ -42,18 +41,17 @@ def honored(bucket: Bucket, key: str) -> Conditions:
 
 def _probe(bucket: Bucket, scratch: str) -> Conditions:
     try:
-        found = _find(bucket, scratch)
+        conditions = _test_conditions(bucket, scratch)
     except BaseException as error:
-        if _is_deleted(bucket, scratch) or not isinstance(error, StorageError):
+        if _try_delete(bucket, scratch) or not isinstance(error, StorageError):
             raise
         left = f"{bucket.uri(scratch)} may be left: {bucket.removal(scratch)}"
         raise error.at(hint=f"{error.hint}; {left}" if error.hint else left) from error
-    # Where it cannot be deleted now, it goes with the other traces of the work.
-    _is_deleted(bucket, scratch)
-    return found
+    _try_delete(bucket, scratch)  # `conclude` deletes the object if this fails
+    return conditions
 
 
-def _find(bucket: Bucket, scratch: str) -> Conditions:
+def _test_conditions(bucket: Bucket, scratch: str) -> Conditions:
     creates, version = _creates(bucket, scratch)
     for spelling in (QUOTED, UNQUOTED):
         is_honored, version = _replaces(bucket, scratch, version, spelling)
@@ -62,7 +60,8 @@ def _find(bucket: Bucket, scratch: str) -> Conditions:
     return Conditions(creates, IGNORED)
 
 
-def _is_deleted(bucket: Bucket, key: str) -> bool:
+def _try_delete(bucket: Bucket, key: str) -> bool:
+    """Delete an object. Returns whether that succeeded."""
     try:
         delete(bucket, [key])
     except StorageError:
@@ -71,10 +70,10 @@ def _is_deleted(bucket: Bucket, key: str) -> bool:
 
 
 def _creates(bucket: Bucket, key: str) -> tuple[bool, Version]:
-    """Whether a second creation is refused, and the version of the object then."""
+    """Test whether a second creation is refused. Returns that, and the object's version afterwards."""
     first = _attempt(bucket, key, b"created", "create")
     if first is None and (found := read(bucket, key)):
-        # The answer was lost, so the request was repeated.
+        # The response was lost, so the request was repeated.
         first = found[1]
     if first is None:
         return False, put_if(bucket, key, b"written", "overwrite")
@@ -83,7 +82,7 @@ def _creates(bucket: Bucket, key: str) -> tuple[bool, Version]:
 
 
 def _replaces(bucket: Bucket, key: str, version: Version, spelling: str) -> tuple[bool, Version]:
-    """Whether a replacement succeeds with the right tag and is refused with a wrong one; the version then."""
+    """Test whether a replacement needs the right tag. Returns that, and the object's version afterwards."""
     expected, content = Conditions(True, spelling).expected(version), f"replaced, {spelling}".encode()
     right = _attempt(bucket, key, content, expected)
     if right is None:
@@ -96,7 +95,7 @@ def _replaces(bucket: Bucket, key: str, version: Version, spelling: str) -> tupl
 
 
 def _attempt(bucket: Bucket, key: str, content: bytes, mode: Any) -> Version | None:
-    """Write the scratch object; None if the bucket refuses the condition or does not know it."""
+    """Write the scratch object. Returns None if the bucket refuses or does not know the condition."""
     try:
         return put_if(bucket, key, content, mode)
     except (ObjectChangedError, FileNotFoundError):

@@ -63,7 +63,7 @@ class ObjectDataFiles:
 
     @property
     def written(self) -> Mapping[str, int]:
-        """The files that there must be, and how many bytes each has at least."""
+        """Minimum size in bytes of each file that must exist."""
         return {**dict.fromkeys(self._begun, 0), **self._sizes}
 
     def extend(self, name: str, end: int) -> None:

@@ -127,7 +127,7 @@ def is_changed(error: Exception) -> bool:
 
 
 def is_unsupported(error: StorageError) -> bool:
-    """Whether a server does not know what a request asks for, such as a condition."""
+    """Whether a server does not support a request, for example its condition."""
     status = _STATUS.search(str(error.__cause__))
     return status is not None and status[1][:3] in ("405", "501")
 
@@ -154,7 +154,7 @@ def is_broken_off(error: Exception) -> bool:
 
 
 def repeated(error: Exception, retries: int) -> Exception:
-    """The error of a question that was repeated by us, with the number of retries as obstore reports it."""
+    """Add the number of retries to the error of a repeated request, as obstore reports it."""
     return type(error)(f"{error}\nafter {retries} retries")
 
 

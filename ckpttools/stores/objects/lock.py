@@ -4,11 +4,11 @@ It is written on the condition that it is new, or still the one that was written
 has it. Whoever finds one that has not been written for a minute, by the clock of the bucket, takes it over;
 at once, if it says that a process of this machine wrote it which is not there any more.
 
-A process probes which conditions the bucket honors before it takes the lock (`objects/conditions.py`). Where
-the bucket does not honor `If-Match`, the owner reads the lock before each renewal, and a process that takes
-over a dead lock first creates an object named after it, which only one process can. Where it does not honor
-`If-None-Match` either, nothing excludes two processes that begin at the same moment: each writes the lock,
-waits, and owns the lock if its content is still there.
+A process probes which conditions the bucket honors before it takes the lock (`objects/conditions.py`). If the
+bucket does not honor `If-Match`, the owner reads the lock before each renewal, and a process that takes over
+a dead lock first creates an object named after it, which only one process can. If it does not honor
+`If-None-Match` either, two processes can start at the same moment: each writes the lock, waits, and owns the
+lock if its content is still there.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ RENEWED_SECONDS = 10.0
 EXPIRED_SECONDS = 60.0
 # Of these, how many its owner believes in: what is asked for then should be done when another takes over.
 _BELIEVED = 0.75
-# What passes between writing a lock and reading it again where nothing excludes a second writer.
+# Seconds between writing and reading a lock if the bucket does not exclude a second writer.
 SETTLED_SECONDS = 3.0
 PROBE = "-"
 """What follows the name of a lock in those of objects by which the bucket is asked for the time."""
 
 
-# Processes that may die one after the other while each takes over one dead lock.
+# Maximum number of processes that die one after the other while they take over one dead lock.
 _CLAIMS = 8
 # States of processes that are listed and run no more.
 _ENDED = "ZX"
@@ -155,7 +155,7 @@ class Lock:
             try:
                 self._version = put(self._bucket, self._key, content, instead_of=self._version)
             except TakenError:
-                # Either somebody else wrote it, or an answer was lost, so its tag is one not known here.
+                # Either another process wrote it, or a response with the new tag was lost.
                 found = read(self._bucket, self._key)
                 if found is None or not self._is_mine(found[0]):
                     self._is_lost = True
@@ -164,7 +164,7 @@ class Lock:
             else:
                 self._renewed = asked
                 return
-        # Nothing was written: others see the lock grow old, so it must grow old here as well.
+        # Nothing was written. Other processes see the lock age, so it must age here, too.
         raise StorageError(f"cannot renew the lock of {self._place}", got="the server refused its own tag")
 
     def _keep(self) -> None:
@@ -184,7 +184,7 @@ class Lock:
         return version if self._bucket.conditions.creates else self._settled()
 
     def _settled(self) -> Version:
-        """The lock, some seconds after it was written where others can write it unnoticed."""
+        """Wait, and return the lock if no other process has overwritten it."""
         time.sleep(SETTLED_SECONDS)
         found = read(self._bucket, self._key)
         if found is None or not self._is_mine(found[0]):
@@ -207,11 +207,11 @@ class Lock:
         return self._put_or_refuse(version)
 
     def _claimed(self, dead: tuple[bytes, Version]) -> Version:
-        """Takes over a dead lock that cannot be replaced on a condition: who creates its claim has it."""
+        """Take over a dead lock in a bucket without `If-Match`: the creator of its claim gets it."""
         asked, owner = _now(), _parsed(dead[0]).get("owner", "")
         claims = [f"{self._key}{PROBE}{owner}-{number}" for number in range(_CLAIMS)]
-        # Whoever created a claim may have died as well.
-        mine = next((each for each in claims if self._is_created(each)), None)
+        # A process that created a claim may have died, too.
+        mine = next((claim for claim in claims if self._is_created(claim)), None)
         if mine is None:
             raise self._locked(dead)
         try:
@@ -229,7 +229,7 @@ class Lock:
                 delete(self._bucket, claims[: claims.index(mine) + 1])
 
     def _is_created(self, claim: str) -> bool:
-        """Whether this process creates a claim; False if a process that is gone did."""
+        """Create a claim. Returns False if a dead process created it."""
         try:
             put(self._bucket, claim, self._content())
         except TakenError:
@@ -245,19 +245,19 @@ class Lock:
             raise self._locked(read(self._bucket, self._key)) from None
 
     def _locked(self, found: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
-        """The error of a lock that another process holds, with what was read of it."""
+        """Return the error of a lock that another process holds, with the content that was read."""
         owner = {} if found is None else _parsed(found[0])
         release = self._bucket.removal(self._key)
         return locked_error(self._place, StoredLock("", process_of(owner), age, True, release))
 
     def _age(self, key: str = "") -> float:
-        """Seconds since the lock, or another object, was written, by the clock of the bucket."""
+        """Return the age of the lock or another object in seconds, by the bucket's clock."""
         probe = f"{self._key}{PROBE}{self._owner['owner']}"
         replace(self._bucket, probe, b"")
         try:
             now, then = self._bucket.head(probe), self._bucket.head(key or self._key)
         finally:
-            # An error of reading counts more than one of cleaning up.
+            # A read error matters more than a cleanup error.
             with suppress(StorageError):
                 delete(self._bucket, [probe])
         if now is None or then is None or now.modified is None or then.modified is None:
@@ -273,7 +273,7 @@ class Lock:
 
 
 def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLock | None:
-    """Return what is known of a lock; None if there is none.
+    """Return the details of a lock, or None if there is none.
 
     Args:
         bucket, key: The lock.
@@ -303,7 +303,7 @@ def locked_error(place: str, lock: StoredLock) -> LockedError:
         "another process is writing this checkpoint",
         place=place,
         got=str(lock),
-        hint=f"wait until it is done; if it is gone, run this again in {EXPIRED_SECONDS:.0f} s, or "
+        hint=f"wait until it is done; if it has ended, run this again in {EXPIRED_SECONDS:.0f} s, or "
         f"release its lock: {lock.release}",
     )
 

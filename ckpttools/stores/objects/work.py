@@ -115,36 +115,38 @@ class ObjectWork:
         self.journal.note_published(self._checked_inventory())
 
     def _check_written(self) -> None:
-        """Raises StorageError if an object that was written is gone, or shorter than it was; one listing."""
+        """Raise StorageError if a written object is missing or shorter than it was. Takes one listing."""
         if self.files is None or self.journal.replacing is not None:
             return
-        there = {name: found.size for name, found in self.staging.objects(self._content)}
-        lost = [name for name, size in self.files.written.items() if there.get(name, -1) < size]
+        sizes = {name: item.size for name, item in self.staging.objects(self._content)}
+        lost = [name for name, size in self.files.written.items() if sizes.get(name, -1) < size]
         if lost:
             name = min(lost)
             raise StorageError(
                 f"{self.content / name} was removed or replaced while the checkpoint was written",
-                got=f"{there[name]} bytes" if name in there else "no such object",
-                wanted=f"at least {self.files.written[name]} bytes",
-                hint=f"look for what deletes objects there; then {again()}: what is lost is written again",
+                got=f"{sizes[name]:,} bytes" if name in sizes else "no such object",
+                wanted=f"at least {self.files.written[name]:,} bytes",
+                hint=f"find out what deletes objects there; then {again()} to rewrite the lost data",
             )
 
     def _checked_inventory(self) -> Inventory:
-        """What has the name now. What is beside it is deleted only after this.
+        """Check and return the inventory of the final name. The copy next to it is deleted afterwards.
 
         Raises:
-            StorageError: it is not what was copied there.
+            StorageError: objects differ from those that were copied.
         """
-        found = self.staging.inventory()
+        inventory = self.staging.inventory()
         _, new = self.journal.replacing or ({}, {})
-        lost = [name for name, (size, _) in new.items() if name not in found or found[name][0] != size]
+        lost = [
+            name for name, (size, _) in new.items() if name not in inventory or inventory[name][0] != size
+        ]
         if lost:
             raise StorageError(
                 f"{self.staging.place} is not what was copied there",
                 got=f"{len(lost)} of {len(new)} objects changed or missing, such as {min(lost)}",
                 hint=f"{self.staging.place}{SUFFIX} is complete: {again()}",
             )
-        return found
+        return inventory
 
     def _put(self, key: str, content: bytes) -> None:
         """Puts one of the small files, where nothing is yet but what an earlier run of this plan put."""
