@@ -107,6 +107,7 @@ MAY = {
         "maxtext.prediction",
         "checks",
         "adapters.peft",
+        "adapters.tunix",
     },
     "runs": {"array", "stores", "formats", "plan", "run", "transforms", "maxtext"},
     "copying": {

@@ -25,6 +25,7 @@ class AdapterReport:
         problem: why it is not read; None where it is.
         kind: what PEFT calls its kind; "LORA" where nothing says another.
         skipped: config field -> number of stored arrays that the field makes PEFT ignore.
+        names: "MaxText" or "Tunix", whose names the factors of a trainer in JAX have; "" for PEFT.
     """
 
     base_model: str
@@ -36,6 +37,7 @@ class AdapterReport:
     problem: str | None = None
     kind: str = LORA
     skipped: Mapping[str, int] = field(default_factory=dict)
+    names: str = ""
 
 
 def unmerged(tree: Tree) -> list[str]:

@@ -159,7 +159,7 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
         own = {name: pairs[name] for name in _kernels(row, known.sizes) if name in pairs}
         fitting = _fitting(known, row, number, own, place)
         rank = next(iter(own.values())).rank
-        made += _factors(fitting, known, rank, own, _scale(said, rank, alpha, place), base)
+        made += _factors(fitting, known, rank, own, scale_of(said, rank, alpha, place), base)
     return Adapter(place, tuple(made), config={BASE_NAME: noted_base(tree)})
 
 
@@ -256,7 +256,8 @@ def _nothing(shape: tuple[int, ...], pairs: Mapping[str, KernelFactors], which: 
     return Constant(shape, dtype, bytes(dtype.itemsize))
 
 
-def _scale(said: Mapping[str, object], rank: int, alpha: float | None, place: str) -> float:
+def scale_of(said: Mapping[str, object], rank: int, alpha: float | None, place: str) -> float:
+    """What the product of both factors is multiplied by; arguments and errors as `adapter_of_maxtext`."""
     noted, ranked = said.get("lora_alpha"), said.get("lora_rank")
     if isinstance(ranked, int | float) and ranked not in (0, rank):
         raise ConfigError(

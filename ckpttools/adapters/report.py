@@ -13,6 +13,7 @@ from ckpttools.adapters.factors import Adapter
 from ckpttools.adapters.from_maxtext import half_of, pairs_of, said_of
 from ckpttools.adapters.peft import adapter_of, is_peft
 from ckpttools.adapters.rows import WEIGHT
+from ckpttools.adapters.tunix import tunix_kernels
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME, LORA, is_adapter
@@ -25,7 +26,7 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
     """What a tree is as an adapter; None where it is none."""
     place = parse(tree.metadata.place) if tree.metadata.place else None
     if is_maxtext_adapter(tree):
-        return _of_maxtext(tree)
+        return _of_jax(tree)
     if place is None or not is_peft(place) or not (tree.metadata.config is None or is_adapter(tree)):
         return None
     try:
@@ -47,17 +48,23 @@ def is_maxtext_adapter(tree: Tree) -> bool:
     return bool(found) and all(half_of(path) is not None for path in found)
 
 
-def _of_maxtext(tree: Tree) -> AdapterReport:
+def names_of_jax(tree: Tree) -> str:
+    """Return whose names the factors of a trainer in JAX have: "Tunix" (its own models) or "MaxText"."""
+    return "Tunix" if tunix_kernels(view_of(tree).of_role("parameter")) else "MaxText"
+
+
+def _of_jax(tree: Tree) -> AdapterReport:
+    names = names_of_jax(tree)
     try:
         pairs, said = pairs_of(tree), said_of(tree)
     except CheckpointError as error:
-        return AdapterReport("", {}, None, {}, problem=error.line)
+        return AdapterReport("", {}, None, {}, problem=error.line, names=names)
     noted = said.get("lora_alpha")
     alpha = noted if isinstance(noted, int | float) else None
     # Of a kernel its module; a name may be of one key alone.
     targets = Counter(name.split(".")[-2:][0] for name in pairs)
     ranks = Counter(pair.rank for pair in pairs.values())
-    return AdapterReport(noted_base(tree), dict(sorted(ranks.items())), alpha, dict(targets))
+    return AdapterReport(noted_base(tree), dict(sorted(ranks.items())), alpha, dict(targets), names=names)
 
 
 def peft_adapter(tree: Tree, said: Mapping[str, Any] | None = None) -> Adapter:

@@ -38,9 +38,9 @@ def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
         return (loading, merging) if is_loaded else (merging,)
     if not any("lora" in str(key) for path in tree.arrays for key in path[-2:]):
         return ()  # ten modules are of adapters alone
-    from ckpttools.adapters.report import is_maxtext_adapter
+    from ckpttools.adapters.report import is_maxtext_adapter, names_of_jax
 
-    if not (is_maxtext_adapter(tree) and _is_read(tree)):
+    if not (is_maxtext_adapter(tree) and names_of_jax(tree) == "MaxText" and _is_read(tree)):
         return ()
     return (elsewhere(place) or " ".join(_settings(tree)),)
 
@@ -111,8 +111,10 @@ def commands(path: str, found: AdapterReport | None, *, is_peft: bool) -> Iterat
     yield f"ckpt inspect tree {path}"
     if found is not None and found.problem:
         return
-    yield f"ckpt adapter merge BASE {path} DST"
+    # Without it, neither command knows the scale.
+    alpha = " --alpha ALPHA" if found is not None and not is_peft and found.alpha is None else ""
+    yield f"ckpt adapter merge BASE {path} DST{alpha}"
     if not is_peft:
-        yield f"ckpt adapter to-peft {path} DST --base BASE"
+        yield f"ckpt adapter to-peft {path} DST --base BASE{alpha}"
     elif found is None or not ({*found.features} - _KNOWN_TO_MAXTEXT or found.replaced):
         yield f"ckpt adapter to-maxtext {path} DST --base BASE"

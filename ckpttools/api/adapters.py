@@ -9,12 +9,13 @@ from typing import Literal, Unpack
 from ckpttools.adapters.bases import Base, base_of
 from ckpttools.adapters.extract import Extracting, extracted
 from ckpttools.adapters.factors import Adapter
-from ckpttools.adapters.from_maxtext import adapter_of_maxtext, pairs_of
+from ckpttools.adapters.from_maxtext import pairs_of
 from ckpttools.adapters.merge import merged
 from ckpttools.adapters.peft import STEP_0, is_peft, open_peft, weights_file
 from ckpttools.adapters.report import adapter_report
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import PeftFiles, to_peft
+from ckpttools.adapters.tunix import adapter_of_jax
 from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing, write_changed
@@ -343,7 +344,7 @@ def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
             wanted=f"factors named lora_a and lora_b, or a directory with {ADAPTER}, as PEFT saves it",
             hint=_what(place),
         )
-    return adapter_of_maxtext(base, tree, alpha)
+    return adapter_of_jax(base, tree, alpha)
 
 
 def _peft_alone(where: Where) -> Adapter:

@@ -29,8 +29,9 @@ def compared(
     """
     from ckpttools.adapters.bases import base_of
     from ckpttools.adapters.config import is_number
-    from ckpttools.adapters.from_maxtext import adapter_of_maxtext, said_of
+    from ckpttools.adapters.from_maxtext import said_of
     from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, peft_adapter
+    from ckpttools.adapters.tunix import adapter_of_jax
     from ckpttools.families.file import SUFFIXES
     from ckpttools.families.registry import families, family_called, family_of
     from ckpttools.formats.json_file import read_json
@@ -47,7 +48,7 @@ def compared(
             return against_base(peft_adapter(tree), base)
         # Names and shapes are compared: where none is noted any scale will do.
         alpha = None if is_number(said_of(tree).get("lora_alpha")) else 1
-        return against_base(adapter_of_maxtext(base, tree, alpha), base)
+        return against_base(adapter_of_jax(base, tree, alpha), base)
     own_arrays = as_numbers(tree).tree
     if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):
         family, own = family_called(name), tree.metadata.config

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from shlex import quote
 
-from ckpttools.adapters.report import is_maxtext_adapter
+from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, names_of_jax
 from ckpttools.api.adapter_steps import commands
 from ckpttools.api.below import checkpoints_below
 from ckpttools.api.sources import opened
@@ -131,11 +131,14 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
     kinds = {each.kind for step in listing.finished[-1:] for each in step.items}
     tree = _opened(place) if listing.finished else None
     if tree is not None and is_maxtext_adapter(tree):
-        follows = tuple(commands(path, None, is_peft=False))
+        follows = tuple(commands(path, adapter_report(tree), is_peft=False))
+        names = names_of_jax(tree)
         # Whose listing says what loads a whole model.
-        told = "which is an adapter: MaxText loads it with lora.lora_restore_path"
-        listing = replace(listing, hindered=told) if listing.hindered else listing
-        return Summary(str(place), f"{what}, a LoRA adapter of MaxText's", run=listing, next=follows)
+        way = "MaxText loads it with lora.lora_restore_path"
+        if names != "MaxText":
+            way = f"its factors have {names}'s names, which MaxText does not load"
+        listing = replace(listing, hindered=f"which is an adapter: {way}") if listing.hindered else listing
+        return Summary(str(place), f"{what}, a LoRA adapter of {names}'s", run=listing, next=follows)
     is_described = tree is not None and tree.metadata.config is not None
     advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
     if tree is not None and is_of_read_scheme(tree):
@@ -191,7 +194,7 @@ def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary
         return Summary(str(place), adapter_in(folder), tree=tree, next=next)
     if tree.format == "orbax" and tree.adapter is not None:
         next = tuple(commands(path, tree.adapter, is_peft=False))
-        return Summary(str(place), "a LoRA adapter of MaxText's", tree=tree, next=next)
+        return Summary(str(place), f"a LoRA adapter of {tree.adapter.names}'s", tree=tree, next=next)
     directory = "a model" if tree.num_parameters else "the state of an optimizer"
     what = {OrbaxItem: "an item", Step: "a step"}.get(type(found), "a file" if found is None else directory)
     whose = f" of {' or '.join(each.name for each in tree.families)}" if tree.families else ""

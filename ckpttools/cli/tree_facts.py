@@ -85,6 +85,7 @@ def _strings(count: int) -> str | None:
 
 def _adapter(found: AdapterReport) -> Iterator[tuple[str, str]]:
     name = "a LoRA" if found.kind == LORA else f"PEFT's {printable(found.kind)}"
+    name += " in Tunix's names" * (found.names == "Tunix")
     yield "adapter", f"{name} of {printable(found.base_model) or 'a model that it does not name'}"
     if found.problem:
         yield "warning", f"it is not read: {printable(found.problem)}"

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TypeVar
 
 from ckpttools.array.gaps import incomplete
-from ckpttools.array.tree import Tree
+from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
@@ -43,8 +43,8 @@ class ItemListing:
     Attributes:
         name: of its directory; "" where the step is the item itself.
         kind: of a tree "stacked-training" and so on, as `ckpttools.inspect` calls it, or "training",
-            "parameters", "optimizer" or "other", where it is none of MaxText's; "metrics"; "files" for
-            anything else; "unreadable" for a tree that cannot be opened.
+            "parameters", "optimizer" or "other", where it is none of MaxText's; "adapter" for LoRA factors;
+            "metrics"; "files" for anything else; "unreadable" for a tree that cannot be opened.
         arrays: of a tree.
         nbytes: of all its arrays.
         missing_chunks: of them that are not there: of emergency checkpoints each host keeps a part.
@@ -310,6 +310,11 @@ def listed_item(item: OrbaxItem, name: str, whole: Tree | None = None) -> ItemLi
     return tree_listing(tree, name, whole)
 
 
+def _is_factor(path: Path) -> bool:
+    """Whether a path is that of a LoRA factor, as trainers in JAX name them."""
+    return any("lora_a" in str(key) or "lora_b" in str(key) for key in path[-2:])
+
+
 def tree_listing(tree: Tree, name: str, whole: Tree | None = None) -> ItemListing:
     """What an open tree is, as the item of this name; `whole` as in `listed_item`."""
     view = view_of(tree)
@@ -323,6 +328,8 @@ def tree_listing(tree: Tree, name: str, whole: Tree | None = None) -> ItemListin
     plain = "training" if has_optimizer else "parameters"
     alone = "optimizer" if has_optimizer else "other"
     kind = view.kind or (plain if has_parameters and tree.arrays else alone)
+    if has_parameters and all(map(_is_factor, view.of_role("parameter"))):
+        kind = "adapter"
     arrays = tree.arrays.values()
     lacking = incomplete(arrays)
     missing = 0 if lacking is None else lacking.missing

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
-from ckpttools.core.text import some
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.text import plural, some
 from ckpttools.doctor.base import INFO, WARNING, Check, Finding, pasted
-from ckpttools.doctor.inventory import Inventory
+from ckpttools.doctor.inventory import Inventory, ListedItem
+from ckpttools.formats.orbax.metadata import parse_tree
 from ckpttools.formats.orbax.naming import is_alike, is_finished, named_apart
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, Step
 from ckpttools.stores.place import Place
@@ -20,6 +23,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             why = "commands that open one tree take the one that alone holds a model, or need its path"
             command = f"ckpt inspect tree {pasted(step.path)}"
             yield Finding(INFO, str(step.path), what, why, f"show all of them: {command}", command=command)
+    yield from chain.from_iterable(map(_adapter, inventory.items))
     listed = {directory.path for directory in inventory.directories}
     for run in sorted({step.path.parent for step in inventory.steps} & listed):
         finished = [each for each in OrbaxRun(run).steps.values() if is_finished(each)]
@@ -28,6 +32,26 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             yield _apart(run, apart)
         beside = [step.path for step in inventory.steps if step.path.parent == run]
         yield from _unlisted(beside, finished)
+
+
+def _adapter(item: ListedItem) -> Iterator[Finding]:
+    """An adapter of one of Tunix's models, which nothing but its name distinguishes from MaxText's."""
+    try:
+        document = {} if isinstance(item.metadata, CheckpointError) else item.metadata
+        leaves = parse_tree(document, str(item.path))
+    except CheckpointError:
+        return  # reported by the check of metadata
+    # Reinforcement learning has `base` around the model. Moments of factors are below other keys.
+    paths = [leaf.path for leaf in leaves if leaf.path[:1] in (("layers",), ("base",))]
+    if any("lora_a" in str(key) for path in paths for key in path[-2:]):
+        # Twenty modules are of adapters alone.
+        from ckpttools.adapters.tunix import tunix_kernels
+
+        if kernels := tunix_kernels(paths):
+            what = f"a LoRA adapter in the names of Tunix: factors of {plural(len(kernels), 'kernel')}"
+            why = "it is not a whole model, and MaxText does not load these names"
+            command = f"ckpt adapter to-peft {pasted(item.path)} DST --base BASE --alpha ALPHA"
+            yield Finding(INFO, str(item.path), what, why, f"convert it: {command}", command=command)
 
 
 def _apart(run: Place, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
