@@ -424,7 +424,7 @@ class TestRefusals:
         ("prepare", "code", "told"),
         [
             (lambda web, set: set(""), 5, ["no token", "settings/tokens", "hf auth login"]),
-            (lambda web, set: set("hf_other"), 5, ["may not be written", "401", "a token that may write"]),
+            (lambda web, set: set("hf_other"), 5, ["does not accept the token", "401", "settings/tokens"]),
             (lambda web, set: web.hub.tokens.update(hf_write="you/"), 5, ["may not be written", "403", "me"]),
             (
                 lambda web, set: setattr(web.hub, "full", 1000),

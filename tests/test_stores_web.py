@@ -718,6 +718,40 @@ class TestRepositories:
         assert done.exit_code in (2, 5), done.output
         assert all(each in done.output for each in told[:1] if "nothing" not in each)
 
+    @pytest.mark.parametrize(
+        "message",
+        [
+            "Invalid credentials in Authorization header",
+            "Invalid username or password.",
+            "The token has expired",
+            "Expired token",
+        ],
+    )
+    @pytest.mark.parametrize(
+        "asked", ["api/models/org/llama/revision", "api/models/org/llama/tree", "resolve"]
+    )
+    def test_a_token_that_the_hub_rejects_is_not_a_missing_model(self, server, monkeypatch, message, asked):
+        monkeypatch.setenv("HF_TOKEN", "hf_old")
+        server.fault(asked, status(401, X_Error_Message=message), 99)
+        with pytest.raises(StorageError, match="does not accept the token") as caught:
+            parse("hf://org/llama/config.json").open().read(0, 9)
+        assert message in caught.value.got and "401" in caught.value.got
+        assert "/settings/tokens" in caught.value.hint and "hf_old" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("token", "headers"),
+        [
+            ("", {"X_Error_Message": "Invalid username or password."}),
+            ("hf_old", {"X_Error_Code": "RepoNotFound", "X_Error_Message": "Repository not found"}),
+            ("hf_old", {}),
+        ],
+    )
+    def test_other_answers_with_401_are_of_a_missing_model(self, server, monkeypatch, token, headers):
+        monkeypatch.setenv("HF_TOKEN", token)
+        server.fault("api/models", status(401, **headers), 99)
+        with pytest.raises(StorageError, match="there is no model org/llama, or it is private"):
+            parse("hf://org/llama/config.json").open()
+
     def test_what_is_in_the_cache_is_read_from_there(self, server, tmp_path):
         cached(tmp_path / "hub_cache", SHARDED, "config.json", "model-00001-of-00004.safetensors")
         assert run("hash", HUB).split()[0] == run("hash", SHARDED).split()[0]

@@ -92,9 +92,29 @@ def _words(body: str) -> str:
     return " ".join(text.split())[:_LONGEST_WORDS]
 
 
+# Words of the hub about a token that it does not know; 401 also stands for a private or missing repository.
+_REJECTED = re.compile(
+    r"(?i)invalid (credentials|username or password|user token)|token .*expired|expired.* token"
+)
+
+
+def _is_rejected(asked: HubRequest, answer: Answer) -> bool:
+    """Whether the hub does not accept the token, whatever was asked."""
+    is_about_token = asked.has_token and answer.status == 401 and not answer.code
+    return is_about_token and _REJECTED.search(answer.said) is not None
+
+
 def refused(asked: HubRequest, answer: Answer) -> StorageError:
     """The error of an answer that brings nothing of what was to be read."""
     page, got = asked.page, f"{answer.text}, {asked.identity}"
+    if _is_rejected(asked, answer):
+        return StorageError(
+            f"{asked.hub} does not accept the token",
+            place=asked.place,
+            got=answer.said,
+            wanted="a valid token: it may have expired, or been revoked or cut",
+            hint=f"make one at {asked.hub}/settings/tokens, then `hf auth login`; or unset HF_TOKEN",
+        )
     if answer.code == "GatedRepo":
         return StorageError(
             f"{asked.repo} is gated: it is read by those who have accepted its terms",
@@ -139,7 +159,7 @@ def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | N
         doing: what was to be done, such as "upload".
     """
     got = f"{answer.said or answer.text}, {asked.identity}"
-    if doing == "look at" or answer.code in ("RevisionNotFound", "GatedRepo"):
+    if doing == "look at" or answer.code in ("RevisionNotFound", "GatedRepo") or _is_rejected(asked, answer):
         return refused(asked, answer)
     if answer.status == 412 or answer.status == 409:
         return ConflictError(
