@@ -142,6 +142,48 @@ def test_copy_reports_pointers_in_place_of_other_files(tmp_path, name):
     assert f"git lfs pull` in {model}" in remark
 
 
+ANNEX = "/annex/objects/SHA256E-s17--" + "a" * 64 + ".model\n"
+PAGE = "<!DOCTYPE html><html><title>Sign in</title>" + " " * 5000
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.model.v3", "spiece.model", "qwen.tiktoken"])
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("", "empty"), (PAGE, "a web page"), (ANNEX, "a git-annex pointer"), (POINTER, "a Git LFS pointer")],
+)
+def test_tokenizers_that_were_not_downloaded_are_never_written(tmp_path, name, text, what):
+    model = save_model(tmp_path / "m")
+    (model / name).write_text(text)
+    assert [level for level, found in reported(model, "sidecar-files") if what in found] == ["error"]
+    for write in (ckpttools.hf_to_maxtext, ckpttools.convert):
+        with pytest.raises(FormatError, match=f"{name} is {what}"):
+            write(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize("start", ["\n", "\n<\n", "\n{\n", "IQ== 0\n", "\0\0\0\0\0\0\0\0", "PK"])
+def test_other_tokenizers_are_copied_as_they_are(tmp_path, start):
+    model = save_model(tmp_path / "m")
+    (model / "tokenizer.model").write_text(start)
+    assert ckpttools.doctor(model).findings == ()
+    ckpttools.convert(model, tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.model").read_text() == start
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "adapter_config.json"])
+def test_errors_about_json_name_a_pointer(tmp_path, name):
+    model = with_adapter_files(save_model(tmp_path / "m"))
+    if "index" in name:
+        (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+    (model / name).write_text(POINTER)
+    with pytest.raises(CheckpointError, match="Git LFS pointer") as refused:
+        if name == "adapter_config.json":
+            ckpttools.merge_adapter(model, tmp_path / "out", adapter=model)
+        else:
+            ckpttools.convert(model, tmp_path / "out")
+    assert "git lfs pull" in refused.value.hint
+    assert "git lfs pull" in " ".join(each.do for each in ckpttools.doctor(model).findings)
+
+
 @pytest.mark.parametrize("text", ["", "version 1", "see https://git-lfs.github.com", "{}"])
 def test_small_sidecar_is_not_a_pointer(tmp_path, text):
     model = save_model(tmp_path / "m")

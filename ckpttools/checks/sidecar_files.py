@@ -5,43 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
-from ckpttools.core.errors import FormatError
 from ckpttools.core.text import matches_any
-from ckpttools.formats.disguises import MAX_POINTER_BYTES, is_pointer, refuse_disguise
+from ckpttools.formats.disguises import MAX_POINTER_BYTES, is_pointer, missing_content
 from ckpttools.formats.sidecar import PATTERNS
+
+# Tokenizers that are not texts. Another check parses JSON files.
+_BINARY = ("*.model", "*.model.v*", "*.tiktoken")
 
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     for name in sorted(model.files):
-        if not matches_any(name, PATTERNS) or model.size(name) > MAX_POINTER_BYTES:
+        is_binary = matches_any(name, _BINARY)
+        if not matches_any(name, PATTERNS) or (model.size(name) > MAX_POINTER_BYTES and not is_binary):
             continue
         head = model.read(name, MAX_POINTER_BYTES)
-        if is_pointer(head):
-            yield _pointer(model, name, head)
+        found = missing_content(head)
+        if is_binary and not head:
+            found = ("empty", "fetch the file again")
+        # A web page cannot be told from a template by its start, and is no JSON.
+        if found and (is_binary or is_pointer(head)):
+            yield _finding(model, name, *found, is_lfs=is_pointer(head))
 
 
-def _pointer(model: ModelDirectory, name: str, head: bytes) -> ModelFinding:
-    try:
-        refuse_disguise(head, model.path(name))
-    except FormatError as error:
-        return ModelFinding(
-            "error",
-            CHECK.name,
-            model.path(name),
-            f"{name} is a Git LFS pointer, not the file itself",
-            "transformers cannot read it, and a copy of the model would contain the pointer",
-            error.hint or "",
-            command="git lfs pull",
-            expected=error.wanted,
-            got=error.got,
-            blocks_writing=True,
-        )
-    raise AssertionError("a pointer is always refused")
+def _finding(model: ModelDirectory, name: str, what: str, hint: str, *, is_lfs: bool) -> ModelFinding:
+    return ModelFinding(
+        "error",
+        CHECK.name,
+        model.path(name),
+        f"{name} is {what}" + ("" if what == "empty" else ", not the file itself"),
+        "transformers cannot read it, and a copy of the model would contain the same",
+        hint,
+        command="git lfs pull" if is_lfs else None,
+        got="an empty file" if what == "empty" else f"the content of {what}",
+        blocks_writing=True,
+    )
 
 
 CHECK = ModelCheck(
     "sidecar-files",
-    "a Git LFS pointer in place of a tokenizer or configuration file",
+    "a Git LFS pointer or a web page in place of a tokenizer, or a pointer in place of a configuration",
     _check,
     consumer="transformers, tokenizers",
 )

@@ -8,12 +8,13 @@ from typing import NoReturn
 from ckpttools.core.errors import CheckpointError, FormatError
 
 # (Its start, what it is, what to do.)
+_WEB_PAGE = (
+    rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|\?xml)",
+    "a web page",
+    "the download returned a web page: log in or pass an access token, then fetch the file again",
+)
 _DISGUISES = (
-    (
-        rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|\?xml)",
-        "a web page",
-        "the download returned a web page: log in or pass an access token, then fetch the file again",
-    ),
+    _WEB_PAGE,
     (rb"GGUF", "a GGUF file", "fetch the safetensors files of this model; GGUF cannot be read"),
     (
         rb"PK",
@@ -41,7 +42,32 @@ _DISGUISES = (
 MAX_POINTER_BYTES = 1024
 
 
-def is_pointer(head: bytes) -> bool:
+_PULL = "run `git lfs pull` in that repository, or download the file with `hf download`"
+# What a download that failed or was skipped leaves in place of a file: (its start, what it is, what to do).
+_NOT_FETCHED = (
+    (rb"version https://git-lfs", "a Git LFS pointer", _PULL),
+    (rb"/annex/objects/", "a git-annex pointer", "run `git annex get .` in that repository"),
+    _WEB_PAGE,
+)
+
+
+def missing_content(head: bytes) -> tuple[str, str] | None:
+    """Return what a file is whose download failed or was skipped, and what to do; None for other files.
+
+    Args:
+        head: The start of the file, up to `MAX_POINTER_BYTES`.
+    """
+    found = ((what, hint) for start, what, hint in _NOT_FETCHED if re.match(start, head))
+    return next(found, None)
+
+
+def refuse_pointer(content: bytes | bytearray, place: str, kind: type[CheckpointError]) -> None:
+    """Raise an error of `kind` if a file contains a Git LFS pointer."""
+    if is_pointer(content):
+        _refuse_pointer(content, place, kind)
+
+
+def is_pointer(head: bytes | bytearray) -> bool:
     """Return whether a file that starts with `head` is a Git LFS pointer."""
     return head.startswith(b"version https://git-lfs")
 
@@ -58,7 +84,7 @@ def refuse_disguise(
             raise kind(f"this is {what}, not {wanted}", place=place, got=got, wanted=wanted, hint=hint)
 
 
-def _refuse_pointer(head: bytes, place: str, kind: type[CheckpointError]) -> NoReturn:
+def _refuse_pointer(head: bytes | bytearray, place: str, kind: type[CheckpointError]) -> NoReturn:
     size = re.search(rb"^size (\d+)$", head, re.MULTILINE)
     real = f"of {size[1].decode()} bytes" if size else "that the pointer stands for"
     raise kind(
@@ -66,5 +92,5 @@ def _refuse_pointer(head: bytes, place: str, kind: type[CheckpointError]) -> NoR
         place=place,
         got="the text of the pointer",
         wanted=f"the file {real}",
-        hint="run `git lfs pull` in that repository, or download the file with `hf download`",
+        hint=_PULL,
     )

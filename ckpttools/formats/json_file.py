@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.formats.disguises import refuse_pointer
 from ckpttools.stores.place import Place
 
 # Whatever walks through a document by calling itself, as Python's own writer of JSON does, gets so far.
@@ -75,6 +76,7 @@ def read_json(path: Place, *, is_walked: bool = True) -> dict[str, Any]:
     try:
         document = parse_json(text, is_walked=is_walked)
     except ValueError as error:
+        refuse_pointer(text, str(path), FormatError)
         raise FormatError("not a JSON file", place=path, got=error) from error
     if not isinstance(document, dict):
         raise FormatError("not a JSON object", place=path, got=type(document).__name__)
@@ -127,6 +129,7 @@ def json_object(
         if isinstance(value, dict):
             return value
         where, message, got = ":1:1", "JSON, but not an object", reprlib.repr(value)
+    refuse_pointer(raw, place, kind)
     raise kind(message, place=place + where, got=got, wanted="a JSON object in UTF-8", hint=hint)
 
 
