@@ -268,7 +268,7 @@ def test_a_part_of_maxtexts_adapter(tmp_path, layout, scan):
 
 
 def test_merge_matches_peft_for_random_configs(tmp_path):
-    """PEFT 0.21.2 decided which factors apply; `fixtures/make_peft_choices.py` recorded what it changed."""
+    """`fixtures/make_peft_choices.py` recorded which weights PEFT 0.21.2 changes."""
     recorded = json.loads((PEFT / "choices.json").read_bytes())
     peft_choices.write_base(tmp_path / "base")
     base = bases.base_of(ckpttools.open(tmp_path / "base"))
@@ -336,8 +336,8 @@ def test_commands_report_skipped_factors(tmp_path, config, skipped):
         assert f"{field} in adapter_config.json" in " ".join(succeed(*words).output.split())
 
 
-def test_part_of_an_adapter_does_not_revive_skipped_factors(tmp_path):
-    """Complete paths in target_modules count whatever layers_to_transform names."""
+def test_select_does_not_restore_skipped_factors(tmp_path):
+    """PEFT applies complete paths in target_modules regardless of layers_to_transform."""
     config = {"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [0, 1]}
     adapter = write_choice(tmp_path / "adapter", **config)
     succeed(
@@ -352,7 +352,7 @@ def test_part_of_an_adapter_does_not_revive_skipped_factors(tmp_path):
     }
 
 
-def test_dora_measures_the_weight_that_the_adapter_replaces(tmp_path):
+def test_dora_uses_the_norm_of_the_replaced_weight(tmp_path):
     whole = ["model.layers.0.self_attn.q_proj.base_layer.weight"]
     config = {"target_modules": ["q_proj"], "use_dora": True}
     ranks = {"model.layers.0.self_attn.q_proj": 2}

@@ -135,7 +135,7 @@ def test_what_was_dropped_is_named(tmp_path):
         assert result.exit_code == 0, result.output
 
 
-def test_a_learned_head_that_was_left_out_is_a_difference(tmp_path):
+def test_verify_reports_lost_learned_head(tmp_path):
     drop = "lm_head.weight"
     plan_to_maxtext(hf("llama3.1"), ToMaxText(drop=(drop,)), Resources(jobs=2)).run(tmp_path / "maxtext")
     for options in ((), ("--tied", "drop")):
@@ -148,7 +148,7 @@ def test_a_learned_head_that_was_left_out_is_a_difference(tmp_path):
     assert "left out, as --drop says so: the output head, lm_head.weight\n" in result.stdout
 
 
-def test_towers_without_a_place_are_a_difference(tmp_path):
+def test_diff_reports_towers_that_maxtext_lacks(tmp_path):
     convert(tmp_path / "maxtext", "gemma3")
     result = verify(tmp_path / "maxtext", hf("gemma3"))
     assert result.exit_code == 1, result.output
@@ -164,7 +164,7 @@ def test_towers_without_a_place_are_a_difference(tmp_path):
     assert digest(hf("gemma3"), "--as", "maxtext", *towers) == digest(tmp_path / "maxtext")
 
 
-def test_arrays_that_were_carried_and_not_given_back_are_a_difference(tmp_path):
+def test_verify_reports_carried_arrays_that_were_not_restored(tmp_path):
     convert(tmp_path / "maxtext", "gemma3", carry=True)
     options = ToHuggingFace(spelling="text")
     plan_to_huggingface(tmp_path / "maxtext", options, Resources(jobs=2)).run(tmp_path / "hf")

@@ -1,4 +1,4 @@
-"""Random damage to model directories, against what transformers does with each of them.
+"""Compare doctor and convert with transformers on randomly damaged model directories.
 
 `tests/damage/verdicts.json` records the verdict of transformers for each seed. `make damage` records them
 again, where transformers is installed, and tries all of them.
@@ -34,7 +34,7 @@ def digest_of(model: Model) -> str:
 
 
 def converted(source: Path, scratch: Path) -> tuple[int, str, Path]:
-    """Convert a model to MaxText and back: the exit code, the output, and where what comes back is."""
+    """Convert a model to MaxText and back. Returns the exit code, the output and the final location."""
     there = ckpt("convert", "hf-to-maxtext", source, scratch / "maxtext", "--no-progress")
     if there.exit_code == 0:
         words = "--dtype", "float32", "--no-progress"
@@ -49,7 +49,7 @@ def loaded(directory: Path) -> str:
 
 
 def check_doctor(model: Model, found: dict[str, Any], source: Path) -> None:
-    """Where transformers refuses or warns, doctor names the damage."""
+    """If transformers refuses a model or warns, doctor names the damage."""
     complaints = [f"{what}: {found[what]}" for what in ("why", "tokenizer", "generation") if what in found]
     result = ckpt("doctor", source)
     has_weights = any(name.endswith(".safetensors") for name in (*model.shards, *model.files))
@@ -63,7 +63,7 @@ def check_doctor(model: Model, found: dict[str, Any], source: Path) -> None:
 
 
 def check_conversion(model: Model, found: dict[str, Any], source: Path, scratch: Path) -> None:
-    """What ckpt converts at exit 0 comes back with the values that transformers loads."""
+    """If ckpt converts a model, converting it back gives the values that transformers loads."""
     code, output, back = converted(source, scratch)
     assert code in (0, 2, 3), output
     if code == 0:
@@ -97,7 +97,7 @@ def test_doctor_and_convert_agree_with_transformers_on_every_seed(seed):
     check(seed, RECORDED[str(seed)])
 
 
-def test_recorded_verdicts_are_of_every_kind():
+def test_recorded_verdicts_cover_every_kind():
     kinds = Counter(RECORDED[str(seed)]["model"] for seed in SEEDS)
     assert min(kinds[each] for each in ("loaded", "warned", "refused")) >= 50, kinds
     assert len(SEEDS) >= 500
@@ -114,7 +114,7 @@ def test_models_without_damage_are_healthy(tmp_path, name, shards):
 
 
 @pytest.mark.parametrize("seed", SEEDS[:20])
-def test_recorded_verdicts_are_those_of_transformers(tmp_path, seed):
+def test_recorded_verdicts_match_transformers(tmp_path, seed):
     pytest.importorskip("torch", reason="the extra `transformers` is not installed")
     pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
     damaged(seed).write(tmp_path / "model")
@@ -123,7 +123,7 @@ def test_recorded_verdicts_are_those_of_transformers(tmp_path, seed):
 
 
 class TestChecks:
-    """The checks that damage showed to be missing, on about ten variations each."""
+    """Checks that were added for damage, each with about ten variations."""
 
     def reported(self, directory: Path, check: str) -> list[dict[str, Any]]:
         found = json.loads(ckpt("doctor", directory, "--json").output)["findings"]
@@ -146,7 +146,7 @@ class TestChecks:
             assert refused.exit_code == 3 and name in refused.output, refused.output
 
     @pytest.mark.parametrize("is_whole", [True, False])
-    def test_a_large_sidecar_is_compared_at_both_ends(self, tmp_path, is_whole):
+    def test_large_sidecar_is_checked_at_both_ends(self, tmp_path, is_whole):
         model = base("llama", 1)
         content = json.dumps({"a": "b" * (1 << 21)}).encode()
         model.files["tokenizer.json"] = content if is_whole else content[:-2]
@@ -216,7 +216,7 @@ class TestChecks:
         (found,) = self.reported(tmp_path / "model", "config-values")
         assert name in found["what"] and "full" in found["what"]
 
-    def test_a_model_without_weights_is_called_one(self, tmp_path):
+    def test_model_without_weights_is_identified(self, tmp_path):
         model = base("llama", 1)
         model.shards = {}
         model.write(tmp_path / "model")

@@ -291,8 +291,8 @@ def test_files_of_other_programs_are_not_states(tmp_path):
     assert "is not a checkpoint of a known format" in run("hash", tmp_path, code=3)
 
 
-def test_arrays_of_several_processes_are_not_read_as_texts(tmp_path):
-    """`flax.training.checkpoints` puts them into a directory next to the file, and a text in their place."""
+def test_placeholders_of_several_processes_are_not_read_as_text(tmp_path):
+    """`flax.training.checkpoints` writes them next to the file, and a placeholder into it."""
     file = written(tmp_path / "checkpoint_10", {"w": "//GDAPlaceholder:w", "b": np.ones(3, "f4")})
     zarr_array(tmp_path / "checkpoint_10_gda/w", np.ones((2, 2), "f4"))
     for path in (file, tmp_path):

@@ -1,4 +1,4 @@
-"""Any name of an array is written so that it can be read back, or refused before anything is written."""
+"""Every array name is written so that it can be read back, or is refused before anything is written."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def array(number, *shape):
 
 @st.composite
 def trees(draw):
-    """Trees of up to three leaves: an array first, then arrays of other shapes, strings and empty nodes."""
+    """Draw trees of up to three leaves: an array, then arrays of other shapes, strings and empty nodes."""
     paths = draw(st.lists(PATHS, min_size=1, max_size=3, unique=True))
     others = (array(2), array(3, 2, 3), Text("text"), Empty("Dict"))
     leaves = {path: draw(st.sampled_from(others)) for path in paths[1:]}

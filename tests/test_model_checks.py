@@ -1,4 +1,4 @@
-"""The library of checks over one model directory, alone and as doctor and writing commands call it."""
+"""Checks of one model directory, called directly, by doctor and by writing commands."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ def arrays_of(layers=2, head=True):
 
 
 def save_model(path, arrays=None, layers=2, **changes):
-    """A Llama of random numbers, with these fields of its configuration changed."""
+    """Write a randomly initialized Llama with changed configuration fields."""
     path.mkdir(parents=True)
     config = LLAMA | {"num_hidden_layers": layers} | changes
     (path / "config.json").write_text(json.dumps(config))
@@ -61,7 +61,7 @@ def save_model(path, arrays=None, layers=2, **changes):
 
 
 def reported(path, check):
-    """What doctor reports by this check: level and text."""
+    """Return the findings of one check of doctor: level and text."""
     return [(each.level, each.what) for each in ckpttools.doctor(path).findings if each.check == check]
 
 
@@ -74,7 +74,7 @@ def test_sound_model_has_no_findings(tmp_path):
     assert [each.what for each in ckpttools.doctor(save_model(tmp_path / "m")).findings] == []
 
 
-def test_findings_of_bytes_in_memory():
+def test_checks_accept_files_in_memory():
     found = [*findings(ModelDirectory("m", {"tokenizer.json": POINTER.encode()}))]
     assert [(each.check, each.level, each.location) for each in found] == [
         ("sidecar-files", "error", "m/tokenizer.json")
@@ -303,7 +303,7 @@ def test_written_layer_types_match_the_layers(tmp_path, writer, types):
 
 
 @pytest.mark.parametrize("writer", ["convert", "back"])
-def test_unknown_layer_types_are_never_made_up(tmp_path, writer):
+def test_unknown_layer_types_are_never_invented(tmp_path, writer):
     model = save_model(tmp_path / "m", layers=3, layer_types=[FULL, SLIDING])
     with pytest.raises(FormatError, match="layer_types has 2 entries, and num_hidden_layers is 3"):
         WRITERS[writer](model, tmp_path / "out")
@@ -315,7 +315,7 @@ def with_names(arrays, rename):
 
 
 def body(prefix):
-    """Give all names but those of the head another prefix than `model.`."""
+    """Replace the prefix `model.` of all names except those of the head."""
     return lambda name: prefix + name.removeprefix("model.") if name.startswith("model.") else name
 
 
@@ -366,7 +366,7 @@ def test_ambiguous_names_are_refused_without_advice_to_drop_the_model(tmp_path, 
         assert "drop" not in (refused.value.hint or "")
 
 
-def test_all_names_unknown_is_no_reason_to_drop_them(tmp_path):
+def test_hint_does_not_drop_a_model_with_unknown_names(tmp_path):
     source = save_model(tmp_path / "m", with_names(arrays_of(), lambda name: name.replace(".", "_")))
     with pytest.raises(CheckpointError) as refused:
         ckpttools.hf_to_maxtext(source, tmp_path / "mt")
@@ -438,7 +438,7 @@ HEADS = {
 @pytest.mark.parametrize(
     ("architecture", "prefix"), [("LlamaModel", ""), *((name, "model.") for name in HEADS)]
 )
-def test_backbones_are_named_as_such(tmp_path, architecture, prefix):
+def test_backbones_are_identified(tmp_path, architecture, prefix):
     head = {name: np.ones(shape, np.float32) for name, shape in HEADS[architecture].items()}
     arrays = with_names(arrays_of(head=False), body(prefix)) | head
     source = save_model(tmp_path / "m", arrays, architectures=[architecture], tie_word_embeddings=False)
@@ -567,7 +567,7 @@ def test_buffers_of_other_trainers_are_left_out(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_learned_values_are_never_taken_for_buffers(tmp_path, name):
+def test_learned_values_are_never_treated_as_buffers(tmp_path, name):
     source = save_model(tmp_path / "m", arrays_of() | {name: LEARNED[name]})
     assert reported(source, "buffers") == []
     assert [level for level, _ in reported(source, "coverage")] == ["error"]
@@ -649,7 +649,7 @@ def assert_refused_unless_forced(models, path, reason="compute different functio
 
 
 @pytest.mark.parametrize("difference", DIFFERENT)
-def test_average_refuses_models_that_compute_differently(tmp_path, difference):
+def test_average_refuses_configs_of_different_computations(tmp_path, difference):
     models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **DIFFERENT[difference])]
     assert_refused_unless_forced(models, tmp_path / "mean")
 
@@ -663,7 +663,7 @@ def test_average_does_not_claim_that_unknown_fields_change_the_function(tmp_path
 
 @pytest.mark.parametrize("missing", [["hidden_act"], ["rope_theta"], ["hidden_act", "rope_theta"]])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "deepseek_v3", "qwen3_moe"])
-def test_fields_that_are_not_stated_equal_the_default_of_transformers(kind, missing):
+def test_absent_config_fields_have_defaults_of_transformers(kind, missing):
     stated = {**LLAMA, "model_type": kind}
     silent = {name: value for name, value in stated.items() if name not in missing}
     assert config_differences(silent, stated) == []
@@ -697,7 +697,7 @@ def test_fields_that_are_not_stated_equal_the_default_of_transformers(kind, miss
         ),
     ],
 )
-def test_older_and_newer_rotary_embeddings_are_compared_by_what_they_compute(kind, older, newer):
+def test_older_and_newer_rotary_configs_compare_equal(kind, older, newer):
     one, other = {"model_type": kind, **older}, {"model_type": kind, "rope_parameters": newer}
     assert config_differences(one, other) == []
     for layers in newer:
@@ -716,7 +716,7 @@ def test_average_reads_configurations_that_maxtext_checkpoints_carry(tmp_path, d
 
 
 @pytest.mark.parametrize("difference", SAME)
-def test_average_accepts_differences_that_change_nothing(tmp_path, difference):
+def test_average_accepts_irrelevant_config_differences(tmp_path, difference):
     models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **SAME[difference])]
     ckpttools.average(models[0], tmp_path / "mean", others=models[1:])
     ckpttools.average(models[1], tmp_path / "other", others=models[:1])
@@ -733,14 +733,14 @@ def run_in(directory, command):
     ("rows", "head_rows", "vocab", "is_reported"),
     [(16, 16, 16, False), (16, 16, 12, True), (16, 16, 20, True), (16, 12, 16, True), (20, 20, 16, True)],
 )
-def test_rows_beyond_the_vocabulary_are_reported(tmp_path, rows, head_rows, vocab, is_reported):
+def test_doctor_reports_rows_beyond_vocabulary(tmp_path, rows, head_rows, vocab, is_reported):
     tables = {"model.embed_tokens.weight": rows, "lm_head.weight": head_rows}
     arrays = arrays_of() | {name: np.ones((count, 8), np.float32) for name, count in tables.items()}
     source = save_model(tmp_path / "m", arrays, vocab_size=vocab)
     assert [level for level, _ in reported(source, "vocabulary-rows")] == ["error"] * is_reported
 
 
-def test_commands_for_further_rows_keep_or_trim_them(tmp_path):
+def test_hint_commands_keep_or_trim_extra_rows(tmp_path):
     source = save_model(tmp_path / "m", vocab_size=12)
     (found,) = (each for each in ckpttools.doctor(source).findings if each.check == "vocabulary-rows")
     run_in(tmp_path, found.command)
@@ -753,7 +753,7 @@ def test_commands_for_further_rows_keep_or_trim_them(tmp_path):
         assert np.array_equal(kept[name], whole[name][:12])
 
 
-def test_arrays_without_elements_are_refused_with_the_command_that_drops_them(tmp_path):
+def test_empty_arrays_are_refused_with_a_drop_command(tmp_path):
     source = tmp_path / "z" / "model.safetensors"
     source.parent.mkdir()
     save_file({"a": np.zeros((0, 4), np.float32), "b": np.ones(4, np.float32)}, source)
@@ -766,7 +766,7 @@ def test_arrays_without_elements_are_refused_with_the_command_that_drops_them(tm
 
 
 @pytest.mark.parametrize("code", ["U128", "I4", "BF8", "F128", "C128", "E4M3", "NF4", "Q4_0", "", "F8"])
-def test_unknown_dtype_codes_are_never_taken_for_another_width(tmp_path, code):
+def test_unknown_dtype_codes_get_no_hint_of_another_width(tmp_path, code):
     header = json.dumps({"w": {"dtype": code, "shape": [8], "data_offsets": [0, 8]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(FormatError, match="unknown dtype") as refused:

@@ -1,4 +1,4 @@
-"""Servers that honor some write conditions or none: locks, two writers, dead owners, failing aborts."""
+"""Locks and writers in buckets whose servers honor some or no write conditions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def server():
 
 @pytest.fixture
 def s3(server, monkeypatch):
-    """A bucket of its own on a server without quirks; a status of 501 is not retried for long."""
+    """A new bucket on a server without quirks. Requests with status 501 are not retried for long."""
     quirks, url = server
     quirks.kind, quirks.refuse = "none", lambda method, path: 0
     monkeypatch.setattr("ckpttools.stores.objects.client.FIRST_RETRIES", 0)
@@ -87,7 +87,7 @@ def keys(s3):
 
 
 def owners(s3, count: int, seconds: float) -> int:
-    """How many of several threads that begin at the same moment get a lock, which they hold for a while."""
+    """Start several threads at once and count those that get a lock, which they hold for a while."""
     honored(bucket_of(s3), "x.partial/lock-")
     start, won = threading.Barrier(count), []
 
@@ -107,19 +107,19 @@ def owners(s3, count: int, seconds: float) -> int:
 
 class TestProbe:
     @pytest.mark.parametrize("kind", HONORED)
-    def test_finds_what_a_server_honors_and_leaves_nothing(self, s3, kind):
+    def test_probe_finds_honored_conditions_and_leaves_no_object(self, s3, kind):
         s3.quirks.kind = kind
         assert honored(bucket_of(s3), "x.partial/lock-") == HONORED[kind]
         assert keys(s3) == []
 
-    def test_asks_once_in_five_requests(self, s3):
+    def test_probe_runs_once_with_five_requests(self, s3):
         s3.quirks.log.clear()
         for _ in range(3):
             honored(bucket_of(s3), "x.partial/lock-")
         assert [method for method, _ in s3.quirks.log] == ["PUT"] * 4 + ["POST"]
 
     @pytest.mark.parametrize("scheme", ["gs", "az"])
-    def test_google_and_azure_honor_all(self, gcs_server, scheme):
+    def test_google_and_azure_honor_all_conditions(self, gcs_server, scheme):
         from support.object_stores import azure, google
 
         with {"gs": google, "az": azure}[scheme](gcs_server) as found:
@@ -129,7 +129,7 @@ class TestProbe:
             assert honored(bucket, "x.partial/lock-") == Conditions(True, QUOTED)
             assert set(gcs_server.buckets[found.bucket]) == before
 
-    def test_missing_permission_is_not_taken_for_a_missing_condition(self, s3):
+    def test_probe_reports_missing_permission(self, s3):
         s3.quirks.refuse = lambda method, path: 403 if method == "PUT" else 0
         with pytest.raises(StorageError, match="not allowed"):
             honored(bucket_of(s3), "x.partial/lock-")
@@ -137,8 +137,8 @@ class TestProbe:
 
     @settings(max_examples=40, deadline=None)
     @given(kind=st.sampled_from(sorted(HONORED)), steps=st.lists(st.sampled_from("cru"), max_size=8))
-    def test_writes_on_a_condition_mean_the_same_everywhere(self, server, kind, steps):
-        """One process at a time sees the same refusals, whatever the server honors."""
+    def test_conditional_writes_behave_alike_in_all_stores(self, server, kind, steps):
+        """A single process sees the same refusals for all servers."""
         quirks, url = server
         # Also for the request that creates the bucket.
         quirks.kind, quirks.refuse = kind, lambda method, path: 0
@@ -163,7 +163,7 @@ class TestProbe:
 
 class TestTwoWriters:
     @pytest.mark.parametrize("kind", SAFE)
-    def test_one_of_several_replaces(self, s3, kind):
+    def test_only_one_of_several_writers_replaces_lock(self, s3, kind):
         s3.quirks.kind = kind
         there = f"s3://{s3.bucket}/two"
         run(*CONVERT, there)
@@ -180,7 +180,7 @@ class TestTwoWriters:
         assert not [key for key in keys(s3) if ".partial" in key]
 
     @pytest.mark.parametrize("kind", UNSAFE)
-    def test_replacing_is_refused_unless_the_risk_is_accepted(self, s3, kind, monkeypatch):
+    def test_overwrite_is_refused_without_write_conditions(self, s3, kind, monkeypatch):
         s3.quirks.kind = kind
         there = f"s3://{s3.bucket}/two"
         run(*CONVERT, there)
@@ -200,7 +200,7 @@ class TestTwoWriters:
         assert "equal" in run("verify", there, "--against", HF)
 
     @pytest.mark.parametrize("kind", UNSAFE)
-    def test_sharing_is_refused_unless_the_risk_is_accepted(self, s3, kind, tmp_path):
+    def test_parts_are_refused_without_write_conditions(self, s3, kind, tmp_path):
         s3.quirks.kind = kind
         there, plan = f"s3://{s3.bucket}/shared", tmp_path / "x.plan"
         run("plan", "-o", plan, *CONVERT, there)
@@ -211,14 +211,14 @@ class TestTwoWriters:
         assert "equal" in run("verify", there, "--against", HF)
 
     @pytest.mark.parametrize("kind", UNSAFE)
-    def test_of_two_that_begin_at_the_same_moment_one_has_the_lock(self, s3, kind):
+    def test_only_one_of_simultaneous_writers_gets_lock(self, s3, kind):
         s3.quirks.kind = kind
         assert owners(s3, 4, 0.8) == 1
 
 
 class TestLocks:
     @pytest.mark.parametrize("kind", TYPICAL)
-    def test_one_of_a_process_that_is_gone_is_taken_over(self, s3, kind, elsewhere):
+    def test_lock_of_dead_process_is_taken_over(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         there = f"s3://{s3.bucket}/out"
         s3.put({"out.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})
@@ -231,7 +231,7 @@ class TestLocks:
         assert not [key for key in keys(s3) if ".partial" in key]
 
     @pytest.mark.parametrize("kind", TYPICAL[1:3])
-    def test_one_of_many_takes_over(self, s3, kind, elsewhere):
+    def test_only_one_process_takes_over_dead_lock(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         s3.put({"x.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})
         time.sleep(2.1)
@@ -239,7 +239,7 @@ class TestLocks:
         assert keys(s3) == []
 
     @pytest.mark.parametrize("kind", TYPICAL)
-    def test_a_lock_that_is_held_stays_young(self, s3, kind, elsewhere):
+    def test_held_lock_is_renewed(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
             time.sleep(2.6)
@@ -249,8 +249,8 @@ class TestLocks:
         assert keys(s3) == []
 
     @pytest.mark.parametrize("status", [412, 403])
-    def test_renewals_that_fail_do_not_count(self, s3, status, elsewhere):
-        """Others see the lock grow old, so its owner may not go on."""
+    def test_failed_renewals_do_not_count(self, s3, status, elsewhere):
+        """Other processes see the lock age, so its owner must stop."""
         with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
             s3.quirks.refuse = lambda method, path: status if method == "PUT" else 0
             with pytest.raises(StorageError):
@@ -261,7 +261,7 @@ class TestLocks:
             s3.quirks.refuse = lambda method, path: 0
 
     @pytest.mark.parametrize("kind", [each for each in HONORED if HONORED[each].replaces == IGNORED])
-    def test_an_owner_that_lost_it_notices(self, s3, kind, elsewhere):
+    def test_owner_notices_lost_lock(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
             s3.put({"x.partial/lock": json.dumps({"owner": "b", "pid": 8, "host": "other"}).encode()})
@@ -281,11 +281,11 @@ class TestLocks:
 
 
 class TestAborts:
-    """A request that fails while another error is handled does not hide that error."""
+    """A request that fails during error handling does not hide the original error."""
 
     @pytest.mark.parametrize("status", [403, 400, 500])
     @pytest.mark.parametrize("where", ["part", "completion", "everything"])
-    def test_an_abort_that_fails_hides_nothing(self, s3, monkeypatch, status, where):
+    def test_failed_abort_keeps_original_error(self, s3, monkeypatch, status, where):
         monkeypatch.setattr(writing, "PART_BYTES", 20_000)
         monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
 

@@ -378,14 +378,14 @@ class TestFaults:
 
     @pytest.mark.parametrize("cut", [0, 1, 40, 400])
     @pytest.mark.parametrize("count", [1, 5, 10])
-    def test_a_truncated_listing_is_repeated_as_often_as_any_answer(self, gcs, monkeypatch, cut, count):
+    def test_truncated_listing_is_repeated_like_other_requests(self, gcs, monkeypatch, cut, count):
         monkeypatch.setattr(client, "_PAUSE_SECONDS", 0.001)
         place = gcs.filled({f"d/{number:03}": b"1" for number in range(20)})
         assert parse(f"gs://{gcs.bucket}").is_dir(), "the bucket has answered before"
         gcs.server.faults.append(Fault("list-type", count=count, cut=cut))
         assert len(list(place.walk())) == 20
 
-    def test_a_truncated_listing_continues_after_its_last_page(self, gcs, monkeypatch):
+    def test_truncated_listing_continues_after_last_page(self, gcs, monkeypatch):
         monkeypatch.setattr(client, "_PAUSE_SECONDS", 0.001)
         names = [f"d/{number:03}" for number in range(40)]
         place = gcs.filled(dict.fromkeys(names, b"1"))
@@ -397,7 +397,7 @@ class TestFaults:
         started = [path for path in paths if "token" not in path]
         assert ["start-after" in path for path in started] == [False, *[True] * 9]
 
-    def test_pages_in_no_order_start_again(self):
+    def test_unsorted_listing_restarts(self):
         pages = client._Pages("d")
         found = {"size": 1, "e_tag": "1", "last_modified": datetime.now(UTC)}
         pages.add([{"path": f"d/{name}", **found} for name in "bca"])
@@ -407,7 +407,7 @@ class TestFaults:
             pages.add([{"path": f"d/{name}", **found} for name in names])
         assert [name for name, _ in pages.found] == list("abcd"), "a server that ignores the start"
 
-    def test_a_listing_that_is_always_truncated_names_the_tries(self, gcs, impatient, monkeypatch):
+    def test_truncated_listing_error_names_number_of_tries(self, gcs, impatient, monkeypatch):
         monkeypatch.setattr(client, "_PAUSE_SECONDS", 0.001)
         place = gcs.filled({"x.bin": b"1234"})
         gcs.server.faults.append(Fault("list-type", count=999, cut=10))

@@ -1,4 +1,4 @@
-"""The kinds of values that Orbax restores (Python numbers, numpy arrays, JAX arrays) survive every writer."""
+"""Every writer keeps the kinds of values that Orbax restores: Python numbers, numpy arrays, JAX arrays."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ RULES = '[arrays]\n"w" = "P(\'x\')"\n'
         ("--compression", "zstd"),
     ],
 )
-def test_reshard_keeps_the_kind_of_every_value(words, source, tmp_path):
+def test_reshard_keeps_value_kinds(words, source, tmp_path):
     (tmp_path / "rules.toml").write_text(RULES)
     how = ("--mesh", "x=1", "--rules", tmp_path / "rules.toml", "--level", "item", *words)
     run("reshard", source, tmp_path / "out", *how)
@@ -120,7 +120,7 @@ def test_save_with_shardings_keeps_numbers(tmp_path):
         assert np.array_equal(np.asarray(got[key]), np.asarray(WIDE[key])), key
 
 
-def test_a_wide_jax_array_keeps_its_sharding(tmp_path):
+def test_64_bit_jax_array_keeps_sharding(tmp_path):
     with jax.enable_x64(True):
         with ocp.PyTreeCheckpointer() as checkpointer:
             checkpointer.save(tmp_path / "source", {"w": jnp.arange(8, dtype=jnp.int64) + 2**40})

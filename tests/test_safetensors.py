@@ -728,7 +728,7 @@ def index_findings(folder):
 
 
 @given(overlaid())
-def test_repeated_tensors_are_read_where_index_and_transformers_agree(case):
+def test_repeated_tensors_need_index_that_agrees_with_transformers(case):
     files, named = case
     # transformers 5.23 reads the files that the index names in order of their names, and the last one wins.
     last = [max(each) for each in files]
@@ -775,7 +775,7 @@ def save_shards(folder, count, value):
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_missing_files_whose_tensors_are_elsewhere_may_be_of_a_stale_index(tmp_path, lacking):
+def test_doctor_suggests_stale_index_if_other_files_have_the_tensors(tmp_path, lacking):
     named = dict(save_shards(tmp_path, 3, 1))
     for name in {*named.values()}:
         (tmp_path / name).unlink()
@@ -796,7 +796,7 @@ def test_missing_files_whose_tensors_are_elsewhere_may_be_of_a_stale_index(tmp_p
         assert all(each.read()[0] == 2 for each in ckpttools.open(tmp_path).arrays.values())
 
 
-def test_missing_files_whose_tensors_are_not_all_elsewhere_are_an_incomplete_download(tmp_path):
+def test_doctor_reports_incomplete_download_if_tensors_are_missing(tmp_path):
     named = dict(save_shards(tmp_path, 3, 1))
     for name in {*named.values()}:
         (tmp_path / name).unlink()

@@ -497,11 +497,11 @@ class TestRefused:
         tree = flat_tree({"w": array()}, custom={"good": 1, "bad": {1, 2}})
         self.refused(tree, tmp_path, "custom metadata 'bad'", "leave it out")
 
-    def test_text_that_is_not_unicode(self, tmp_path):
+    def test_write_refuses_text_that_is_not_unicode(self, tmp_path):
         tree = Tree({("a", "text"): Text("half \ud800"), ("w",): array()})
         self.refused(tree, tmp_path, '["a", "text"]', "surrogates not allowed", "replace")
 
-    def test_name_that_is_not_unicode(self, tmp_path):
+    def test_write_refuses_names_that_are_not_unicode(self, tmp_path):
         tree = Tree({("a", "half \ud800"): Empty("Dict"), ("w",): array()})
         self.refused(tree, tmp_path, r"half \ud800", "Unicode text", "rename")
 

@@ -1,4 +1,4 @@
-"""An output head next to its embedding: compared before it is left out, and recorded for the way back."""
+"""Output heads are compared with the embedding before they are dropped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROWS = 24
 
 
 def model(directory, *, tied, change=lambda arrays: None, metadata=None):
-    """A small Llama whose head has the values of its embedding, before `change` changes its arrays."""
+    """Write a small Llama whose head equals its embedding, after `change` has modified its arrays."""
     write_llama(directory, LlamaSizes(1, 32, 64, 2, 2, 16, ROWS, tied=tied))
     arrays = load_file(directory / "model.safetensors")
     arrays[HEAD] = arrays[EMBEDDING].copy()
@@ -81,7 +81,7 @@ def test_deviation_counts_rows_and_finds_the_largest_difference(rows, name, is_t
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_deviation_takes_nan_and_infinity(value):
+def test_deviation_handles_nan_and_infinity(value):
     dtype = DTYPES["float32"]
     table = noise((4, 4), dtype)
     head = table.copy()
@@ -131,7 +131,7 @@ def test_tied_drop_refuses_a_head_that_differs(tmp_path, tied, rows):
 
 
 @pytest.mark.parametrize("options", [("--tied", "drop", "--drop", HEAD), ("--drop", HEAD)])
-def test_a_head_is_dropped_by_name(tmp_path, options):
+def test_head_is_dropped_by_name(tmp_path, options):
     source = model(tmp_path / "hf", tied=False, change=change_rows(1))
     result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext", *options)
     assert result.exit_code == 0, result.stderr
@@ -140,7 +140,7 @@ def test_a_head_is_dropped_by_name(tmp_path, options):
 
 
 @pytest.mark.parametrize(("rows", "way"), [((), "drop stores both once"), ((2,), "keep keeps both")])
-def test_the_refusal_of_a_head_suggests_the_way_that_loses_nothing(tmp_path, rows, way):
+def test_refused_head_error_suggests_lossless_option(tmp_path, rows, way):
     source = model(tmp_path / "hf", tied=True, change=change_rows(*rows))
     with pytest.raises(CoverageError) as error:
         ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
@@ -155,7 +155,7 @@ def test_the_refusal_of_a_head_suggests_the_way_that_loses_nothing(tmp_path, row
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("has_head", [True, False])
 @pytest.mark.parametrize("way", ["keep", "drop", "materialize"])
-def test_the_reverse_conversion_needs_no_option(tmp_path, tied, has_head, way):
+def test_reverse_conversion_needs_no_option(tmp_path, tied, has_head, way):
     source = model(tmp_path / "hf", tied=tied, change=(lambda _: None) if has_head else without(HEAD))
     result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext", "--tied", way)
     assert result.exit_code == 0, result.stderr
@@ -200,7 +200,7 @@ def test_load_refuses_to_drop_a_head_that_differs(tmp_path, to):
 
 @pytest.mark.parametrize(("stored_name", "alias"), [(HEAD, EMBEDDING), (EMBEDDING, HEAD)])
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_alias_is_read_under_both_names(tmp_path, stored_name, alias, tied):
+def test_alias_is_read_under_both_names(tmp_path, stored_name, alias, tied):
     source = model(tmp_path / "hf", tied=tied, change=without(alias), metadata={alias: stored_name})
     tree = ckpttools.open(source)
     assert tree[alias].read().tobytes() == tree[stored_name].read().tobytes()
@@ -224,14 +224,14 @@ def test_an_alias_is_read_under_both_names(tmp_path, stored_name, alias, tied):
         {"note": "of nothing"},
     ],
 )
-def test_other_metadata_is_no_alias(tmp_path, metadata):
+def test_other_metadata_is_not_an_alias(tmp_path, metadata):
     source = model(tmp_path / "hf", tied=True, change=without(HEAD), metadata=metadata)
     tree = ckpttools.open(source)
     assert HEAD not in tree and "note" not in tree
     assert tree.metadata.custom == {"format": "pt", **metadata}
 
 
-def test_an_alias_that_save_model_writes(tmp_path):
+def test_alias_of_save_model_is_read(tmp_path):
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_model
 
@@ -361,7 +361,7 @@ def test_doctor_does_not_report_an_alias(tmp_path, stored_name):
     assert findings_of(source) == []
 
 
-def test_a_head_and_other_unexpected_arrays_are_both_reported(tmp_path):
+def test_head_and_other_unexpected_arrays_are_reported(tmp_path):
     def change(arrays):
         change_rows(4)(arrays)
         arrays["model.layers.0.extra.weight"] = np.ones(4, np.float32)

@@ -272,7 +272,7 @@ def write_legacy_item(item, driver="zarr", in_database=False):
     "below",
     ("default", "100", "100/default", "step_100/default", "checkpoints/100/state", "a/b/checkpoint_5/items"),
 )
-def test_legacy_orbax_opens_whole_at_every_level(tmp_path, below, driver, in_database):
+def test_legacy_orbax_opens_completely_at_every_level(tmp_path, below, driver, in_database):
     root = tmp_path / "run"
     item = root / below
     write_legacy_item(item, driver, in_database)
@@ -366,7 +366,7 @@ def test_directories_above_several_checkpoints_name_the_one_to_open(tmp_path, ma
 @pytest.mark.parametrize(
     "keys", ("model/descriptor/w", "layers/0/w layers/1/w", "a/7/b/0/w a/7/b/1/w", "a/b/c/w")
 )
-def test_keys_of_one_tree_are_not_taken_for_steps(tmp_path, keys):
+def test_keys_of_one_tree_are_not_steps(tmp_path, keys):
     for key in keys.split():
         write(tmp_path / "c" / key, np.ones(2, "f4"))
     assert {"/".join(path) for path in open_tree(tmp_path / "c")} == {*keys.split()}
@@ -382,7 +382,7 @@ def test_unfinished_legacy_saves_are_refused_from_every_level(tmp_path):
     assert "a directory below is an unfinished save" in run("hash", tmp_path / "run", code=3)
 
 
-def test_arrays_that_a_legacy_state_names_may_not_be_missing(tmp_path):
+def test_legacy_state_with_missing_arrays_is_refused(tmp_path):
     write_legacy_item(tmp_path / "run/100/default")
     shutil.rmtree(tmp_path / "run/100/default/params.kernel")
     for level in ("run/100/default", "run/100", "run"):

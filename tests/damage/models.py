@@ -1,4 +1,4 @@
-"""Tiny Hugging Face model directories, and random damage to them; the same for the same seed everywhere.
+"""Create tiny Hugging Face model directories with random damage, reproducible by seed.
 
 Only the standard library and numpy: the environment of transformers runs this file, too.
 """
@@ -107,7 +107,7 @@ def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def noise(shape: tuple[int, ...], name: str) -> np.ndarray:
-    """Return values of a name: multiples of 2**-16 within ±0.5, which every conversion keeps exactly."""
+    """Return values that depend on a name: multiples of 2**-16 within ±0.5, which stay exact."""
     count = int(np.prod(shape))
     drawn = np.frombuffer(random.Random(name).randbytes(2 * count), "<u2")
     return (drawn.astype(np.float32) / 65536 - 0.5).reshape(shape)
@@ -407,7 +407,7 @@ def truncate(model: Model, rng: random.Random) -> None:
 
 @_damage
 def spoil_header(model: Model, rng: random.Random) -> None:
-    """Replace a weights file by something that is not one."""
+    """Replace a weights file with something else."""
     file = rng.choice([*model.shards])
     content = rng.choice(
         [
@@ -439,7 +439,7 @@ def lose_file(model: Model, rng: random.Random) -> None:
 
 @_damage
 def leave_file(model: Model, rng: random.Random) -> None:
-    """Leave a weights file of another checkpoint beside the model's own."""
+    """Leave a weights file of another checkpoint next to the model's own."""
     name = rng.choice(["model.safetensors", "model-00001-of-00009.safetensors", "adapter_model.safetensors"])
     if name in model.shards:
         name = "model-00001-of-00001.safetensors"
@@ -505,7 +505,7 @@ _NUMBERS = (
 
 @_damage
 def change_number(model: Model, rng: random.Random) -> None:
-    """Make a number of the configuration stale, or remove it."""
+    """Change or remove an integer in the configuration."""
     name = rng.choice([each for each in _NUMBERS if each in model.config] or ["vocab_size"])
     old = model.config.get(name, 4)
     new = rng.choice([old - 1, old + 1, old * 2, max(1, old // 2), 0, None, str(old)])

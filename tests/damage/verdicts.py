@@ -1,4 +1,4 @@
-"""Record what transformers does with each damaged model; needs torch and transformers.
+"""Record how transformers handles each damaged model. Needs torch and transformers.
 
     python tests/damage/verdicts.py 500 tests/damage/verdicts.json
 
@@ -24,7 +24,7 @@ from models import damaged
 
 
 def verdict(directory: Path) -> dict[str, Any]:
-    """Return what transformers does with a model directory."""
+    """Load a model directory with transformers and return the verdict."""
     import transformers
 
     found: dict[str, Any] = {"model": "loaded"}
@@ -60,7 +60,7 @@ def verdict(directory: Path) -> dict[str, Any]:
 
 
 def _first_line(error: Exception, directory: Path) -> str:
-    """The type and the first line of an error, without the temporary directory that changes with each run."""
+    """Return the type and first line of an error, without the temporary directory."""
     line = f"{type(error).__name__}: {error}".split("\n")[0]
     return line.replace(str(directory), "MODEL")[:100]
 

@@ -1,4 +1,4 @@
-"""Runs commands while a directory is the lower layer of an overlay, in a mount namespace of its own.
+"""Run commands while a directory is the lower layer of an overlay, in a separate mount namespace.
 
 Reads from stdin, as JSON, the directory, a scratch directory, and a list of arguments of ckpt, or of "sh"
 and a line. Prints the exit code and the output of each, as JSON.

@@ -1,4 +1,4 @@
-"""Adapters with drawn configurations, and the model that they belong to: the same on every machine.
+"""Create adapters with random configurations and their base model, reproducible on every machine.
 
 PEFT's results are in `fixtures/peft/choices.json`, written by `fixtures/make_peft_choices.py`.
 """
@@ -104,12 +104,12 @@ SAVED = (
 
 
 def noise(name: str, *shape: int) -> np.ndarray:
-    """Random values that depend on the name alone."""
+    """Return random values that depend only on the name."""
     return np.random.default_rng(zlib.crc32(name.encode())).normal(0, 1, shape).astype(np.float32)
 
 
 def base_arrays() -> dict[str, np.ndarray]:
-    """The weights of the model."""
+    """Return the weights of the model."""
     arrays = {f"{module}.weight": noise(module, *shape) for module, shape in MODULES.items()}
     return arrays | {f"{norm}.weight": 1 + noise(norm, HIDDEN) / 8 for norm in NORMS}
 
@@ -173,7 +173,7 @@ def result(merged: Mapping[str, np.ndarray]) -> list[Any]:
 
 
 def draw_config(draw: random.Random) -> dict[str, Any]:
-    """Draw a configuration: the fields in which it differs from that of all."""
+    """Draw a configuration: the fields that differ from the common configuration."""
     config: dict[str, Any] = {}
     if draw.random() < 0.4:
         config["target_modules"] = draw.choice(REGEXES)
@@ -214,13 +214,13 @@ def draw_arrays(draw: random.Random, config: Mapping[str, Any]) -> tuple[dict[st
 
 
 def _rank(patterns: Mapping[str, int], module: str) -> int:
-    """As `get_pattern_key` of PEFT has it."""
+    """Find the key of a pattern as `get_pattern_key` of PEFT does."""
     found = (rank for key, rank in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
     return next(found, 2)
 
 
 def draw_adapter(directory: Path, seed: int) -> dict[str, Any]:
-    """Write an adapter whose configuration and arrays are drawn, and return its configuration."""
+    """Write an adapter with a random configuration and arrays, and return its configuration."""
     draw = random.Random(seed)
     config = draw_config(draw)
     ranks, whole = draw_arrays(draw, config)

@@ -1,4 +1,4 @@
-"""Servers that speak S3 in their own way, or behind a proxy: how they treat the conditions of a write."""
+"""Simulate S3 servers and proxies that do not honor all write conditions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Quirks:
 
 
 def _ceph(environ: dict[str, Any]) -> int:
-    """Ceph RGW 16.2: an object's own tag in quotes is refused; completing an upload has no condition."""
+    """Simulate Ceph RGW 16.2, which refuses quoted tags and has no conditions for multipart uploads."""
     if environ["REQUEST_METHOD"] == "POST":
         environ.pop(NONE_MATCH, None)
     tag = environ.get(MATCH, "*")
