@@ -61,8 +61,7 @@ class TestHuggingFaceAgainstMaxText:
         both = align(hugging_face("llama3.1"), open_tree(golden_checkpoint(scan)))
         assert_equal(both)
         assert len(list(both.pairs)) == 39
-        assert "A: names are mapped to MaxText's by the rows of family llama" in map(str, both.remarks)
-        assert any("left out" in str(each) for each in both.remarks)
+        assert "A: names are mapped to MaxText's by the rows of family llama" in map(str, both.naming)
         assert both.sizes["head_dim"] == 16
 
     @pytest.mark.parametrize("missing", ["model.norm.weight", "model.layers.2.mlp.up_proj.weight"])
@@ -76,7 +75,7 @@ class TestHuggingFaceAgainstMaxText:
         assert list(both.only_a) == ["extra.weight"]
         assert len(both.only_b) == 1
         assert len(list(both.pairs)) == 38
-        assert any("under its own name" in str(each) for each in both.remarks)
+        assert any("under their own names" in str(each) for each in both.naming)
 
     def test_an_expert_that_is_missing_takes_its_stack_along(self):
         hf = hugging_face("qwen3-moe")
@@ -104,7 +103,7 @@ class TestHuggingFaceAgainstMaxText:
         bare = hf.with_metadata(config=None)
         both = align(bare, to_maxtext(hf, ToMaxText()).state)
         assert not both.only_a and not both.only_b
-        assert any("there is no config.json" in str(each) for each in both.remarks)
+        assert any("there is no config.json" in str(each) for each in both.naming)
 
     def test_the_configuration_may_be_said_or_carried(self, tmp_path: Path):
         hf = hugging_face("mistral-7b")
@@ -197,7 +196,7 @@ class TestMaxTextAgainstMaxText:
         assert {
             "A: the wrapping of parameters is left away: linen",
             "B: the wrapping of parameters is left away: nnx",
-        } <= set(map(str, both.remarks))
+        } <= set(map(str, both.naming))
 
     def test_training_state_against_parameters(self):
         training = open_tree(TRAINED)
@@ -304,6 +303,6 @@ def test_as_maxtext():
     assert unplaced
     assert named.arrays.keys() - unplaced == own.arrays.keys() - {"step"}
     assert named.sizes["head_dim"] == 16
-    assert any("under its own name" in each for each in named.remarks)
+    assert any("under their own names" in each for each in named.naming)
     plain = Tree({("x",): lazy(np.ones(2, np.float32))})
-    assert as_maxtext(plain).remarks == ("names are taken as they are",)
+    assert as_maxtext(plain).naming == ("names are taken as they are",)

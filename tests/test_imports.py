@@ -32,7 +32,7 @@ MAY = {
         "formats.placement",
         "plan",
     },
-    "transforms": {"array", "quantized", "mapping"},
+    "transforms": {"array", "quantized", "mapping", "roles.buffers"},
     "maxtext": {
         "array",
         "quantized",

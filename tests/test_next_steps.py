@@ -342,11 +342,11 @@ class TestWhatTrainersLeave:
         )
         succeed("convert", "hf-to-maxtext", trainers / "hub", "maxtext")
         drop = "--drop", "optimizer", "--drop", "train_state"
+        # Against MaxText's own arrays, names and shapes tell the model.
+        succeed("verify", "maxtext", "--against", "my titan", *drop)
         refused = ckpt("convert", "hf-to-maxtext", "my titan", "out", *drop)
-        asked = ckpt("verify", "maxtext", "--against", "my titan", *drop)
-        assert refused.exit_code == asked.exit_code == 3
+        assert refused.exit_code == 3
         commands = re.findall("`(.*?)`", refused.output)
-        assert commands == re.findall("`(.*?)`", asked.output)
         beside, kept, copied = map(shlex.split, commands)
         assert beside == ["cp", "HF_DIR/config.json", "my titan"]
         if not is_written:
@@ -358,16 +358,14 @@ class TestWhatTrainersLeave:
         assert ckpttools.diff("out", "maxtext").equal
 
     @pytest.mark.parametrize("sides", [(0, 1), (1, 0)])
-    def test_verify_says_what_goes_first_where_names_differ(self, sides, tmp_path, monkeypatch):
+    def test_verify_knows_names_of_torchtitan(self, sides, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         hub, titan = (FIXTURES / "torch" / "trainers" / name for name in ("hub", "torchtitan/step-10"))
         shutil.copytree(titan, "bare", ignore=shutil.ignore_patterns("config.json"))
         pairs = [[(hub, each)[side] for side in sides] for each in (titan, "bare")]
-        (said,), (without,) = (ckpttools.verify(*pair).hints for pair in pairs)
-        command = f"`ckpt convert to-safetensors {titan} DST --names hub --drop 'optimizer.*' --drop"
-        assert "no array has the same name" in said and command in said
-        first = "after `cp HF_DIR/config.json bare`, `ckpt convert to-safetensors bare DST --names hub "
-        assert first in without and without.endswith("` gives names of the hub, which can be compared")
+        for pair in pairs:
+            assert ckpttools.verify(*pair).hints == ("parameters=True compares only the parameters",)
+            assert ckpttools.verify(*pair, parameters=True).equal
         assert not ckpttools.verify(hub, hub, filter="*norm*").hints
 
     def test_what_maxtext_has_no_rows_for_is_not_called_its_own(self, tmp_path):

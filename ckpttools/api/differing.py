@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Unpack
 
 from ckpttools.api.same_numbers import same_numbers
@@ -19,15 +20,16 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.compare.align import AlignOptions, align
 from ckpttools.compare.deviation import Tolerances
-from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome
+from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome, of_leaf
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.hints import after_diff
-from ckpttools.compare.padding import without_equal_head, without_padding
+from ckpttools.compare.padding import settled
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import DamagedScalesError, FormatError, UsageError, listing
+from ckpttools.core.errors import CheckpointError, DamagedScalesError, FormatError, UsageError, listing
 from ckpttools.core.text import plural
 from ckpttools.core.wording import option
+from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.model import ModelOptions
@@ -114,8 +116,8 @@ def diff(
 ) -> DiffReport:
     """Compares two checkpoints of any format and layout number by number.
 
-    Layers are compared one by one, Hugging Face arrays against MaxText's by the rows of their family. NaN
-    equals NaN, and 0 equals -0.
+    Layers are compared one by one, Hugging Face arrays against MaxText's by the rows of their family. Without
+    a tolerance, the sign of a zero and the payload of a NaN count, as for `verify`.
 
     Args:
         a, b: files, items, steps or run directories, or trees.
@@ -145,13 +147,22 @@ def diff(
         scan.fetch(*trees)
         of_a, of_b = side_by_side(*trees, is_read=filter == "*")
         both = align(of_a.tree, of_b.tree, options)
-        both = replace(both, remarks=(*_dequantized(of_a, of_b), *both.remarks))
-        chosen = without_padding(_chosen(both, filter), padding_rows, scan.memory)
-        chosen = without_equal_head(chosen, scan.memory)
-        found, remarks = _compared(chosen, scan, Tolerances(atol, rtol, ulp), ignore_dtype), chosen.remarks
+        both = replace(both, remarks=(*_dequantized(of_a, of_b), *both.naming, *both.remarks))
+        chosen = settled(_chosen(both, filter), padding_rows, scan.memory)
+        measure = partial(
+            _compared, scan=scan, tolerances=Tolerances(atol, rtol, ulp), ignore_dtypes=ignore_dtype
+        )
+        found = measure(chosen)
+        if filter == "*" and _may_be_rounded(chosen, found):
+            back = _as_huggingface(of_a.tree, of_b.tree, chosen, options, scan.memory)
+            apart = found if back is None else measure(back)
+            if back is not None and all(each.is_equal for each in apart):
+                chosen, found = back, apart
+        remarks = chosen.remarks
         if explain and not all(each.is_equal for each in found):
             found, more = _explained(found, chosen, both, scan)
             remarks = (*remarks, *more)
+        found = (*found, *map(of_leaf, chosen.leaves))
         alike = _equal_in_numbers(found, chosen, of_a.tree, of_b.tree, scan)
         rounded = tuple(_quantized_in_one(found, chosen))
     first, second = SideReport.of(trees[0], chosen.a), SideReport.of(trees[1], chosen.b)
@@ -236,6 +247,31 @@ def _compared(
         jobs=scan.jobs,
         observe=scan.observer(total),
     )
+
+
+def _may_be_rounded(chosen: Pairing[LazyArray], found: Sequence[ArrayDiff]) -> bool:
+    """Whether only the values of a Hugging Face and a MaxText checkpoint differ."""
+    differing = [each for each in found if not each.is_equal]
+    if chosen.maxtext is None or chosen.uncompared or chosen.leaves:
+        return False
+    parameters = parameters_among({**chosen.a, **chosen.b})
+    names = chosen.a.keys() & chosen.b.keys() & parameters
+    return bool(differing) and all(each.name in names for each in differing)
+
+
+def _as_huggingface(
+    a: Tree, b: Tree, chosen: Pairing[LazyArray], options: AlignOptions, memory: int
+) -> Pairing[LazyArray] | None:
+    """The two as the conversion from MaxText writes them; None where it refuses them."""
+    from ckpttools.compare.conversion import ConversionOptions, as_huggingface
+
+    hub, maxtext = (b, a) if chosen.maxtext == "A" else (a, b)
+    try:
+        back = as_huggingface(hub, maxtext, Selection(), ConversionOptions(options.model))
+    except CheckpointError:
+        return None
+    remark = Remark("compared under the names of Hugging Face, as the conversion from MaxText rounds")
+    return settled(replace(back, remarks=(remark, *back.remarks)), options.padding_rows, memory)
 
 
 def _equal_in_numbers(

@@ -18,10 +18,10 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError, listing
+from ckpttools.core.errors import CheckpointError, UsageError, listing
 from ckpttools.core.wording import option
-from ckpttools.digest.canonical import Selection
-from ckpttools.digest.differences import Difference
+from ckpttools.digest.canonical import Selection, parameters_among
+from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model import check_choice
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckpttools.compare.conversion import ConversionOptions
 
 _SHOWN = 8
+_ONE_SIDED = ("missing", "extra")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -163,16 +164,9 @@ def conversion_options(
 def _bit_by_bit(
     tree: Tree, source: Tree, said: _Said, selection: Selection, scan: ScanSettings
 ) -> Verification:
-    from ckpttools.compare.conversion import paired
     from ckpttools.compare.hints import after_verify, diffing
-    from ckpttools.compare.padding import without_equal_head, without_padding
-    from ckpttools.compare.verify import compare
 
-    both = paired(tree, source, selection, said.conversion, said.padding_rows)
-    both = without_equal_head(without_padding(both, said.padding_rows, scan.memory), scan.memory)
-    both = _cast(both) if said.casts else both
-    total = sum(mine.nbytes + wanted.nbytes for _, mine, wanted in both.pairs)
-    found = compare(both, memory=scan.memory, jobs=scan.jobs, observe=scan.observer(total))
+    both, found = _differences(tree, source, said, selection, scan)
     remarks = tuple(each.text for each in both.remarks)
     made = _verification(tree, source.metadata.place, both.a, found, remarks)
     compared = diffing(source.metadata.place, tree.metadata.place)
@@ -180,6 +174,60 @@ def _bit_by_bit(
     if found and not hints and not (both.a.keys() & both.b.keys()):
         hints = _of_names(tree, source, compared)
     return replace(made, hints=hints)
+
+
+_Compared = tuple[Pairing[LazyArray], tuple[Difference, ...]]
+
+
+def _differences(
+    tree: Tree, source: Tree, said: _Said, selection: Selection, scan: ScanSettings
+) -> _Compared:
+    """What was compared, and what differs.
+
+    Arrays are compared under MaxText's names, as `diff` compares them. Where a Hugging Face checkpoint
+    differs from MaxText's, the one that the conversion would write is compared as well.
+    """
+    from ckpttools.compare.conversion import as_huggingface, paired
+
+    both = paired(tree, source, selection, said.conversion, said.padding_rows)
+    dropped = said.conversion.drop if said.conversion else ()
+    is_to_hub, is_filtered = both.maxtext == "B", selection.pattern != "*"
+    if is_to_hub and (is_filtered or dropped):
+        # Names to filter are those of the checkpoint, and patterns to drop those of Hugging Face.
+        state = [] if is_filtered else _of_state(both, of_kinds(both))
+        back, apart = _compared(as_huggingface(tree, source, selection, said.conversion), said, scan)
+        return back, sorted_by_name((*apart, *state))
+    first = both, found = _compared(both, said, scan)
+    if not found or both.maxtext is None or is_filtered or dropped:
+        return first
+    hub, maxtext = (tree, source) if is_to_hub else (source, tree)
+    try:
+        converted = as_huggingface(hub, maxtext, selection, said.conversion)
+    except CheckpointError:
+        # A conversion refuses these arrays; the first comparison lists which.
+        return first
+    back, apart = _compared(converted, said, scan)
+    state = _of_state(both, found)
+    is_incomplete = any(each.reason in _ONE_SIDED for each in found if each not in state)
+    if not apart and is_incomplete:
+        return first
+    return (back, sorted_by_name((*apart, *state))) if is_to_hub or not apart else first
+
+
+def _of_state(both: Pairing[LazyArray], found: Sequence[Difference]) -> list[Difference]:
+    """The differences that are not in parameters."""
+    parameters = parameters_among({**both.a, **both.b})
+    return [each for each in found if each.name not in parameters]
+
+
+def _compared(both: Pairing[LazyArray], said: _Said, scan: ScanSettings) -> _Compared:
+    from ckpttools.compare.padding import settled
+    from ckpttools.compare.verify import compare
+
+    both = settled(both, said.padding_rows, scan.memory)
+    both = _cast(both) if said.casts else both
+    total = sum(mine.nbytes + wanted.nbytes for _, mine, wanted in both.pairs)
+    return both, compare(both, memory=scan.memory, jobs=scan.jobs, observe=scan.observer(total))
 
 
 def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
@@ -195,7 +243,7 @@ def _in_numbers(
     found: Sequence[Difference], both: Pairing[LazyArray], tree: Tree, source: Tree, scan: ScanSettings
 ) -> tuple[str, ...]:
     """What to say where all that differs are codes and scales that stand for the same numbers."""
-    if not found or any(each.reason != "values" for each in found):
+    if not found or any(each.reason != "values" or each.name not in both.a for each in found):
         return ()
     arrays = [both.a[each.name] for each in found]
     return same_numbers(tree, source, arrays, memory=scan.memory, jobs=scan.jobs)

@@ -90,8 +90,8 @@ def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: 
 
     A and B may have any format and layout: Hugging Face or MaxText, scanned or not. If only one has training
     state, --parameters compares the rest. Layers are compared one by one, Hugging Face arrays against
-    MaxText's by the rows of their family. For a run, give the directory of a step. NaN equals NaN, and 0
-    equals -0.
+    MaxText's by the rows of their family. For a run, give the directory of a step. Without a tolerance, the
+    sign of a zero and the payload of a NaN count, as for ckpt verify.
 
     For arrays that differ, the command looks for a cause: transposed, RoPE halves or interleaved, gate and up
     swapped, a scale or a norm's 1 left out, layers shifted, vocabulary padded, cast, and others.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckpttools.cli.output import labelled, show, styled, width
 from ckpttools.cli.units import disk
 from ckpttools.compare.renames import indices
+from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.text import folded, plural, printable, type_text
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ _MARGIN = 13
 _OUTCOMES: dict[Outcome, str] = {
     "differs": "with other values",
     "shape": "of another shape",
+    "kind": "of another kind",
     "dtype": "of another dtype",
+    "bits": "with other bits of zeros or NaN",
     "only in A": "only in A",
     "only in B": "only in B",
     "within": "within the tolerances",
@@ -110,7 +113,12 @@ def _facts(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, 
 
 
 def _types(a: ArrayType | None, b: ArrayType | None) -> str:
-    shown = [type_text(each.dtype, each.shape) for each in (a, b) if each is not None]
+    # Leaves without arrays have a description in place of a dtype.
+    shown = [
+        type_text(each.dtype, each.shape) if each.dtype in DTYPES else each.dtype
+        for each in (a, b)
+        if each is not None
+    ]
     if a is None or b is None or a == b:
         return shown[0]
     return f"{shown[0]} in A, {shown[1]} in B"

@@ -32,6 +32,7 @@ _REASONS: dict[Reason, str] = {
     "values": "with other values",
     "dtype": "of another dtype",
     "shape": "of another shape",
+    "kind": "of another kind",
     "missing": "missing",
     "extra": "too many",
 }
@@ -60,9 +61,9 @@ def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
     of which are read.
 
     Both may be in any format and layout; arrays are named as ckpt hash names them. If one is a Hugging Face
-    checkpoint and the other MaxText's, SRC is compared as a conversion to DST would write it. Everything that
-    differs is counted, with the position of the first difference in each array. --step applies to DST; SRC
-    may be the directory of a step.
+    checkpoint and the other MaxText's, SRC is compared as a conversion to DST would write it; --parameters
+    leaves out training state, which counts otherwise. Everything that differs is counted, with the position
+    of the first difference in each array. --step applies to DST; SRC may be the directory of a step.
 
     Exit codes: 0 equal, 1 different; 3 (bad input) and 5 (input/output) mean that no comparison was possible.
 

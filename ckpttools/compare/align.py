@@ -16,6 +16,7 @@ from itertools import product
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted, keystr
+from ckpttools.compare.leaves import differing_leaves
 from ckpttools.compare.unnamed_side import Arrays, UnnamedSide, with_joints_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
@@ -33,6 +34,8 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role, roles_of
 from ckpttools.stores.registry import Where
 
+# The counter that a conversion to MaxText writes.
+STEP = "step"
 # Names of what is left out: a model has a counter or two, a training hundreds of moments.
 _SHOWN = 4
 
@@ -47,12 +50,14 @@ class AlignOptions:
         padding_rows: what to do with rows beyond the vocabulary, as `way` of
             `ckpttools.maxtext.vocabulary.rows_that_count`.
         parameters: Compare only the parameters.
+        lists_state: List training state that only one side has array by array, not all together.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
     like: Where | None = None
     padding_rows: str | None = None
     parameters: bool = False
+    lists_state: bool = False
 
 
 def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[LazyArray]:
@@ -63,7 +68,7 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
         CheckpointError: something that `options` name does not exist.
     """
     options = options or AlignOptions()
-    first, second, remarks = _in_names_of_the_hub(_with_keys(a), _with_keys(b), options)
+    first, second, naming = _in_names_of_the_hub(with_keys(a), with_keys(b), options)
     maxtext: Side | None = None
     match view_of(first).is_maxtext, view_of(second).is_maxtext:
         case True, True:
@@ -84,7 +89,10 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
     both = _with_what_both_have(*named, options, is_conversion=maxtext is not None)
     head = next((each.head for each in named if each.head is not None), None)
     unused = tuple(pattern for each in named for pattern in each.unused)
-    both = replace(both, maxtext=maxtext, head=head, remarks=(*remarks, *both.remarks)).without_unused(unused)
+    leaves = differing_leaves(a, b, options.parameters, is_conversion=maxtext is not None)
+    both = replace(both, maxtext=maxtext, head=head, naming=(*naming, *both.naming), leaves=leaves)
+    configs = tuple(_files(tree, options).config for tree in (first, second))
+    both = replace(both, configs=(configs[0], configs[1])).without_unused(unused)
     return both if both.sizes else replace(both, sizes=_configured_sizes((first, second), options))
 
 
@@ -102,7 +110,7 @@ def as_maxtext(
     Raises:
         CheckpointError: what `options` name is not there.
     """
-    options, tree = options or AlignOptions(), _with_keys(tree)
+    options, tree = options or AlignOptions(), with_keys(tree)
     if view_of(tree).is_maxtext:
         return _own_names(tree)
     files = _files(tree, options, other)
@@ -114,10 +122,10 @@ def as_maxtext(
         except ConfigError as error:
             refusal = f"; the rows of {each.name} do not fit: {error.message}"
     own = _own_names(tree)
-    return replace(own, remarks=(*own.remarks, f"names are taken as they are{refusal}"))
+    return replace(own, naming=(*own.naming, f"names are taken as they are{refusal}"))
 
 
-def _with_keys(tree: Tree) -> Tree:
+def with_keys(tree: Tree) -> Tree:
     """A tree with names split into keys again, if that makes it a MaxText tree."""
     split = None if view_of(tree).is_maxtext else tree.once(_split)
     return tree if split is None else split
@@ -133,8 +141,13 @@ def _split(tree: Tree) -> Tree | None:
     return None
 
 
+def plain_names(tree: Tree, other: Tree, options: AlignOptions) -> Tree:
+    """Return a Hugging Face tree under the names of its family, without what trainers put around them."""
+    return _ways_of_names(tree, other, options)[-1].tree
+
+
 def _in_names_of_the_hub(a: Tree, b: Tree, options: AlignOptions) -> tuple[Tree, Tree, list[Remark]]:
-    """What trainers of PyTorch left without what they put around names, where the other side has it so."""
+    """Both trees without what trainers of PyTorch put around names, where the other side lacks it."""
     mine, theirs = _ways_of_names(a, b, options), _ways_of_names(b, a, options)
     found = mine[-1], theirs[-1]
     if not (view_of(a).is_maxtext or view_of(b).is_maxtext) and len(mine) * len(theirs) > 1:
@@ -170,9 +183,9 @@ def _with_carried(tree: Tree) -> NamedArrays[LazyArray]:
 
 
 def _named(tree: Tree) -> NamedArrays[LazyArray]:
-    view, remarks = view_of(tree), list[str]()
+    view, remarks, naming = view_of(tree), list[str](), list[str]()
     if view.flavour.name:
-        remarks.append(f"the wrapping of parameters is left away: {view.flavour.name}")
+        naming.append(f"the wrapping of parameters is left away: {view.flavour.name}")
     try:
         arrays = per_layer(tree)
     except CheckpointError as error:
@@ -180,9 +193,9 @@ def _named(tree: Tree) -> NamedArrays[LazyArray]:
         remarks.append(f"stacked layers are compared as they are stored: {error.message}")
     else:
         if view.is_stacked:
-            remarks.append(f"stacked layers are taken apart: {len(tree.arrays)} arrays become {len(arrays)}")
+            naming.append(f"stacked layers are taken apart: {len(tree.arrays)} arrays become {len(arrays)}")
             remarks += remarks_about_axis(tree)
-    return NamedArrays(arrays, tuple(remarks))
+    return NamedArrays(arrays, tuple(remarks), tuple(naming))
 
 
 def _files(tree: Tree, options: AlignOptions, other: Tree | None = None) -> ModelFiles:
@@ -251,8 +264,8 @@ def _without_prefixes(named: NamedArrays[LazyArray], spelling: Spelling) -> Name
     arrays = {spelling.plain(name): array for name, array in named.arrays.items()}
     if len(arrays) != len(named.arrays):
         return named
-    remarks = (*named.remarks, f"names are in the {spelling.name} spelling")
-    return replace(named, arrays=arrays, remarks=remarks)
+    naming = (*named.naming, f"names are in the {spelling.name} spelling")
+    return replace(named, arrays=arrays, naming=naming)
 
 
 def _with_what_both_have(
@@ -262,20 +275,22 @@ def _with_what_both_have(
     *,
     is_conversion: bool,
 ) -> Pairing[LazyArray]:
-    """Pair both sides, with training state only if both have it.
-
-    A Hugging Face model cannot hold training state. Other sides without it differ.
-    """
+    """Both sides; what only a training checkpoint has counts as a difference, but for a conversion's step."""
     a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
+    naming = [Remark(text, "A") for text in first.naming] + [Remark(text, "B") for text in second.naming]
+    made: Pairing[LazyArray] = Pairing(a, b, tuple(remarks), tuple(naming), {**second.sizes, **first.sizes})
     mine, theirs = _roles(a), _roles(b)
     training = ["optimizer" in each.values() for each in (mine, theirs)]
     if not any("parameter" in each.values() for each in (mine, theirs)):
-        return Pairing(a, b, tuple(remarks))
+        return made
     uncompared: list[Uncompared] = []
     sides: tuple[tuple[Side, dict[str, LazyArray], set[str], dict[str, Role]], ...]
     sides = ("A", a, {*b}, mine), ("B", b, {*a}, theirs)
     for side, arrays, others, role in sides:
+        if is_conversion and STEP not in others:
+            # A conversion to MaxText writes a step, for which Hugging Face models have no place.
+            arrays.pop(STEP, None)
         if options.parameters:
             state, why = [name for name in arrays if role[name] != "parameter"], ""
         elif any(training) and not all(training):
@@ -285,16 +300,13 @@ def _with_what_both_have(
             # Steps and random states may be kept elsewhere by a trainer or a format.
             state = [name for name in arrays if role[name] == "other" and name not in others]
             why = "as the other side has no such state"
+        if options.lists_state and not options.parameters:
+            continue
         if state and why:
-            remark = Remark(f"left out, {why}: {_listed(state)}", side)
-            if is_conversion:
-                remarks.append(remark)
-            else:
-                uncompared.append(Uncompared(remark, tuple(state)))
+            uncompared.append(Uncompared(Remark(f"left out, {why}: {_listed(state)}", side), tuple(state)))
         for name in state:
             del arrays[name]
-    sizes = {**second.sizes, **first.sizes}
-    return Pairing(a, b, tuple(remarks), sizes, uncompared=tuple(uncompared))
+    return replace(made, uncompared=tuple(uncompared))
 
 
 def _listed(names: list[str]) -> str:

@@ -1,25 +1,21 @@
-"""Two checkpoints paired as a conversion maps them: what `verify` and `hash` compare.
-
-Unlike `ckpttools.compare.align`, which compares whatever it finds, this refuses what a conversion would
-refuse.
-"""
+"""Two checkpoints paired as a conversion maps them: what `verify` and `hash` compare."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.patterns import whole_branches
 from ckpttools.array.tree import Tree, by_name, dotted, keystr
-from ckpttools.compare.align import align
+from ckpttools.compare.align import AlignOptions, align, plain_names, with_keys
 from ckpttools.compare.unnamed_side import with_joints_of
-from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.text import array_count, matches_any
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, as_stored, parameters_among, per_layer
-from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side
+from ckpttools.digest.pairing import NamedArrays, Pairing, Remark
 from ckpttools.families.family import Family
 from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.hf_source import arrays_of
@@ -29,9 +25,9 @@ from ckpttools.maxtext.model_files import ModelFiles, carried_arrays
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import to_maxtext
+from ckpttools.maxtext.to_maxtext import to_maxtext, with_dots
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
-from ckpttools.maxtext.tying import LEFT_HEAD, Head, right_head
+from ckpttools.maxtext.tying import Head, right_head
 from ckpttools.maxtext.view import view_of
 
 
@@ -63,45 +59,6 @@ def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> Named
     return _converted(tree, ToMaxText(model=said.model, drop=said.drop), f"{option('tied', 'drop')} says so")
 
 
-def as_converted(
-    source: Tree, made: Tree, said: ConversionOptions | None = None
-) -> NamedArrays[LazyArray] | None:
-    """The parameters of `source` as a conversion to `made` names them; None if both have the same names.
-
-    Options that a user may have chosen for that conversion are inferred from `made`: an output head, towers,
-    and float32 for what would not come back exactly otherwise. Rows beyond the vocabulary are left to
-    `ckpttools.compare.padding`.
-
-    Args:
-        source: what was converted.
-        made: what came of it.
-        said: what the user says of the conversion.
-
-    Raises:
-        UsageError: there are options that do not fit the conversion between these.
-        CheckpointError: one cannot have been converted to the other; as `to_maxtext` and `to_huggingface`.
-    """
-    if view_of(made).is_maxtext == view_of(source).is_maxtext:
-        require_none(said, "both sides spell names alike")
-        return None
-    for each in (source, made):
-        refuse_adapters(each)
-    said = said or ConversionOptions()
-    if view_of(source).is_maxtext:
-        return _without_dropped(_as_huggingface(source, made, said.model), made, said.drop)
-    there = per_layer(made)
-    options = _options(there, source, said)
-    family = family_for(source.metadata.config, said.model, source.metadata.place)
-    if not family.towers_in(name.replace("/", ".") for name in there):
-        options = replace(options, text_only=True)
-    # Arrays without a MaxText counterpart are carried, or lost.
-    options, why_headless = replace(options, carry=True), f"{option('drop')} says so"
-    wanted = _converted(source, options, why_headless)
-    exact = replace(options, exact=True)
-    arrays = as_wide_as(there, wanted.arrays, lambda: _converted(source, exact, why_headless).arrays)
-    return replace(wanted, arrays=arrays)
-
-
 def paired(
     made: Tree,
     source: Tree,
@@ -109,69 +66,122 @@ def paired(
     said: ConversionOptions | None = None,
     padding_rows: str | None = None,
 ) -> Pairing[LazyArray]:
-    """The arrays of a checkpoint, A, and those of the one it should equal, B. Reads no array.
+    """Pair the arrays of a checkpoint, A, with those of the one that it should equal, B. Reads no array.
+
+    Names are mapped as `ckpttools.compare.align` maps them for `diff`, so that both find the same.
 
     Args:
-        made: the result of a conversion, or a checkpoint with the same names.
-        source: what was converted.
-        selection: which arrays to compare.
-        said: what the user says of the conversion.
-        padding_rows: what to do with rows beyond the vocabulary; only checked here.
+        made: The result of a conversion, or a checkpoint with the same names.
+        source: What was converted.
+        selection: The arrays to compare.
+        said: Options of the conversion.
+        padding_rows: What to do with rows beyond the vocabulary; only checked here.
 
     Raises:
-        UsageError: there are options of a conversion, and there is none; or no array is selected.
-        CheckpointError: as `as_converted`.
+        UsageError: There are options of a conversion and there is none, or no array is selected.
+        CheckpointError: One of them is an adapter.
     """
-    named = as_converted(source, made, said)
-    if named is None:
-        require_no_padding(padding_rows)
-        return _named_alike(made, source, selection)
+    made, source = with_keys(made), with_keys(source)
+    said = _checked(made, source, selection, said, padding_rows)
     if not selection.layers:
+        mine, theirs = ({**carried_arrays(tree), **as_stored(tree)} for tree in (made, source))
+        # Trees of nested keys keep them; names in Hugging Face files have dots.
+        both: Pairing[LazyArray] = Pairing(mine, with_joints_of(theirs, mine))
+        if selection.parameters:
+            both = Pairing(_parameters(both.a), _parameters(both.b))
+    else:
+        dropped: tuple[str, ...] = ()
+        if said.drop and view_of(made).is_maxtext:
+            source, dropped = _less(source, said.drop, said.model)
+        options = AlignOptions(
+            said.model, padding_rows=padding_rows, parameters=selection.parameters, lists_state=True
+        )
+        both = align(made, source, options)
+        both = replace(both, remarks=(*both.remarks, *map(Remark, dropped)))
+    chosen = both.matching(selection.pattern)
+    if not chosen.a and not chosen.b:
+        selection.chosen(both.a or both.b, made.metadata.place)
+    return chosen
+
+
+def _parameters(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    names = parameters_among(arrays)
+    return {name: array for name, array in arrays.items() if name in names}
+
+
+def _checked(
+    made: Tree,
+    source: Tree,
+    selection: Selection,
+    said: ConversionOptions | None,
+    padding_rows: str | None,
+) -> ConversionOptions:
+    """The options of the conversion; UsageError for those that would be ignored."""
+    if view_of(made).is_maxtext == view_of(source).is_maxtext:
+        require_none(said, "both sides spell names alike")
+        require_no_padding(padding_rows)
+    elif not selection.layers:
         hint = f"leave out {option('per_layer', False)}"
         raise UsageError("a conversion is compared layer by layer", hint=hint)
-    is_maxtext = view_of(made).is_maxtext
-    mine = {**carried_arrays(made), **per_layer(made)} if is_maxtext else per_layer(made)
-    parameters = replace(selection, parameters=True)
-    state = _state_of(mine if is_maxtext else per_layer(source))
-    return Pairing(
-        parameters.chosen(mine, made.metadata.place),
-        parameters.chosen(named.arrays, source.metadata.place),
-        tuple(map(Remark, (*named.remarks, *state))),
-        maxtext="A" if is_maxtext else None,
-        surplus=named.surplus,
-        head=LEFT_HEAD if is_maxtext else named.head,
-    ).without_unused(named.unused)
+    else:
+        for each in (source, made):
+            refuse_adapters(each)
+    return said or ConversionOptions()
 
 
-def _named_alike(made: Tree, source: Tree, selection: Selection) -> Pairing[LazyArray]:
-    """Pair two checkpoints without converting either.
+def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree, tuple[str, ...]]:
+    """A Hugging Face tree without the arrays that the user dropped by name, and a remark.
 
-    If their names differ, they are mapped by `ckpttools.compare.align`.
+    Raises:
+        UsageError: A pattern matches no array.
     """
-    sides: tuple[tuple[Side, Tree], ...] = ("A", made), ("B", source)
-    mine, theirs = ({**carried_arrays(tree), **_all_arrays(tree, selection)} for _, tree in sides)
-    # Converted names keep nested keys, but Hub files have dotted names.
-    theirs = with_joints_of(theirs, mine)
-    remarks = [Remark(text, side) for side, tree in sides for text in remarks_about_axis(tree)]
-    if selection.layers and mine.keys() != theirs.keys():
-        both = align(made, source)
-        names = [set(selection.names(each)) for each in (both.a, both.b)]
-        if names[0] == names[1] and names[0] and not both.uncompared:
-            mine, theirs, remarks = dict(both.a), dict(both.b), list(both.remarks)
-    places = made.metadata.place, source.metadata.place
-    chosen = map(selection.chosen, (mine, theirs), places)
-    return Pairing(next(chosen), next(chosen), tuple(remarks))
+    names = {path: dotted(path) for path in source.arrays}
+    drop = whole_branches(with_dots(drop, source), names.values())
+    for pattern in drop:
+        if not any(matches_any(name, (pattern,)) for name in names.values()):
+            raise UsageError(
+                f"no array of {source.metadata.place} matches this pattern",
+                got=option("drop", pattern),
+                hint=f"leave out {option('drop')} to see which arrays are missing",
+            )
+    dropped = {path for path, name in names.items() if matches_any(name, drop)}
+    kept = {path: leaf for path, leaf in source.items() if path not in dropped}
+    try:
+        head = _head(source, ToMaxText(model=model))
+    except CheckpointError:
+        head = None  # the comparison itself finds out what the model is
+    heads = {path for path in dropped if head is not None and names[path] == head.head}
+    why, others = f"left out, as {option('drop')} says so", dropped - heads
+    remarks = [f"{why}: {array_count(others)}"] if others else []
+    remarks += [f"{why}: the output head, {names[path]}" for path in heads]
+    return Tree(kept, source.metadata), tuple(remarks)
 
 
-def _all_arrays(tree: Tree, selection: Selection) -> dict[str, LazyArray]:
-    return per_layer(tree) if selection.layers else as_stored(tree)
+def as_huggingface(
+    hub: Tree, maxtext: Tree, selection: Selection, said: ConversionOptions | None = None
+) -> Pairing[LazyArray]:
+    """Pair the parameters of a Hugging Face checkpoint, A, with those that a MaxText one converts to, B.
 
+    Conversions that round are exact in one direction only: a checkpoint that was converted from MaxText may
+    not give the same MaxText arrays again.
 
-def _state_of(arrays: Mapping[str, LazyArray]) -> Iterator[str]:
-    """Report training state, which a Hugging Face model cannot hold."""
-    state = arrays.keys() - parameters_among(arrays) - {"step"}
-    if state:
-        yield f"not compared, as a Hugging Face model has no training state: {array_count(state)}"
+    Raises:
+        UsageError: A pattern of `said.drop` matches no array that `hub` lacks.
+        CheckpointError: As `to_huggingface`.
+    """
+    said = said or ConversionOptions()
+    hub, maxtext = with_keys(hub), with_keys(maxtext)
+    hub = plain_names(hub, maxtext, AlignOptions(said.model))
+    named = _without_dropped(_as_huggingface(maxtext, hub, said.model), hub, said.drop)
+    parameters = replace(selection, parameters=True)
+    return Pairing(
+        parameters.chosen(per_layer(hub), hub.metadata.place),
+        parameters.chosen(named.arrays, maxtext.metadata.place),
+        tuple(map(Remark, named.remarks)),
+        surplus=named.surplus,
+        head=named.head,
+        configs=(hub.metadata.config, maxtext.metadata.config),
+    ).without_unused(named.unused)
 
 
 def _without_dropped(
@@ -259,24 +269,6 @@ def _head(tree: Tree, options: ToMaxText) -> Head | None:
     return right_head(family, family.spelling_of([dotted(path) for path in tree.arrays]))
 
 
-def _options(there: Mapping[str, LazyArray], source: Tree, said: ConversionOptions) -> ToMaxText:
-    """Infer the options of the conversion to `there`.
-
-    The head of the source is always converted, unless the user drops it by name. `ckpttools.compare.padding`
-    compares it with the embedding to decide whether it was lost.
-    """
-    model, options = said.model, ToMaxText(model=said.model, drop=said.drop)
-    head = _head(source, options)
-    names = {dotted(path) for path in source.arrays}
-    if head is not None and matches_any(head.head, said.drop):
-        model = replace(model, tied="drop")
-    elif head is not None and head.head in names:
-        model = replace(model, tied="keep")
-    elif model.tied is None:
-        model = replace(model, tied="materialize" if LEFT_HEAD.head in there else "drop")
-    return replace(options, model=model)
-
-
 def _without_towers(
     source: Tree, made: Tree, known: ModelFiles, model: ModelOptions
 ) -> tuple[Tree, dict[str, LazyArray]]:
@@ -308,8 +300,9 @@ def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> NamedArray
     known = ModelFiles.of(source, None)
     config = made.metadata.config or known.config
     source, lost = _without_towers(source, made, known, model)
-    # Names are those of `made`, whatever is recorded about the model that `source` came from.
-    files = replace(known, config=config, weights=weights, carried={}, spelling=None)
+    # Names are those of `made`, whatever is recorded about the model that `source` came from. An order of
+    # rotary pairs that is not the family's counts as a difference, in both directions, unless asked for.
+    files = replace(known, config=config, weights=weights, carried={}, spelling=None, rope_layout=None)
     options = ToHuggingFace(
         model=replace(model, tied="materialize" if model.tied == "materialize" else "keep"),
         scan_axis=view_of(source).scan_axis,

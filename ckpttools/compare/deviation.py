@@ -1,7 +1,7 @@
 """How far two arrays are apart, element by element: as numbers, and in units in the last place.
 
-Elements are equal if they are the same number, or both NaN. 0 equals -0, and any NaN another: such elements
-are equal but may have different bits.
+Elements are equal if they are the same number, or both NaN. The sign of a zero and the payload of a NaN are
+counted as other bits, and are a difference where there is no tolerance.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, split_to
 from ckpttools.core.text import in_natural_order
-from ckpttools.digest.pairing import Pairing
+from ckpttools.digest.pairing import LeafDifference, Pairing
 from ckpttools.digest.stacks import WholeArray
 from ckpttools.plan.pieces import Item
 from ckpttools.run.scanning import scan
@@ -28,7 +28,7 @@ from ckpttools.run.scanning import scan
 if TYPE_CHECKING:
     from ckpttools.compare.causes.base import Cause
 
-Outcome = Literal["differs", "shape", "dtype", "only in A", "only in B", "within", "equal"]
+Outcome = Literal["differs", "shape", "kind", "dtype", "bits", "only in A", "only in B", "within", "equal"]
 """The result for an array, the worst first; the last two count as equal."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
@@ -51,8 +51,10 @@ class ArrayDiff:
 
     Attributes:
         name: of the array.
-        outcome: one of `OUTCOMES`. "dtype": another dtype with the same numbers or with numbers within the
-            tolerances; "within": other numbers within them.
+        outcome: one of `OUTCOMES`. "kind": a leaf that is no array, or of another kind; "dtype": another
+            dtype with the same numbers or with numbers within the tolerances; "bits": the same numbers, with
+            another sign of zero or other bits of NaN, and no tolerance; "within": other numbers or bits
+            within the tolerances.
         a, b: what each side has, or None.
         deviation: how far they are apart; None if they cannot be compared.
         cause: why they differ, if known.
@@ -103,19 +105,27 @@ def diff(
     for name, a, b in both.pairs:
         if name in of_one_shape:
             total = replace(found.get(name, Deviation()), elements=a.size)
-            outcome = _outcome(total, ignore_dtypes or a.dtype == b.dtype)
+            outcome = _outcome(total, ignore_dtypes or a.dtype == b.dtype, tolerances)
             made[name] = ArrayDiff(name, outcome, ArrayType.of(a), ArrayType.of(b), total)
         else:
             made[name] = ArrayDiff(name, "shape", ArrayType.of(a), ArrayType.of(b))
     return tuple(made[name] for name in in_natural_order(made))
 
 
-def _outcome(total: Deviation, same_type: bool) -> Outcome:
+def _outcome(total: Deviation, same_type: bool, tolerances: Tolerances) -> Outcome:
     if total.beyond:
         return "differs"
     if not same_type:
         return "dtype"
-    return "within" if total.differing else "equal"
+    if total.other_bits and not tolerances.any:
+        return "bits"
+    return "within" if total.differing or total.other_bits else "equal"
+
+
+def of_leaf(each: LeafDifference) -> ArrayDiff:
+    """Return the entry of a leaf that is no array or of another kind."""
+    a, b = (None if kind is None else ArrayType(kind, ()) for kind in (each.a, each.b))
+    return ArrayDiff(each.name, "only in B" if a is None else "only in A" if b is None else "kind", a, b)
 
 
 _Deviations = dict[str, Deviation]

@@ -13,7 +13,6 @@ from shlex import quote
 from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.diff import ArrayDiff
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.text import plural
 from ckpttools.core.wording import option, place, step
 from ckpttools.digest.canonical import parameters_among
 from ckpttools.digest.differences import Difference
@@ -108,6 +107,8 @@ def _are_state(found: Collection[Difference], mine: Mapping[str, Typed], wanted:
 
 
 def _are_floats(name: str, both: Pairing[LazyArray]) -> bool:
+    if name not in both.a or name not in both.b:
+        return False
     here, there = both.a[name], both.b[name]
     return here.shape == there.shape and here.dtype.is_float and there.dtype.is_float
 
@@ -124,9 +125,10 @@ def after_diff(
     """
     differing = [each for each in found if not each.is_equal]
     if not differing:
-        other = sum(each.deviation.other_bits for each in found if each.deviation is not None)
-        equal = f"{plural(other, 'element')} equal but for the sign of zero or the bits of NaN"
-        return (f"{equal}: {_verify(a, b)} compares bits",) if other else ()
+        return ()
+    if all(each.outcome == "bits" for each in differing):
+        same = "all numbers are the same but for the sign of zero or the bits of NaN"
+        return (f"{same}: with a tolerance, such as {option('atol', 1e-45)}, these are equal",)
     known = parameters_among(arrays)
     if known and all(each.outcome == "equal" for each in found if each.name in known):
         alone = f"{_verify(a, b)} --parameters compares all of them and nothing else"

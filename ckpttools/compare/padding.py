@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.compare.buffers import without_computed_buffers
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.tying import LEFT_HEAD
 from ckpttools.maxtext.vocabulary import less_padding, rows_that_count
+
+
+def settled(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
+    """Leave out what one side has and the other implies: padding rows, buffers, a head like the embedding.
+
+    Args and errors as of `without_padding`, `without_computed_buffers` and `without_equal_head`.
+    """
+    made = without_computed_buffers(without_padding(both, way, memory), memory)
+    return without_equal_head(made, memory)
 
 
 def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:

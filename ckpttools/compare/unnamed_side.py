@@ -66,19 +66,23 @@ class UnnamedSide:
         """
         mapped = self._made(family, model)
         made = {with_slashes(key): array for key, array in mapped.arrays.items()}
-        remarks = [f"names are mapped to MaxText's by the rows of family {family.name}"]
+        naming = [f"names are mapped to MaxText's by the rows of family {family.name}"]
         if self.files.config is None:
-            remarks.append(
+            naming.append(
                 "there is no config.json: names tell the family, and RoPE is taken to be in halves; "
                 f"{option('like')}, {option('family')} and {option('rope_layout')} say otherwise"
             )
         # Arrays without a MaxText counterpart, or without any row.
         unplaced = (*mapped.unused, *mapped.dropped)
         if unplaced:
-            remarks.append(f"compared under their own names, as MaxText lacks them: {array_count(unplaced)}")
+            naming.append(f"compared under their own names, as MaxText lacks them: {array_count(unplaced)}")
         left = {name: self.arrays[name] for name in unplaced if name not in made}
         return NamedArrays(
-            {**made, **left}, tuple(remarks), mapped.sizes, head=tying.LEFT_HEAD, unused=family.unused
+            {**made, **left},
+            naming=tuple(naming),
+            sizes=mapped.sizes,
+            head=tying.LEFT_HEAD,
+            unused=family.unused,
         )
 
     def _made(self, family: Family, model: ModelOptions) -> Mapped:

@@ -8,11 +8,14 @@ from typing import Literal
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
 from ckpttools.core.text import in_natural_order, type_text
-from ckpttools.digest.pairing import K, Pairing
+from ckpttools.digest.pairing import K, LeafDifference, Pairing
 from ckpttools.roles.of_tree import Typed
 
-Reason = Literal["missing", "extra", "dtype", "shape", "values"]
-"""Only the reference has the array, only the checkpoint has it, or this differs."""
+Reason = Literal["missing", "extra", "dtype", "shape", "kind", "values"]
+"""Only the reference has the array, only the checkpoint has it, or this differs.
+
+"kind" is for leaves that are not arrays, or arrays of another kind, such as Python numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,12 @@ def of_kinds(both: Pairing[K]) -> list[Difference]:
         for name, a, b in both.pairs
         if not same_kind(a, b)
     ]
-    return extra + missing + other
+    return extra + missing + other + [*map(_of_leaf, both.leaves)]
+
+
+def _of_leaf(each: LeafDifference) -> Difference:
+    reason: Reason = "missing" if each.a is None else "extra" if each.b is None else "kind"
+    return Difference(each.name, reason, each.a, each.b)
 
 
 def same_kind(a: Typed, b: Typed) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import matches
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import array_count, matches_any
 from ckpttools.maxtext.tying import Head
 from ckpttools.maxtext.vocabulary import Surplus
+from ckpttools.roles.buffers import is_buffer
 from ckpttools.roles.of_tree import Typed
 
 K = TypeVar("K", bound=Typed)
@@ -35,7 +37,8 @@ class NamedArrays(Generic[K]):
 
     Attributes:
         arrays: by name, keys joined by "/" in MaxText's names.
-        remarks: what was done to get there, and what was left out.
+        remarks: What was left out, and what else a user should know.
+        naming: How the arrays got their names.
         sizes: lengths of axes such as `head_dim`, as far as a configuration defines them.
         surplus: name -> rows beyond the vocabulary that were cut off the array.
         head: Names of the output head and the embedding, if the arrays have the names of a model.
@@ -44,10 +47,25 @@ class NamedArrays(Generic[K]):
 
     arrays: Mapping[str, K]
     remarks: tuple[str, ...] = ()
+    naming: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     surplus: Mapping[str, Surplus] = field(default_factory=dict)
     head: Head | None = None
     unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeafDifference:
+    """A leaf that is not the same kind of leaf on both sides, or not the same text.
+
+    Attributes:
+        name: Its name.
+        a, b: What each side has there, such as "text 'a'" or "Dict"; None where it has no leaf.
+    """
+
+    name: str
+    a: str | None
+    b: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +95,28 @@ class Pairing(Generic[K]):
 
     Attributes:
         a, b: arrays by name.
-        remarks: how names were matched, and what was left out.
+        remarks: What was left out, and what else a user should know.
+        naming: How names were matched.
         sizes: as `Named.sizes`.
         maxtext: the MaxText side, if the other was a Hugging Face checkpoint and was given MaxText's names.
         surplus: as `Named.surplus`, of B.
         head: Names of the output head and of the embedding, if one side was converted to the other's names.
         uncompared: Groups of arrays that only one side has. If there are any, the sides differ.
+        leaves: Leaves other than arrays, and kinds of arrays, that differ.
+        configs: The model's `config.json` as each side has it, or None.
     """
 
     a: Mapping[str, K]
     b: Mapping[str, K]
     remarks: tuple[Remark, ...] = ()
+    naming: tuple[Remark, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     maxtext: Side | None = None
     surplus: Mapping[str, Surplus] = field(default_factory=dict)
     head: Head | None = None
     uncompared: tuple[Uncompared, ...] = ()
+    leaves: tuple[LeafDifference, ...] = ()
+    configs: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = (None, None)
 
     @property
     def pairs(self) -> Iterator[Pair[K]]:
@@ -113,10 +137,10 @@ class Pairing(Generic[K]):
         """Leave out arrays that only one side has and that no model uses in computation.
 
         Args:
-            patterns: See `NamedArrays.unused`.
+            patterns: See `NamedArrays.unused`. Buffers stay, as their values can be checked.
         """
         found: list[tuple[Side, list[str]]] = [
-            (side, [name for name in names if matches_any(name, patterns)])
+            (side, [name for name, each in names.items() if _is_unused(name, each, patterns)])
             for side, names in zip(_SIDES, (self.only_a, self.only_b), strict=True)
         ]
         left = {name for _, names in found for name in names}
@@ -136,4 +160,10 @@ class Pairing(Generic[K]):
             {name: arrays[name] for name in arrays if matches(name, pattern)} for arrays in (self.a, self.b)
         )
         left = [each for each in self.uncompared if any(matches(name, pattern) for name in each.names)]
-        return replace(self, a=a, b=b, uncompared=tuple(left))
+        leaves = tuple(each for each in self.leaves if matches(each.name, pattern))
+        return replace(self, a=a, b=b, uncompared=tuple(left), leaves=leaves)
+
+
+def _is_unused(name: str, array: Typed, patterns: Sequence[str]) -> bool:
+    is_known = isinstance(array, LazyArray) and is_buffer(name.replace("/", "."), array)
+    return matches_any(name, patterns) and not is_known

@@ -87,7 +87,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
         FormatError: weights are quantised in a way that is not read, or are not with their scales.
     """
-    drop = whole_branches(_with_dots(options.drop, tree), map(dotted, tree.arrays))
+    drop = whole_branches(with_dots(options.drop, tree), map(dotted, tree.arrays))
     bare = without_states(tree, drop)
     tree, noted = bare.tree, tree.metadata.notes + bare.notes
     body = unwrapped(tree, drop)
@@ -121,7 +121,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         raise
 
 
-def _with_dots(drop: Sequence[str], tree: Tree) -> list[str]:
+def with_dots(drop: Sequence[str], tree: Tree) -> list[str]:
     """Patterns of names whose keys are joined by dots; the user may have joined them by slashes."""
     names = {each for path in tree for each in prefixes(dotted(path), ".")}
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, matches_any, plural, some
+from ckpttools.roles.buffers import is_buffer
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 
@@ -23,18 +23,6 @@ _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 # PyTorch's name for what `Module.get_extra_state` gives: never a weight.
 _STATE = "_extra_state"
 _MODULE, _MODEL = "module.", "model."
-# Last keys of rotary-position tables, which models compute from their configuration: torchtitan and Meta
-# (`freqs_cis`), transformers (`inv_freq`, `cos_cached`) and others.
-_ROTARY = frozenset(
-    (
-        *("freqs_cis", "freqs_cos", "freqs_sin", "inv_freq", "original_inv_freq", "rope_cache"),
-        *("cos_cached", "sin_cached", "cos_cache", "sin_cache", "cos_sin_cache"),
-    )
-)
-# Causal masks, such as GPT-2's `attn.bias` next to `attn.masked_bias`, have the shape (1, 1, n, n).
-_MASKS = frozenset(("bias", "causal_mask", "attn_mask", "attention_mask", "mask"))
-_FILL, _POSITIONS = "masked_bias", "position_ids"
-_ATTENTION = ("attn", "attention", "self_attn", "self_attention")
 
 
 def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
@@ -73,31 +61,6 @@ def _beside_in_lists(tree: Tree, paths: Iterable[Path]) -> Iterator[Path]:
 def _list_of(path: Path) -> Path | None:
     """The outermost list that a path is in."""
     return next((path[:at] for at, key in enumerate(path) if isinstance(key, int)), None)
-
-
-def is_buffer(name: str, array: LazyArray) -> bool:
-    """Whether an array is a buffer that a model computes from its configuration, not a learned weight.
-
-    Args:
-        name: the array's dotted name.
-        array: the array. One whose shape and dtype a learned bias or embedding could have is not a buffer.
-    """
-    *parents, last = name.split(".")
-    module = parents[-1] if parents else ""
-    shape, is_float = array.shape, array.dtype.is_float
-    if last in _ROTARY:
-        return True
-    if last == "freqs":
-        return module == "rope"  # Meta's; other modules may learn theirs
-    if last == "cache" and module in ("rope", "pos_embeddings", "rotary_emb"):
-        return True
-    if last == _FILL:
-        return not shape and module in _ATTENTION
-    if last == _POSITIONS:
-        return not is_float and len(shape) <= 2
-    is_square = len(shape) in (2, 4) and shape[-1] == shape[-2] and all(size == 1 for size in shape[:-2])
-    is_in_attention = not parents or module in _ATTENTION or last not in ("bias", "mask")
-    return last in _MASKS and is_square and is_in_attention and (len(shape) == 4 or not is_float)
 
 
 def find_buffers(tree: Tree, drop: Collection[str] = ()) -> list[Path]:

@@ -1,0 +1,138 @@
+"""Buffers that only one side has, compared with those that a model computes from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import pi
+from typing import Any
+
+import numpy as np
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.core.text import array_count
+from ckpttools.digest.pairing import Pairing, Remark, Side
+from ckpttools.families.silent import silent_values
+from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.roles.buffers import is_buffer
+
+# Larger buffers are not computed: a causal mask of 8,192 positions has 64 MiB.
+_MAX_BYTES = 64 << 20
+# As float64 a buffer takes up to 16 times its size, and what it is compared with as much.
+_MEMORY_SHARE = 64
+# Trainers compute powers, angles and their cosines in float32.
+_RELATIVE, _ANGLES = 1e-5, 2e-3
+# Additive masks are at most this where attention is forbidden.
+_FORBIDDEN = -1e4
+
+
+def without_computed_buffers(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
+    """Leave out buffers that one side lacks and that have the values a model computes. Reads them.
+
+    Rotary frequencies and tables, causal masks and positions are recognized. One with other values, or with
+    a rotary embedding that is not known here, stays an array that the other side lacks.
+
+    Args:
+        both: The arrays that are compared.
+        memory: Peak memory limit in bytes.
+
+    Raises:
+        CheckpointError: A buffer cannot be read.
+    """
+    max_bytes = min(_MAX_BYTES, memory // _MEMORY_SHARE)
+    sides: tuple[tuple[Side, Mapping[str, LazyArray]], ...] = ("A", both.only_a), ("B", both.only_b)
+    left: list[str] = []
+    remarks = list(both.remarks)
+    for number, (side, arrays) in enumerate(sides):
+        config = both.configs[number] or both.configs[1 - number] or {}
+        found = [
+            name
+            for name, array in arrays.items()
+            if is_buffer(name.replace("/", "."), array)
+            and array.nbytes <= max_bytes
+            and _is_computed(name.replace("/", "."), array, config)
+        ]
+        if found:
+            text = f"left out, as models compute these values themselves: {array_count(found)}"
+            remarks.append(Remark(text, side))
+        left += found
+    if not left:
+        return both
+    a, b = ({name: own[name] for name in own if name not in left} for own in (both.a, both.b))
+    return replace(both, a=a, b=b, remarks=tuple(remarks))
+
+
+def _is_computed(name: str, array: LazyArray, config: Mapping[str, Any]) -> bool:
+    """Whether a buffer has the values that a model with this configuration computes."""
+    last = name.rpartition(".")[2]
+    values = np.asarray(array.read())
+    values = values.astype(np.complex128 if array.dtype.kind == "complex" else np.float64)
+    if last in ("inv_freq", "original_inv_freq", "freqs"):
+        rounding = 2.0 ** -_mantissa_bits(array)
+        return any(
+            values.shape == known.shape and np.allclose(values, known, max(_RELATIVE, rounding), 1e-7)
+            for known in _frequencies(config, values.size)
+        )
+    if last == "freqs_cis":
+        return _is_table(values, config)
+    if last == "masked_bias":
+        return bool(values <= _FORBIDDEN)
+    if last == "position_ids":
+        return bool(np.all(values == np.arange(values.shape[-1]) if values.ndim else values == 0))
+    return values.ndim >= 2 and _is_causal(values.reshape(values.shape[-2:]))
+
+
+def _mantissa_bits(array: LazyArray) -> int:
+    return {"float16": 10, "bfloat16": 7}.get(array.dtype.name, 23)
+
+
+def _is_causal(mask: np.ndarray) -> bool:
+    """Whether a mask has one value up to the diagonal and another one above it, as GPT-2's."""
+    count = mask.shape[0]
+    before = np.tri(count, dtype=bool)
+    allowed, forbidden = mask[before], mask[~before]
+    is_boolean = bool(np.all(allowed == 1) and np.all(forbidden == 0))
+    return is_boolean or bool(np.all(allowed == 0) and np.all(forbidden <= _FORBIDDEN))
+
+
+def _is_table(values: np.ndarray, config: Mapping[str, Any]) -> bool:
+    """Whether a table has exp(i t f) for each position t and frequency f, as torchtitan and Meta store it."""
+    if not np.iscomplexobj(values):
+        if values.ndim != 3 or values.shape[-1] != 2:
+            return False
+        values = values[..., 0] + 1j * values[..., 1]
+    if values.ndim != 2:
+        return False
+    positions = np.arange(values.shape[0])[:, None]
+    tables = (np.exp(1j * positions * known) for known in _frequencies(config, values.shape[1]))
+    return any(bool(np.allclose(values, table, 0, _ANGLES)) for table in tables)
+
+
+def _frequencies(config: Mapping[str, Any], count: int) -> Iterator[np.ndarray]:
+    """The rotary frequencies that a model may have, one set for each kind of layer; none if unknown."""
+    facts = ModelFacts(config, silent=silent_values(config))
+    for prefix in ("", "local_"):
+        theta, kind = (facts.field(f"rope.{prefix}{name}") for name in ("theta", "type"))
+        if not isinstance(theta, int | float) or theta <= 0:
+            continue
+        plain = float(theta) ** -(np.arange(count) / count)
+        scale = {name: facts.field(f"rope.{prefix}{name}") for name in _LLAMA3}
+        factor = scale["factor"]
+        if kind in (None, "default", "dynamic"):
+            yield plain
+        elif isinstance(factor, int | float) and factor > 0:
+            if kind == "linear":
+                yield plain / factor
+            elif kind == "llama3" and all(isinstance(each, int | float) for each in scale.values()):
+                yield _stretched(plain, *(float(scale[name]) for name in _LLAMA3))
+
+
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def _stretched(plain: np.ndarray, factor: float, low: float, high: float, length: float) -> np.ndarray:
+    """Frequencies as Llama 3.1 stretches them: long waves by the factor, short ones not, smoothly between."""
+    turns = length * plain / (2 * pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    made: np.ndarray = (1 - smooth) * plain / factor + smooth * plain
+    return made

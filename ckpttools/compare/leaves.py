@@ -1,0 +1,94 @@
+"""Leaves other than arrays, and kinds of arrays, that differ between two checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Literal, NamedTuple
+
+from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
+from ckpttools.core.text import in_natural_order
+from ckpttools.digest.pairing import LeafDifference
+from ckpttools.maxtext.view import view_of
+from ckpttools.roles.of_tree import roles
+
+# Formats whose files contain only named arrays, unless a description that we write has the rest.
+_FLAT_FORMATS = frozenset(("safetensors",))
+
+
+class _LeafKind(NamedTuple):
+    what: Literal["array", "number", "empty", "text"]
+    text: str
+
+
+def differing_leaves(
+    a: Tree, b: Tree, parameters: bool = False, *, is_conversion: bool = False
+) -> tuple[LeafDifference, ...]:
+    """Return the leaves whose kinds or texts differ. Reads nothing.
+
+    Texts count everywhere. Empty nodes count between two checkpoints of one layout whose formats have a
+    place for them; Python numbers and typed random keys count if both were read from files as well.
+
+    Args:
+        a, b: The checkpoints.
+        parameters: Compare parameters alone, which are arrays: nothing differs here.
+        is_conversion: Whether one side is a Hugging Face checkpoint and the other is MaxText's.
+    """
+    if parameters:
+        return ()
+    has_empties = not is_conversion and _layout(a) == _layout(b) and _has_empties(a) and _has_empties(b)
+    # Steps of models are Python numbers, and arrays in training states.
+    is_read = None not in (a.metadata.format, b.metadata.format)
+    has_numbers = has_empties and is_read and _has_state(a) == _has_state(b)
+    counts = {"text": True, "empty": has_empties, "number": has_numbers, "array": has_numbers}
+    mine, theirs = _kinds(a), _kinds(b)
+    one_sided = {*_nodes_of_state(a, b), *_nodes_of_state(b, a)}
+    found: list[LeafDifference] = []
+    for name in in_natural_order({**mine, **theirs}):
+        kinds = mine.get(name), theirs.get(name)
+        there = [each for each in kinds if each is not None]
+        is_array = [each.what in ("array", "number") for each in there]
+        # The comparison of arrays lists an array that only one side has.
+        if kinds[0] == kinds[1] or (any(is_array) and not (len(there) == 2 and all(is_array))):
+            continue
+        if name not in one_sided and any(counts[each.what] for each in there):
+            found.append(LeafDifference(name, *(None if each is None else each.text for each in kinds)))
+    return tuple(found)
+
+
+def _layout(tree: Tree) -> tuple[str | None, bool]:
+    view = view_of(tree)
+    return view.flavour.name, view.is_stacked
+
+
+def _has_empties(tree: Tree) -> bool:
+    return tree.metadata.format not in _FLAT_FORMATS or any(len(path) > 1 for path in tree)
+
+
+def _nodes_of_state(tree: Tree, other: Tree) -> Iterator[str]:
+    """Empty nodes of a tree where the other has arrays below, or has no training state at all."""
+    above = {path[:length] for path in other for length in range(len(path))}
+    is_lost = view_of(tree).is_training and not _has_state(other)
+    known = roles(tree)
+    for path, leaf in tree.items():
+        if isinstance(leaf, Empty) and (path in above or (is_lost and known.of(path) != "parameter")):
+            yield dotted(path)
+
+
+def _has_state(tree: Tree) -> bool:
+    known = roles(tree)
+    return any(known.of(path) == "optimizer" for path in tree.arrays)
+
+
+def _kinds(tree: Tree) -> dict[str, _LeafKind]:
+    scalars, keys = tree.metadata.scalars, tree.metadata.key_impls
+    return {dotted(path): _kind(path, leaf, scalars, keys) for path, leaf in tree.items()}
+
+
+def _kind(path: Path, leaf: Leaf, scalars: Collection[Path], keys: Collection[Path]) -> _LeafKind:
+    if isinstance(leaf, Text):
+        return _LeafKind("text", f"text {leaf.value!r}")
+    if isinstance(leaf, Empty):
+        return _LeafKind("empty", f"empty {leaf.kind}")
+    if path in scalars:
+        return _LeafKind("number", "Python number")
+    return _LeafKind("array", "typed random key" if path in keys else "array")
