@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 
 import pytest
@@ -77,7 +78,9 @@ class TestSettingsAlone:
         named = {} if found.model_name and made["model_type"] != "deepseek_v3" else named
         assert {**values(found), **named} == {**values(told), **named}
         # What MaxText cannot do otherwise is said as it does it.
-        assert [each for each in found.deviations if "embedding" not in each.what] == []
+        assert [
+            each.what for each in found.deviations if not re.search("embedding|equal scores", each.what)
+        ] == []
 
     @pytest.mark.parametrize("case", CASES)
     def test_what_is_made_is_of_the_same_type(self, case):

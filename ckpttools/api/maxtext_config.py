@@ -15,14 +15,14 @@ from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
 from ckpttools.maxtext.config.checking import contradictions
+from ckpttools.maxtext.config.deviations import deviations
 from ckpttools.maxtext.config.given import Given, given
 from ckpttools.maxtext.config.known import mistakes
 from ckpttools.maxtext.config.reading import Reading
-from ckpttools.maxtext.config.report import Discrepancy, MaxTextConfig, ModelSetting, ordered
+from ckpttools.maxtext.config.report import MaxTextConfig, ModelSetting, ordered
 from ckpttools.maxtext.config.seen import SeenModel, seen_in, seen_in_config
 from ckpttools.maxtext.config.telling import (
     MODEL_NAME,
-    deviations,
     fitting_model,
     model_settings,
     notes,
@@ -32,8 +32,6 @@ from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.registry import Where
-
-_TIED = "logits_via_embedding"
 
 
 @checked
@@ -86,7 +84,7 @@ def maxtext_config(
         is_named=named is not None,
         settings=ordered(every),
         told=ordered({**settings_to_give(values, named), **stored}),
-        deviations=(*deviations(model.family, model.facts), *_tied(every)),
+        deviations=tuple(deviations(model.family, model.facts, version.name)),
         notes=(*model.notes, *notes(model.family, model.facts)),
         unread=tuple(Reading(model.family, model.facts).unread()),
         contradictions=(*contradictions(said, every), *(model.fp8.contradictions(said) if model.fp8 else ())),
@@ -126,9 +124,3 @@ def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:
         if each.name == SCAN_LAYERS and scan not in (None, each.value):
             raise UsageError("the layers of this checkpoint are stored differently", got=str(each))
         yield each
-
-
-def _tied(values: dict[str, ModelSetting]) -> Iterator[Discrepancy]:
-    if _TIED in values and values[_TIED].value:
-        what = "the output head is the embedding"
-        yield Discrepancy(what, "MaxText rounds it to bfloat16 for logits, whatever dtype says")

@@ -169,7 +169,7 @@ def _of_model(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
     """What MaxText computes otherwise, and what of the model is not there."""
     if config is None:
         return
-    yield from (f"{each.what}: {each.reason}" for each in config.deviations)
+    yield from map(str, config.deviations)
     if config.unread:
         yield f"MaxText is told nothing of {', '.join(config.unread)}"
     if view_of(tree).optimizer is None:

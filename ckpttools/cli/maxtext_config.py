@@ -115,7 +115,7 @@ def _settings(found: MaxTextConfig, form: str, command: str | None) -> Iterator[
 
 def _remarks(found: MaxTextConfig) -> Iterator[str]:
     for each in found.deviations:
-        yield from _labelled("differs", f"{each.what}: {each.reason}")
+        yield from _labelled("differs", str(each))
     if found.unread:
         yield from _labelled("not read", f"{', '.join(found.unread)}: MaxText is told nothing of it")
     for note in found.notes:

@@ -171,8 +171,6 @@ FAMILY = Family(
     conv_chunksize_for_audio:         config.audio_config.conv_chunksize | 500, if flag.audio
     must config.audio_config.activation_function is "gelu_pytorch_tanh", if flag.audio
         -- MaxText's tower takes GELU by tanh
-    note if flag.audio -- MaxText's tower hears each chunk of sound (2 * n_window frames) by itself,
-        -- transformers' looks across chunks, over n_window_infer frames
     must config.audio_config.output_dim is embed, if flag.audio
         -- what MaxText's tower gives is as wide as the text model
     idle audio_config.scale_embedding -- neither MaxText nor transformers scales

@@ -91,8 +91,6 @@ SETTINGS = """
         -- MaxText's tower has no other rotary embedding
     must config.rms_norm_eps is 1e-06, if flag.vision -- MaxText's tower takes it, and was trained with 1e-06
     must rope.mrope_interleaved is true, if flag.vision -- MaxText interleaves the sections of positions
-    note if flag.vision -- where the tower makes one token of several patches, MaxText takes GELU by tanh,
-        -- transformers the exact one
     idle rope_parameters.mrope_*, rope_scaling.mrope_* -- of text the three positions of a token are one
 """
 DERIVED = {

@@ -48,10 +48,17 @@ class Discrepancy:
     Attributes:
         what: the model's field and value.
         reason: what MaxText does instead.
+        effect: how far results are apart; empty where that was not measured.
+        remedy: what to do; empty where nothing helps.
     """
 
     what: str
     reason: str
+    effect: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (f"{self.what}: {self.reason}", self.effect, self.remedy)))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from typing import Any
 from ckpttools.core.errors import ConfigError
 from ckpttools.families.family import Family
 from ckpttools.families.silent import THETA
-from ckpttools.mapping.settings import Limit, Setting, SettingRules
-from ckpttools.mapping.sizes import nested
+from ckpttools.mapping.settings import Setting, SettingRules
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.known import known
 from ckpttools.maxtext.config.models import defaults, models, tower_defaults
 from ckpttools.maxtext.config.reading import TOWERS, Reading
-from ckpttools.maxtext.config.report import Discrepancy, ModelSetting
+from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.maxtext.versions import NEWEST
 
@@ -124,23 +123,6 @@ def _require_usable(name: str, field: str, value: Any, place: str) -> None:
 
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def deviations(family: Family, facts: ModelFacts) -> Iterator[Discrepancy]:
-    """What MaxText computes otherwise."""
-    reading = Reading(family, facts)
-    broken = (each for each in rules_of(family).limits if not each.holds(facts))
-    yield from dict.fromkeys(_deviation(each, reading) for each in broken)
-
-
-def _deviation(limit: Limit, reading: Reading) -> Discrepancy:
-    called = reading.called(limit.wanted.left)
-    if limit.wanted.left.kind == "field" and reading.facts.place_of(limit.wanted.left.name) is None:
-        value = json.dumps(limit.wanted.left.of(reading.facts))
-        return Discrepancy(f"nothing says {called}, which means {value} to transformers", limit.reason)
-    said = nested(reading.facts.config, called)
-    value = limit.wanted.left.of(reading.facts) if said is None else said
-    return Discrepancy(f"{called} is {json.dumps(_whole(value))}", limit.reason)
 
 
 def notes(family: Family, facts: ModelFacts) -> Iterator[str]:

@@ -1,0 +1,273 @@
+"""Where MaxText computes something else than transformers with the same weights: the one table of it.
+
+`known_deviations` has an entry for each; `deviations` returns those of one model. Conversions, `doctor`,
+`maxtext-config` and docs/deviations.md take them from here. The `must` rules of a family state the values of
+a configuration that MaxText's code fixes: a broken one is a deviation as well, and an entry with its field
+adds what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.wording import option
+from ckpttools.families.family import Family
+from ckpttools.mapping.settings import Limit
+from ckpttools.mapping.sizes import nested
+from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.reading import Reading
+from ckpttools.maxtext.config.report import Discrepancy
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
+
+_SEEN = ("qwen3-vl", "qwen3-vl-moe", "qwen3-omni", "qwen3.5-moe")
+_GEMMAS = ("gemma", "gemma2", "gemma4", "gemma4-small")
+
+
+@dataclass(frozen=True)
+class KnownDeviation:
+    """One way in which MaxText computes something else.
+
+    Attributes:
+        name: of the entry.
+        families: names of the families whose models may have it; empty for all.
+        condition: which of their models have it, for people.
+        what: the property of the model that MaxText does not follow.
+        reason: what MaxText does instead.
+        applies: whether a model has it; None if configuration and shapes do not tell.
+        field: the field of the `must` rule that states it, in place of `applies`.
+        effect: how far results are apart, measured with tiny models unless stated otherwise.
+        remedy: what to do; empty if nothing helps. In both texts, {percent} is by how much the rounded root
+            of hidden_size exceeds the exact one, {materialize} the option.
+        versions: the versions of MaxText that have it.
+    """
+
+    name: str
+    families: tuple[str, ...]
+    condition: str
+    what: str
+    reason: str
+    applies: Callable[[ModelFacts], bool] | None = None
+    field: str = ""
+    effect: str = ""
+    remedy: str = ""
+    versions: tuple[str, ...] = tuple(VERSIONS)
+
+
+def rounded_root(width: int) -> float:
+    """Return the square root of a width, rounded to bfloat16 to nearest even."""
+    mantissa, exponent = math.frexp(math.sqrt(width))
+    return math.ldexp(round(mantissa * 256), exponent - 8)
+
+
+def _has_rounded_root(facts: ModelFacts) -> bool:
+    width = facts.lengths.get("embed")
+    return width is not None and rounded_root(width) != math.sqrt(width)
+
+
+def _is_tied(facts: ModelFacts) -> bool:
+    return facts.flags.get("tied", False)
+
+
+def _has_yarn_in_some_layers(facts: ModelFacts) -> bool:
+    # OLMo 2 has one rotary embedding for all layers.
+    full, local = (facts.field(name) == "yarn" for name in ("rope.type", "rope.local_type"))
+    return bool(facts.field("config.model_type") == "olmo3") and full and not local
+
+
+def _has_images_wider_than_windows(facts: ModelFacts) -> bool:
+    tokens = facts.field("config.mm_tokens_per_image") or facts.field("config.vision_soft_tokens_per_image")
+    window = facts.field("config.sliding_window")
+    return facts.flags.get("vision", False) and isinstance(window, int) and window < (tokens or 256)
+
+
+def _flag(name: str) -> Callable[[ModelFacts], bool]:
+    return lambda facts: facts.flags.get(name, False)
+
+
+def known_deviations() -> tuple[KnownDeviation, ...]:
+    """Return all entries of the table."""
+    return _KNOWN
+
+
+_KNOWN = (
+    KnownDeviation(
+        "tied-head",
+        (),
+        "the output head is the embedding",
+        "the output head is the embedding",
+        "MaxText rounds it to bfloat16 for logits, whatever dtype says",
+        _is_tied,
+        effect="embeddings that are stored in bfloat16 are not rounded any further",
+        remedy="{materialize} stores a head of its own, which is not rounded",
+    ),
+    KnownDeviation(
+        "gemma3-tied-head",
+        ("gemma3",),
+        "the output head is the embedding, and bfloat16 does not have the root of hidden_size (all released "
+        "sizes)",
+        "the embedding is stored times the root of hidden_size, rounded to bfloat16",
+        "MaxText divides the logits of a tied head by the exact root",
+        lambda facts: _is_tied(facts) and _has_rounded_root(facts),
+        effect="logits are off by {percent}; transformers rounds the root in bfloat16 only, and for its "
+        "inputs alone",
+        remedy="{materialize} stores a head of its own: logits are then within 1e-5 of transformers with the "
+        "rounded root; no scale of a shared table is exact for both",
+    ),
+    KnownDeviation(
+        "gemma-embedding-scale",
+        _GEMMAS,
+        "bfloat16 does not have the root of hidden_size",
+        "the embedding is stored times the exact root of hidden_size",
+        "transformers in bfloat16 multiplies its inputs by the rounded root, and in float32 by the exact one",
+        _has_rounded_root,
+        effect="in bfloat16 the embedded inputs differ by {percent}",
+    ),
+    KnownDeviation(
+        "olmo3-yarn",
+        ("olmo3",),
+        "layers with full attention have YaRN (OLMo 3 7B and 32B)",
+        "YaRN is for the layers with full attention alone",
+        "MaxText applies it to layers with a window as well",
+        _has_yarn_in_some_layers,
+        effect="logits are 1.8 apart of 3.6 after 32 tokens, 2.6 of 4.5 after 1,024",
+        remedy="rope_type=default is right for three layers of four: logits are 0.3 apart after 32 tokens, "
+        "0.5 after 1,024; no choice of weights helps, because frequencies differ",
+    ),
+    KnownDeviation(
+        "llama3-rope-factor",
+        (),
+        "a Llama 3.2 (1B, 3B), whose factor is 32",
+        "the factor of the rotary embedding of type llama3",
+        "it is 8 in MaxText's code",
+        field="rope.factor",
+        effect="for a factor of 32, logits are 4e-3 apart of 4 after 32 tokens, 0.13 after 512",
+    ),
+    KnownDeviation(
+        "expert-weights",
+        (),
+        "norm_topk_prob is false or not stated (Qwen3-MoE states true)",
+        "the weights of the chosen experts",
+        "MaxText's always sum up to 1",
+        field="config.norm_topk_prob",
+        effect="logits are 0.85 apart of 3.8",
+    ),
+    KnownDeviation(
+        "sliding-window",
+        (),
+        "sliding_window is a number (Mistral 7B v0.1)",
+        "layers with a window",
+        "MaxText's block has no window",
+        field="config.sliding_window",
+        effect="no difference for texts that are shorter than the window; for texts of twice its length, "
+        "logits are 3.7 apart of 3.7",
+        remedy="train and decode with texts shorter than the window",
+    ),
+    KnownDeviation(
+        "deepseek4-yarn",
+        ("deepseek4",),
+        "compressed layers have YaRN (all released sizes)",
+        "the rotary embedding of compressed layers",
+        "MaxText does not stretch their positions",
+        field="rope.type",
+        effect="logits are 3.3 apart",
+    ),
+    KnownDeviation(
+        "deepseek4-shared-expert",
+        ("deepseek4",),
+        "swiglu_limit is a number (all released sizes)",
+        "the SwiGLU of the shared expert",
+        "MaxText clips only the chosen experts",
+        field="config.swiglu_limit",
+        effect="logits are 4.8 apart with a limit of 1; released models have 10",
+    ),
+    KnownDeviation(
+        "deepseek4-repeated-experts",
+        ("deepseek4",),
+        "a table of experts names an expert twice for one token",
+        "tables of experts (tid2eid)",
+        "transformers adds the output of an expert as often as it is named, MaxText once",
+        effect="logits are 6 apart with the tables that transformers initializes",
+    ),
+    KnownDeviation(
+        "indexer-ties",
+        ("deepseek",),
+        "an indexer chooses tokens (DeepSeek V3.2), and texts are longer than index_topk",
+        "tokens with equal scores",
+        "of tokens that all index heads reject, MaxText and torch choose different ones",
+        _flag("indexer"),
+        effect="logits are 7 apart with 2 index heads, 6e-6 with 16; released models have 64",
+    ),
+    KnownDeviation(
+        "patch-merger",
+        _SEEN,
+        "the model has its vision tower",
+        "the vision tower",
+        "MaxText rounds the positions of patches to bfloat16, and merges patches with GELU by tanh",
+        _flag("vision"),
+        effect="logits of images are 3e-3 apart",
+    ),
+    KnownDeviation(
+        "audio-chunks",
+        ("qwen3-omni",),
+        "the model has its audio tower",
+        "the audio tower",
+        "MaxText's hears each chunk of sound (2 * n_window frames) by itself, transformers' looks across "
+        "chunks, over n_window_infer frames",
+        _flag("audio"),
+    ),
+    KnownDeviation(
+        "image-windows",
+        ("gemma3", "gemma4"),
+        "the window is shorter than an image",
+        "images in layers with a window",
+        "all parts of an image attend to each other in MaxText, in transformers those within the window",
+        _has_images_wider_than_windows,
+        effect="logits of images are 1.1 apart with a window of 16",
+    ),
+)
+
+
+def deviations(family: Family, facts: ModelFacts, maxtext: str = NEWEST) -> Iterator[Discrepancy]:
+    """Yield what MaxText computes differently for one model.
+
+    Args:
+        family: of the model.
+        facts: what is known of it.
+        maxtext: version of MaxText.
+    """
+    known = [
+        each
+        for each in _KNOWN
+        if family.name in (each.families or (family.name,)) and maxtext in each.versions
+    ]
+    reading = Reading(family, facts)
+    broken = [each for each in family.settings.limits if not each.holds(facts)]
+    yield from dict.fromkeys(_of_limit(each, reading, known) for each in broken)
+    for each in known:
+        if each.applies is not None and each.applies(facts):
+            effect, remedy = (_filled(text, facts) for text in (each.effect, each.remedy))
+            yield Discrepancy(each.what, each.reason, effect, remedy)
+
+
+def _filled(text: str, facts: ModelFacts) -> str:
+    width = facts.lengths.get("embed", 1)
+    percent = f"{100 * (rounded_root(width) / math.sqrt(width) - 1):+.2f} %"
+    return text.format(percent=percent, materialize=option("tied", "materialize"))
+
+
+def _of_limit(limit: Limit, reading: Reading, known: list[KnownDeviation]) -> Discrepancy:
+    left, facts = limit.wanted.left, reading.facts
+    entry = next((each for each in known if each.field == left.name), None)
+    measured = (entry.effect, entry.remedy) if entry else ("", "")
+    called = reading.called(left)
+    if left.kind == "field" and facts.place_of(left.name) is None:
+        what = f"nothing says {called}, which means {json.dumps(left.of(facts))} to transformers"
+    else:
+        stated = nested(facts.config, called)
+        value = left.of(facts) if stated is None else stated
+        is_whole = isinstance(value, float) and value.is_integer()
+        what = f"{called} is {json.dumps(int(value) if is_whole else value)}"
+    return Discrepancy(what, limit.reason, *measured)

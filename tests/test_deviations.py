@@ -1,0 +1,127 @@
+"""The table of known deviations: what applies to which model, and which commands report it."""
+
+import json
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import succeed
+
+import ckpttools
+from ckpttools.families.registry import families
+from ckpttools.maxtext.config.deviations import known_deviations, rounded_root
+from ckpttools.maxtext.versions import VERSIONS
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "attention_factor": 1.2079441541679836,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+SIZES = {
+    "hidden_size": 40,
+    "num_hidden_layers": 4,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 65536,
+}
+OLMO3 = {**SIZES, "model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], "rope_theta": 5e5}
+OLMO3 |= {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "sliding_window": 4096}
+GEMMA3 = {**SIZES, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 16}
+GEMMA3 |= {"query_pre_attn_scalar": 16}
+LOCAL = {"rope_type": "default", "rope_theta": 5e5}
+NESTED = {"full_attention": {**YARN, "rope_theta": 5e5}, "sliding_attention": LOCAL}
+OLMO, ROOT, HEAD = "YaRN is for", "times the root", "the output head is"
+
+
+def reported(path, config):
+    """The deviations of a configuration."""
+    file = path / "config.json"
+    file.write_text(json.dumps(config))
+    return ckpttools.maxtext_config(file).deviations
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({**OLMO3, "rope_scaling": YARN}, [OLMO]),
+        ({**OLMO3, "rope_parameters": NESTED}, [OLMO]),
+        ({**OLMO3, "rope_parameters": {**NESTED, "sliding_attention": NESTED["full_attention"]}}, []),
+        (OLMO3, []),
+        ({**OLMO3, "rope_parameters": {"full_attention": LOCAL, "sliding_attention": LOCAL}}, []),
+        ({**OLMO3, "model_type": "olmo2", "layer_types": ["full_attention"] * 4, "rope_scaling": YARN}, None),
+        (GEMMA3, [HEAD, ROOT]),
+        ({**GEMMA3, "hidden_size": 64}, [HEAD]),
+        ({**GEMMA3, "hidden_size": 1152}, [HEAD, ROOT]),
+        ({**GEMMA3, "tie_word_embeddings": False}, []),
+    ],
+)
+def test_deviations_apply_to_the_models_that_have_them(tmp_path, config, expected):
+    found = reported(tmp_path, config)
+    if expected is None:
+        assert not any(each.what.startswith(OLMO) for each in found)
+        return
+    assert len(found) == len(expected)
+    assert all(text in each.what for text, each in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("width", "percent"), [(640, -0.19), (1152, 0.17), (2560, -0.19), (3840, 0.05), (5376, 0.24)]
+)
+def test_released_sizes_of_gemma3_are_reported_with_their_deviation(tmp_path, width, percent):
+    found = reported(tmp_path, {**GEMMA3, "hidden_size": width})
+    assert f"off by {percent:+.2f} %" in found[-1].effect
+    assert 'tied="materialize"' in found[-1].remedy
+
+
+@given(st.integers(1, 1 << 20))
+def test_rounded_root_is_that_of_bfloat16(width):
+    assert rounded_root(width) == float(ml_dtypes.bfloat16(np.float64(math.sqrt(width))))
+
+
+def test_entries_name_families_fields_and_versions_that_exist():
+    known = known_deviations()
+    assert len({each.name for each in known}) == len(known)
+    for each in known:
+        assert set(each.families) <= families().keys() and set(each.versions) <= VERSIONS.keys()
+        assert not (each.applies and each.field)
+        fields = {
+            limit.wanted.left.name
+            for name in each.families or families()
+            for limit in families()[name].settings.limits
+        }
+        assert not each.field or each.field in fields
+
+
+@pytest.mark.parametrize(
+    ("config", "phrase"),
+    [({**OLMO3, "rope_scaling": YARN}, "rope_type=default"), (GEMMA3, "--tied materialize")],
+)
+def test_commands_report_what_applies_and_what_to_do(tmp_path, config, phrase):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ckpttools.synth(tmp_path / "config.json", tmp_path / "hf")
+    for words in (("convert", "hf-to-maxtext", tmp_path / "hf"), ("maxtext-config",)):
+        assert phrase in " ".join(succeed(*words, tmp_path / "mt").stderr.split())
+    report = ckpttools.doctor(tmp_path / "mt")
+    assert report.healthy or {each.level for each in report.findings} == {"info"}
+    assert any(phrase.split()[-1] in each.do for each in report.findings)
+    assert ckpttools.doctor(tmp_path / "hf").findings == ()
+
+
+def test_a_head_of_its_own_removes_the_deviations_of_a_tied_one(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA3))
+    ckpttools.synth(tmp_path / "config.json", tmp_path / "hf")
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt", tied="materialize")
+    found = ckpttools.maxtext_config(tmp_path / "mt")
+    assert found.deviations == () and found.as_mapping()["logits_via_embedding"] is False
+    tree = ckpttools.open(tmp_path / "mt")
+    (kernel,) = (np.asarray(tree.arrays[path].read()) for path in tree.arrays if "logits_dense" in path)
+    head = ckpttools.open(tmp_path / "hf").arrays["model.embed_tokens.weight",].read()
+    assert np.array_equal(kernel.view(np.uint16), np.asarray(head).T.view(np.uint16))
