@@ -269,6 +269,18 @@ class TestLocks:
                 lock.renew()
         assert keys(s3) == ["x.partial/lock"], "it is the other's, and is not deleted"
 
+    def test_whoever_reads_what_is_written_is_told_whose_it_is(self, s3):
+        there = f"s3://{s3.bucket}/out"
+        s3.quirks.refuse = lambda method, path: 403 if "_METADATA" in path and method == "PUT" else 0
+        run(*CONVERT, there, code=5)
+        s3.quirks.refuse = lambda method, path: 0
+        s3.put({"out.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})
+        release = f"aws s3 rm s3://{s3.bucket}/out.partial/lock"
+        for words in (("inspect", "tree", there), ("inspect", "tree", f"{there}.partial"), ("doctor", there)):
+            told = ckpt(*words).output
+            assert "process 7 on gone, last seen" in told or "last renewed" in told, told
+            assert release in told, told
+
     def test_doctor_reports_it(self, s3):
         there = f"s3://{s3.bucket}/out"
         run(*CONVERT, there)

@@ -92,7 +92,10 @@ def added_certificates() -> str:
 
 def _certificates(name: str, path: Path) -> list[str]:
     try:
-        files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        if path.is_dir():
+            # It may have private keys as well, which others cannot read.
+            files = [each for each in files if each.is_file() and os.access(each, os.R_OK)]
         found = [block for each in files for block in _BLOCK.findall(each.read_text(errors="replace"))]
     except OSError as error:
         raise _unusable(name, path, error.strerror or str(error)) from error
