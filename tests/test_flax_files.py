@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
 
+import ckpttools
 from ckpttools.array.tree import Empty, Text
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
 from ckpttools.formats.base import ReadOptions
@@ -16,6 +17,7 @@ from ckpttools.formats.registry import open_tree
 
 serialization = pytest.importorskip("flax.serialization")
 msgpack = pytest.importorskip("msgpack")
+checkpoints = pytest.importorskip("flax.training.checkpoints")
 
 VALUES = {
     "embed": {"kernel": np.arange(12, dtype="f4").reshape(3, 4)},
@@ -298,3 +300,67 @@ def test_placeholders_of_several_processes_are_not_read_as_text(tmp_path):
     for path in (file, tmp_path):
         told = run("hash", path, code=3)
         assert "some arrays lie in directories of their own" in told and "checkpoint_10_gda" in told
+
+
+class TestStepsInFilesAndDirectories:
+    """`flax.training.checkpoints` writes files, or directories with Orbax, and lists both as one run."""
+
+    @pytest.fixture
+    def run_of(self, tmp_path):
+        import orbax.checkpoint as ocp
+
+        def made(**steps):
+            # In order, as Flax removes steps later than the one that it writes.
+            for number, kind in sorted(
+                (int(name.removeprefix("step_")), kind) for name, kind in steps.items()
+            ):
+                state = {"w": np.full(3, number, np.float32), "step": number}
+                place = tmp_path / "run" / f"checkpoint_{number}"
+                if kind == "orbax":
+                    with ocp.PyTreeCheckpointer() as checkpointer:
+                        checkpointer.save(place, state)
+                else:
+                    place.parent.mkdir(exist_ok=True)
+                    place.write_bytes(serialization.to_bytes(state))
+            return tmp_path / "run"
+
+        return made
+
+    @pytest.mark.parametrize(
+        "steps",
+        [
+            {"step_9": "orbax", "step_10": "msgpack"},
+            {"step_9": "msgpack", "step_10": "orbax"},
+            {"step_1": "msgpack", "step_2": "orbax", "step_30": "msgpack", "step_100": "orbax"},
+            {"step_2": "orbax", "step_3": "orbax", "step_1": "msgpack"},
+        ],
+        ids=lambda steps: "+".join(steps),
+    )
+    def test_latest_step_and_list_are_those_of_flax(self, run_of, steps):
+        run = run_of(**steps)
+        expected = [int(step) for step in checkpoints.available_steps(run)]
+        assert sorted(expected) == [each.step for each in ckpttools.ls(run).steps]
+        assert all(each.unfinished is None for each in ckpttools.ls(run).steps)
+        for step in (None, *expected):
+            tree = ckpttools.open(run, step=step)
+            restored = checkpoints.restore_checkpoint(run, None, step=step)
+            assert tree.metadata.step == restored["step"]
+            assert np.array_equal(tree.arrays["w",].read(), restored["w"])
+
+    def test_damaged_latest_file_is_an_error(self, run_of):
+        run = run_of(step_9="orbax", step_10="msgpack")
+        (run / "checkpoint_10").write_bytes((run / "checkpoint_10").read_bytes()[:-4])
+        with pytest.raises(FormatError):
+            ckpttools.open(run)
+        assert ckpttools.open(run, step=9).metadata.step == 9
+        assert [each.unfinished is None for each in ckpttools.ls(run).steps] == [True, False]
+
+    def test_prune_leaves_files(self, run_of):
+        run = run_of(step_1="msgpack", step_2="orbax", step_3="orbax")
+        fates = {fate.step: fate.fate for fate in ckpttools.prune(run, keep_last=1).report.steps}
+        assert fates == {1: "left alone", 2: "deleted", 3: "kept"}
+
+    def test_directories_of_other_names_do_not_count(self, run_of):
+        run = run_of(step_9="orbax", step_10="msgpack")
+        (run / "checkpoint_9").rename(run / "9")
+        assert ckpttools.open(run).metadata.step == 9

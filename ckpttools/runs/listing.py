@@ -14,12 +14,21 @@ from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import plural, some
 from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.flax.format import numbered_states
 from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
 from ckpttools.formats.orbax.naming import ITEM
 from ckpttools.formats.orbax.several_items import one_item
-from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, directories, orbax_at
+from ckpttools.formats.orbax.steps import (
+    FLAX_PREFIX,
+    IN_PROGRESS,
+    OrbaxItem,
+    OrbaxRun,
+    Step,
+    directories,
+    orbax_at,
+)
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, listed_by_manager
 from ckpttools.maxtext.view import view_of
@@ -200,7 +209,8 @@ def listed(run: OrbaxRun) -> RunListing:
     seen = listed_by_manager(run.path)
     latest = None if seen.latest is None else Step(seen.steps[seen.latest])
     steps = at_once(run.path.store, listed_step, run.steps.values())
-    names = _names(run)
+    steps = sorted([*steps, *_flax_steps(run)], key=lambda step: step.step)
+    names = _names(run) | {step.name for step in steps}
     item = None if latest is None else _resumed_item(latest)
     hindered = "" if latest is None else _hindered(latest, item, steps)
     return RunListing(
@@ -213,6 +223,23 @@ def listed(run: OrbaxRun) -> RunListing:
         {name: why for name, why in seen.passed_over.items() if name in names},
         tuple(entry.name for entry in run.path.entries() if entry.name not in names),
     )
+
+
+def _flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
+    """The steps next to those of Orbax that `flax.training.checkpoints` wrote as files."""
+    if not any(step.prefix == FLAX_PREFIX for step in run.steps.values()):
+        return
+    for step, place in numbered_states(run.path).items():
+        status = place.stat()
+        try:
+            item = tree_listing(open_tree(place), "")
+        except StorageError:
+            raise
+        except CheckpointError:
+            item = ItemListing("", "unreadable")
+        fault = "it cannot be read" if item.kind == "unreadable" else None
+        modified = status.modified / 1e9 if status.modified else None
+        yield StepListing(step, place.name, (item,), status.size, status.size, modified, fault)
 
 
 def _resumed_item(step: Step) -> str | None:

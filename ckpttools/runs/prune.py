@@ -110,7 +110,9 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
 
     def fate(each: StepListing) -> StepFate:
         why = _why_not_whole(each)
-        if why is None and each.step > max(whole):
+        if each.step not in run.steps:
+            why = "it is a file of Flax, which prune does not delete"
+        elif why is None and each.step > max(whole):
             why = "it is later than the last finished step"
         if why is not None:
             return _made(each, "left alone", why)

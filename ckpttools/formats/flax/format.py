@@ -109,6 +109,16 @@ def _states_in(folder: Place) -> list[Place]:
     return [folder / _STATE] if _STATE in files else []
 
 
+def numbered_states(folder: Place) -> dict[int, Place]:
+    """Return the states that `flax.training.checkpoints` wrote into a directory, by step.
+
+    Raises:
+        StorageError: the directory or a file cannot be read.
+    """
+    states = {_step_of(state): state for state in _states_in(folder)[:_MAX_PROBED]}
+    return {step: state for step, state in states.items() if step is not None and begins_as_state(state)}
+
+
 def _number(name: str) -> tuple[float, str]:
     """Return a sort key: the number in the name, as in Flax, then the name."""
     match = _NUMBERED.fullmatch(name)

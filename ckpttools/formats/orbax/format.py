@@ -28,7 +28,7 @@ from ckpttools.formats.orbax.naming import ITEM, Neighbours
 from ckpttools.formats.orbax.options import HELP, OPTIONS, STORAGE
 from ckpttools.formats.orbax.saves import Save
 from ckpttools.formats.orbax.several_items import one_item, open_items, several_items_error
-from ckpttools.formats.orbax.steps import OrbaxItem, is_item
+from ckpttools.formats.orbax.steps import FLAX_PREFIX, OrbaxItem, OrbaxRun, is_item, orbax_at
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import occurrences
@@ -51,6 +51,10 @@ class Orbax:
         save = joined_at(path, options)
         if save is not None:
             return joined_tree(save, path)
+        if (state := _flax_state(path, options.step)) is not None:
+            from ckpttools.formats.flax.format import FORMAT as FLAX
+
+            return FLAX.open(state, options)
         items = orbax_runs.find_items(path, options.step)
         return open_items(items, partial(_opened_item, options=options), all_items=options.all_items)
 
@@ -158,6 +162,26 @@ def _suitable_file_bytes(target: Target, ocdbt: bool) -> int | None:
 
 
 FORMAT = Orbax()
+
+
+def _flax_state(path: Place, step: int | None) -> Place | None:
+    """Return the file that Flax takes for the step, or for the latest one, in a directory of both kinds.
+
+    `flax.training.checkpoints` writes files `checkpoint_N`, or directories of that name with Orbax, and lists
+    both as steps of one run.
+    """
+    folders = [place for place in (path, path / "checkpoints") if place.is_dir()]
+    files = (entry for place in folders for entry in place.entries() if not entry.is_dir)
+    if not any(file.name.startswith(FLAX_PREFIX) for file in files):
+        return None
+    run = orbax_at(path)
+    if not isinstance(run, OrbaxRun) or not any(each.prefix == FLAX_PREFIX for each in run.steps.values()):
+        return None
+    from ckpttools.formats.flax.format import numbered_states
+
+    states = numbered_states(run.path)
+    latest = max((*states, *run.steps)) if step is None else step
+    return states.get(latest)
 
 
 def _opened_item(item: OrbaxItem, options: ReadOptions) -> Tree:

@@ -28,6 +28,8 @@ from ckpttools.stores.place import Place
 
 IN_PROGRESS = ".orbax-checkpoint-tmp"
 """What Orbax appends to the name of a directory that it is still writing; old versions add a time."""
+FLAX_PREFIX = "checkpoint_"
+"""What `flax.training.checkpoints` puts before the number of a step."""
 PRUNE_DIRECTORY = ".ckpttools-prune"
 """The directory in a run in which `ckpttools.runs.journal` keeps what a prune is about to do."""
 DELETING = "deleting"
