@@ -181,17 +181,15 @@ def diff(
 
 def _opened_alike(a: Source, b: Source, read: ReadOptions) -> tuple[Tree, Tree]:
     """Open both sides, with all items if both are steps with the same several items."""
-    every = replace(read, all_items=True)
-    whole = [
-        opened(each, read if isinstance(each, Tree) else every, other) for each, other in ((a, b), (b, a))
-    ]
-    items = [set(tree.metadata.items) for tree in whole]
-    if items[0] == items[1]:
-        return whole[0], whole[1]
-    first, second = (
-        opened(each, read, other) if of else tree
-        for each, other, of, tree in ((a, b, items[0], whole[0]), (b, a, items[1], whole[1]))
-    )
+    all_items = replace(read, all_items=True)
+
+    def open_all(source: Source, other: Source) -> Tree:
+        return opened(source, read if isinstance(source, Tree) else all_items, other)
+
+    first, second = open_all(a, b), open_all(b, a)
+    if {*first.metadata.items} != {*second.metadata.items}:
+        first = opened(a, read, b) if first.metadata.items else first
+        second = opened(b, read, a) if second.metadata.items else second
     return first, second
 
 

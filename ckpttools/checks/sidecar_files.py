@@ -22,7 +22,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         found = missing_content(head)
         if is_binary and not head:
             found = ("empty", "fetch the file again")
-        # A web page cannot be told from a template by its start, and is no JSON.
+        # A web page may look like a template, and `sidecar-json` reports it in JSON files.
         if found and (is_binary or is_pointer(head)):
             yield _finding(model, name, *found, is_lfs=is_pointer(head))
 

@@ -300,57 +300,57 @@ def _items(step: Step) -> Iterator[ItemListing]:
     if step.path in trees:
         yield listed_item(OrbaxItem(step.path, step), "")
         return
-    whole = _all_items(step) if len(trees) > 1 else None
+    step_tree = _open_all_items(step) if len(trees) > 1 else None
     for place in directories(step.path):
         if place in trees:
-            yield listed_item(OrbaxItem(place, step), place.name, whole)
+            yield listed_item(OrbaxItem(place, step), place.name, step_tree)
         elif IN_PROGRESS not in place.name:
             yield ItemListing(place.name, METRICS if place.name == METRICS else "files")
 
 
-def _all_items(step: Step) -> Tree | None:
-    """All items of a step as one tree; None if one of them cannot be opened."""
+def _open_all_items(step: Step) -> Tree | None:
+    """Open all items of a step as one tree. Returns None if an item cannot be opened."""
     try:
         with unwarned():
             return open_tree(step.path, ReadOptions(all_items=True))
     except StorageError:
         raise
     except CheckpointError:
-        return None  # each item is listed as far as it can be opened
+        return None  # items are listed one by one, as far as they can be opened
 
 
-def listed_item(item: OrbaxItem, name: str, whole: Tree | None = None) -> ItemListing:
+def listed_item(item: OrbaxItem, name: str, step_tree: Tree | None = None) -> ItemListing:
     """List a tree, as far as it can be opened.
 
     Args:
         item: The item.
         name: Its name in the listing.
-        whole: All items of its step, if there are several: what an item holds is known by the others.
+        step_tree: All items of its step, if there are several: the other items show what an item holds.
     """
     try:
         with unwarned():
-            tree = open_tree(item.directory) if whole is None else one_item(whole, name)
+            tree = open_tree(item.directory) if step_tree is None else one_item(step_tree, name)
     except StorageError:
         raise
     except CheckpointError:
         return ItemListing(name, "unreadable")
-    return tree_listing(tree, name, whole)
+    return tree_listing(tree, name, step_tree)
 
 
 def _is_factor(path: Path) -> bool:
-    """Whether a path is that of a LoRA factor, as trainers in JAX name them."""
+    """Whether a path has the name of a LoRA factor in JAX trainers."""
     return any("lora_a" in str(key) or "lora_b" in str(key) for key in path[-2:])
 
 
-def tree_listing(tree: Tree, name: str, whole: Tree | None = None) -> ItemListing:
-    """What an open tree is, as the item of this name; `whole` as in `listed_item`."""
+def tree_listing(tree: Tree, name: str, step_tree: Tree | None = None) -> ItemListing:
+    """List an open tree as the item of this name; `step_tree` as in `listed_item`."""
     view = view_of(tree)
     has_parameters, has_optimizer = bool(view.of_role("parameter")), bool(view.of_role("optimizer"))
     is_state = view.is_training
-    if whole is not None and tree.arrays and view.kind is None:
-        known = view_of(whole).roles
-        held = {known.of((name, *path)) for path in tree.arrays}
-        has_parameters, has_optimizer = "parameter" in held, "optimizer" in held
+    if step_tree is not None and tree.arrays and view.kind is None:
+        step_roles = view_of(step_tree).roles
+        roles = {step_roles.of((name, *path)) for path in tree.arrays}
+        has_parameters, has_optimizer = "parameter" in roles, "optimizer" in roles
         is_state |= has_optimizer
     plain = "training" if has_optimizer else "parameters"
     alone = "optimizer" if has_optimizer else "other"

@@ -49,7 +49,7 @@ def _adapter(item: ListedItem) -> Iterator[Finding]:
 
         if kernels := tunix_kernels(paths):
             what = f"a LoRA adapter in the names of Tunix: factors of {plural(len(kernels), 'kernel')}"
-            why = "it is not a whole model, and MaxText does not load these names"
+            why = "it is not a complete model, and MaxText does not load these names"
             command = f"ckpt adapter to-peft {pasted(item.path)} DST --base BASE --alpha ALPHA"
             yield Finding(INFO, str(item.path), what, why, f"convert it: {command}", command=command)
 

@@ -225,7 +225,7 @@ def _is_of_region(text: str) -> bool:
 
 
 def unusable_credentials(error: Exception, asked: BucketRequest) -> StorageError:
-    """Return the error of credentials or settings of which no client can be made."""
+    """Return the error for credentials or settings that obstore does not accept."""
     got = str(error).partition("\n")[0].removeprefix("Generic ")
     return StorageError(
         f"the credentials or settings for {asked.words.cloud} cannot be used",

@@ -292,7 +292,7 @@ def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLoc
 
 
 def said_by(bucket: Bucket, key: str) -> Mapping[str, str]:
-    """What a lock says, whoever has it; nothing where nobody has. Raises StorageError as `stored_lock`."""
+    """Return the content of a lock, empty if there is none. Raises StorageError as `stored_lock`."""
     found = read(bucket, key)
     return _parsed(found[0]) if found else {}
 
