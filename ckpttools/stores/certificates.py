@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttools.core.errors import StorageError
+
+if TYPE_CHECKING:
+    import ssl
 
 _SYSTEM = "SSL_CERT_FILE"
 _ADDED = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
