@@ -540,7 +540,9 @@ class TestSafetensors:
         named = self.named(folder)
         named.pop("model.norm.weight")
         self.rename(folder, named)
-        assert "does not name 1 tensor of its files" in only(folder, "safetensors-index").what
+        found = [each for each in examine(folder).findings if each.check == "safetensors-index"]
+        assert [each.level for each in found] == ["warning"]
+        assert "does not name 1 tensor of its files: model.norm.weight" in found[0].what
 
     def test_an_index_that_leads_elsewhere(self, tmp_path):
         folder = self.folder(tmp_path)

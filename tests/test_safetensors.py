@@ -560,18 +560,15 @@ def test_an_index_that_points_outside(name, tmp_path):
     assert_says(refusal(tmp_path), "outside", repr(name), "do not trust")
 
 
-def test_the_index_and_the_shards_disagree(tmp_path):
+def test_index_of_tensors_that_its_files_lack_is_refused(tmp_path):
     weight_map = shards(tmp_path)
     weight_map["more"] = weight_map["yet"] = weight_map["t0"]
-    weight_map["t1"] = weight_map["t2"]
-    weight_map["other"] = "model-00002-of-00003.safetensors"
+    weight_map["t1"], weight_map["t2"] = weight_map["t2"], weight_map["t1"]
     index = write_index(tmp_path, weight_map)
     error = refusal(tmp_path)
     assert error.place == str(index)
-    said, there = str(error).split("in the file, not named by the index")
-    for tensor in ("more", "yet", "t1", "other"):
-        assert f"{tensor} (" in said
-    assert "t1 (model-00002-of-00003.safetensors)" in there
+    assert_says(error, "named by the index, not in the file", "more (", "yet (", "another save")
+    assert "t1 (" not in str(error)
 
 
 def test_the_same_tensors_in_several_files(tmp_path):
@@ -804,3 +801,101 @@ def test_doctor_reports_incomplete_download_if_tensors_are_missing(tmp_path):
     dict(save_shards(tmp_path, 2, 2))
     (found,) = index_findings(tmp_path)
     assert "missing" in found.what and "earlier save" not in found.why
+
+
+# An index that is stale, or of a download that is not complete
+
+
+def run_step(text, folder):
+    """Run the commands in a hint or a finding."""
+    command = text.split("run ")[-1].split(";")[0]
+    subprocess.run(
+        ["bash", "-ec", command.replace("ckpt ", f"{sys.executable} -m ckpttools ", 1)],
+        check=True,
+        capture_output=True,
+    )
+    assert all(each.level != "error" for each in index_findings(folder))
+
+
+def values_of(folder):
+    return {path[0]: float(each.read()[0]) for path, each in ckpttools.open(folder).arrays.items()}
+
+
+def test_tensors_that_an_index_misplaces_are_read_as_transformers_does(tmp_path):
+    source = tmp_path / "m"
+    source.mkdir()
+    named = dict(save_shards(source, 2, 1))
+    held = values_of(source)
+    files = sorted({*named.values()})
+    for stale, said in (
+        ({name: file for name, file in named.items() if name != "t1"}, "1 tensor that it does not list"),
+        ({**named, "t2": files[1]}, "1 tensor in other files than it names"),
+    ):
+        write_index(source, stale)
+        tree = ckpttools.open(source)
+        assert values_of(source) == held
+        (remark,) = tree.metadata.notes.remarks
+        assert said in remark and any(file in remark for file in files)
+        (found,) = index_findings(source)
+        assert found.level == "warning"
+        out = tmp_path / f"out{len(stale)}"
+        run_step(f"run {found.command.replace(' DST', f' {out}')}", out)
+        assert values_of(out) == held and index_findings(out) == []
+
+
+def test_a_file_that_the_index_does_not_name_is_skipped_if_others_have_its_tensors(tmp_path):
+    named = dict(save_shards(tmp_path, 2, 1))
+    extra = tmp_path / "model-00003-of-00002.safetensors"
+    save_file({"t0": np.full(4, 9, np.float32)}, extra)
+    write_index(tmp_path, named)
+    (remark,) = ckpttools.open(tmp_path).metadata.notes.remarks
+    assert extra.name in remark and "skipped" in remark
+    assert set(values_of(tmp_path).values()) == {1.0}
+
+
+def test_a_file_with_tensors_of_its_own_that_the_index_does_not_name_is_refused(tmp_path):
+    named = dict(save_shards(tmp_path, 2, 1))
+    held = values_of(tmp_path)
+    files = sorted({*named.values()})
+    write_index(tmp_path, {name: file for name, file in named.items() if file == files[0]})
+    error = refusal(tmp_path)
+    assert_says(error, "the index is stale", files[1], "t{1,3,5}", "transformers would skip these")
+    (found,) = index_findings(tmp_path)
+    assert found.level == "error"
+    # The step of either message gives all tensors back.
+    saved = (tmp_path / "model.safetensors.index.json").read_bytes()
+    for text in (error.hint, found.do):
+        run_step(text, tmp_path)
+        assert values_of(tmp_path) == held
+        (tmp_path / "model.safetensors.index.json").write_bytes(saved)
+        for aside in tmp_path.glob("*.old"):
+            aside.unlink()
+
+
+def test_no_index_is_set_aside_where_none_could_be_written_in_its_place(tmp_path):
+    named = dict(save_shards(tmp_path, 3, 1))
+    files = sorted({*named.values()})
+    kept = {name: file for name, file in named.items() if file == files[0]}
+    write_index(tmp_path, kept)
+    assert "ckpt doctor" in str(refusal(tmp_path))
+    save_file({"t0": np.zeros(4, np.float32), "u": np.zeros(4, np.float32)}, tmp_path / files[1])
+    assert_says(refusal(tmp_path), "the index is stale", "fetch the index and its files again")
+    write_index(tmp_path, {**kept, "u": files[1], "gone": files[1]})
+    assert "ckpt doctor" not in str(refusal(tmp_path))
+
+
+def test_missing_files_are_a_stale_index_or_an_incomplete_download(tmp_path):
+    named = dict(save_shards(tmp_path, 3, 1))
+    for name in {*named.values()}:
+        (tmp_path / name).unlink()
+    write_index(tmp_path, named)
+    kept = dict(save_shards(tmp_path, 2, 2))
+    error = refusal(tmp_path)
+    assert_says(error, "the index is stale", *{*kept.values()})
+    assert "not complete" not in str(error)
+    run_step(error.hint, tmp_path)
+    assert set(values_of(tmp_path).values()) == {2.0} and len(values_of(tmp_path)) == len(kept)
+    # Without one of the other files, none of both is complete.
+    write_index(tmp_path, named)
+    (tmp_path / sorted({*kept.values()})[0]).unlink()
+    assert_says(refusal(tmp_path), "the download is not complete")

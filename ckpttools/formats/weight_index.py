@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from shlex import quote
 from typing import NoReturn
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, counted_listing, listing
-from ckpttools.core.text import first_of, some
+from ckpttools.core.text import first_of, plural, some
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.place import Place
 
 _INDEX_HINT = "fetch the index again, or remove it: the files themselves say which tensors they hold"
+_FETCH_BOTH = "fetch the index and its files again"
 _NUMBERED = re.compile(r"(?P<stem>.*)-\d+-of-(?P<rest>\d+\..*)", re.DOTALL)
 
 
@@ -44,46 +46,149 @@ class WeightsLocation:
             return self.files
         return _files_of_index(self.folder, self.folder / self.index, self.named)
 
+    @cached_property
+    def unnamed(self) -> tuple[str, ...]:
+        """Files of the same series that the index does not name; none where a listing is a request."""
+        if self.named is None or self.folder.store.scheme != "file":
+            return ()  # a listing is a request there
+        series = {_series_of(name) for name in self.names} - {None}
+        others = sorted({*visible_files(self.folder)} - {*self.names}) if series else []
+        return tuple(name for name in others if _series_of(name) in series)
+
     def check(self, tensors: Sequence[tuple[str, str]]) -> None:
-        """Checks that no tensor is in two files, and that the index says of each in which it is.
+        """Check that no tensor is in two files, and that the index names the file of each.
 
         Args:
-            tensors: name of each, and of the file that holds it.
+            tensors: Name of each and of the file that holds it.
 
         Raises:
-            FormatError: they are not; lists which.
+            FormatError: Index and files disagree; lists how.
         """
         _check_once(tensors, self.folder)
         if self.named is not None and self.index is not None:
+            if self.unnamed:
+                raise FormatError(
+                    f"the index names no tensor of a file of the same series:{listing(self.unnamed)}",
+                    place=self.folder / self.index,
+                    wanted="all files that are numbered alike",
+                    hint=f"move these files away, or: {_INDEX_HINT}",
+                )
             _check_index(self.named, dict(tensors), self.folder / self.index)
 
-    def check_overlaid(self, tensors: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-        """Check tensors as `check` does, but accept repeated tensors if the index names the last file.
+    def check_as_loaded(
+        self, tensors: Sequence[tuple[str, str]], tensors_in: Callable[[str], Iterable[str]]
+    ) -> tuple[str, ...]:
+        """Check that the files which the index names hold a whole model, as transformers reads them.
 
-        transformers reads all files that an index names, ordered by name. The last file with a tensor counts,
-        whichever file the index names. A repeated tensor is accepted only if both agree.
+        transformers reads all of these files in the order of their names, and the last one with a tensor
+        counts, whichever the index names. It reads tensors that the index does not list as well, and skips
+        files that the index does not name. A tensor in several files is accepted only if the index names the
+        last one, and a file is skipped only if the others hold all of its tensors.
 
         Args:
-            tensors: Names of the tensors and of their files, ordered by file name.
+            tensors: Name of each and of the file that holds it, in the order of the files' names.
+            tensors_in: Return the names of the tensors in a file that the index does not name.
 
         Returns:
-            The repeated tensors.
+            What a user should know of where index and files disagree.
 
         Raises:
-            FormatError: Index and files disagree; lists the differences.
+            FormatError: Tensors are missing, or it is unclear which of several counts; lists which.
         """
-        last = dict(tensors)
-        if self.named is None or self.index is None or len(last) == len(tensors):
+        if self.named is None or self.index is None:
             self.check(tensors)
             return ()
+        index, last = self.folder / self.index, dict(tensors)
         files: dict[str, list[str]] = {}
         for tensor, file in tensors:
             files.setdefault(tensor, []).append(file)
         repeated = {tensor: names for tensor, names in files.items() if len(names) > 1}
-        index = self.folder / self.index
         _refuse_ambiguous(self.named, repeated, index)
-        _check_index(self.named, last, index)
-        return tuple(repeated)
+        held = {name: frozenset(tensors_in(name)) for name in self.unnamed}
+        every = [*last, *(tensor for each in held.values() for tensor in each)]
+        is_unique = not repeated and len(every) == len({*every})
+        hint = _set_aside(index) if is_unique and self._is_one_series() else _FETCH_BOTH
+        _refuse_lost(self.named, last, held, index, hint)
+        moved = [name for name in self.named if last[name] != self.named[name]]
+        unlisted = [name for name in last if name not in self.named]
+        return tuple(_remarks(self.index, last, tuple(repeated), moved, unlisted, self.unnamed))
+
+    def _is_one_series(self) -> bool:
+        """Whether the files of weights here are one complete series, of which an index can be written."""
+        every = {*self.names, *self.unnamed}
+        series = {_series_of(name) for name in every}
+        kind = series.pop() if len(series) == 1 else None
+        if kind is None or self.folder.store.scheme != "file":
+            return False
+        count, _, ending = kind[1].partition(".")
+        there = {name for name in visible_files(self.folder) if name.endswith(f".{ending}")}
+        return len(every) == int(count) and there == every
+
+
+def _remarks(
+    index: str,
+    files: Mapping[str, str],
+    repeated: Sequence[str],
+    moved: Sequence[str],
+    unlisted: Sequence[str],
+    unnamed: Sequence[str],
+) -> Iterator[str]:
+    """What a user should know of tensors and files about which the index is wrong."""
+    if repeated:
+        count = plural(len(repeated), "tensor")
+        yield f"{count} in several files, read from those that {index} names: {some(repeated)}"
+    for what, names in (("in other files than it names", moved), ("that it does not list", unlisted)):
+        if names:
+            there = sorted({files[name] for name in names})
+            count = plural(len(names), "tensor")
+            where = f"read from {some(there)} as transformers does"
+            yield f"{index} is stale: {count} {what}, {where}: {some(names)}"
+    if unnamed:
+        what = f"skipped as by transformers, as {index} does not name them and others have their tensors"
+        yield f"{what}: {some(unnamed)}"
+
+
+def _refuse_lost(
+    named: Mapping[str, str],
+    there: Mapping[str, str],
+    held: Mapping[str, Collection[str]],
+    index: Place,
+    hint: str,
+) -> None:
+    """Refuse an index that names tensors which its files lack, or no file of some tensors."""
+    lost = {name: sorted(each for each in held[name] if each not in there) for name in held}
+    lost = {name: tensors for name, tensors in lost.items() if tensors}
+    absent = {tensor: file for tensor, file in named.items() if tensor not in there}
+    if lost:
+        lines = [f"{name}: {plural(len(each), 'tensor')}, {some(each)}" for name, each in lost.items()]
+        raise FormatError(
+            "the index is stale: it does not name files that have tensors which no other file has:"
+            + listing(lines),
+            place=index,
+            got=f"{plural(len({*named.values()}), 'file')} in the index",
+            wanted="every file that has tensors of the model; transformers would skip these",
+            hint=hint,
+        )
+    if absent:
+        raise FormatError(
+            "the index and its files do not hold the same tensors"
+            + _differing("named by the index, not in the file", absent.items())
+            + _differing("in the file, not named by the index", _unlisted(named, there)),
+            place=index,
+            got="all files that it names, without these tensors: the index or a file is of another save",
+            wanted="every tensor of the index in a file",
+            hint=hint if hint == _FETCH_BOTH else f"{_FETCH_BOTH}; or, if the files are right, {hint}",
+        )
+
+
+def _unlisted(named: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(tensor, file) for tensor, file in there.items() if tensor not in named]
+
+
+def _set_aside(index: Place) -> str:
+    """The commands that replace an index by one of all files next to it."""
+    folder, old = quote(str(index.parent)), quote(f"{index}.old")
+    return f"mv -n {quote(str(index))} {old} && ckpt doctor {folder} --fix index"
 
 
 def visible_files(folder: Place) -> list[str]:
@@ -140,25 +245,34 @@ def _files_of_index(folder: Place, index: Place, named: Mapping[str, str]) -> tu
     there = at_once(folder.store, lambda name: is_file(folder / name), names)
     missing = [name for name, is_there in zip(names, there, strict=True) if not is_there]
     if missing:
+        _refuse_stale(folder, index, names, missing)
         refuse_missing(missing, index, "all files that the index names")
-    _refuse_unnamed(folder, index, names)
     return names
 
 
-def _refuse_unnamed(folder: Place, index: Place, names: Sequence[str]) -> None:
-    """A file of the same series that the index leaves out: its tensors would be lost."""
-    if folder.store.scheme != "file":
-        return  # a listing is a request there
-    series = {_series_of(name) for name in names} - {None}
-    unnamed = sorted({*visible_files(folder)} - {*names}) if series else []
-    left_out = [name for name in unnamed if _series_of(name) in series]
-    if left_out:
-        raise FormatError(
-            f"the index names no tensor of a file of the same series:{listing(left_out)}",
-            place=index,
-            wanted="all files that are numbered alike",
-            hint=f"move these files away, or: {_INDEX_HINT}",
-        )
+def _refuse_stale(folder: Place, index: Place, names: Sequence[str], missing: Sequence[str]) -> None:
+    """Refuse an index of missing files next to another, complete series of the same stem.
+
+    A download that is not complete lacks files and has no others.
+    """
+    wanted = {match["stem"] for name in missing if (match := _NUMBERED.fullmatch(name))}
+    series: dict[tuple[str, str], list[str]] = {}
+    for name in {*visible_files(folder)} - {*names}:
+        kind = _series_of(name)
+        if kind is not None and kind[0] in wanted:
+            series.setdefault(kind, []).append(name)
+    for (_, rest), files in series.items():
+        if len(files) == int(rest.partition(".")[0]):
+            fetched = "or, if these files are of an earlier save, fetch the missing ones"
+            is_replaceable = {*missing} == {*names}
+            raise FormatError(
+                f"the index names {plural(len(missing), 'file')} that do not exist, next to others that are "
+                f"complete and that it does not name: the index is stale:{listing(sorted(missing))}",
+                place=index,
+                got=f"{plural(len(files), 'file')}: {some(sorted(files))}",
+                wanted="the names of the files that are there",
+                hint=f"{_set_aside(index) if is_replaceable else 'fetch the index again'}; {fetched}",
+            )
 
 
 def _series_of(name: str) -> tuple[str, str] | None:

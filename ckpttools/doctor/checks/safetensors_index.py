@@ -148,33 +148,65 @@ def _against_files(
     if lost:
         yield _stale(inventory, weights, place, named, lost) or _missing(place, lost, "the index names them")
     headers = {file: header_of(weights.folder / file) for file in shards if file not in {*lost, *outside}}
-    there = {
-        (entry.name, file)
-        for file, each in headers.items()
-        if isinstance(each, SafetensorsHeader)
-        for entry in each.entries
-    }
-    said = {
-        (tensor, file) for tensor, file in named.items() if isinstance(headers.get(file), SafetensorsHeader)
-    }
-    hint = f"fetch the index again, or set it aside: {set_aside(place)}"
-    absent = {tensor for tensor, _ in said - there}
-    unnamed = {tensor for tensor, _ in there} - named.keys()
+    files = _places(headers)
+    is_readable = {file for file, each in headers.items() if isinstance(each, SafetensorsHeader)}
+    absent = {tensor for tensor, file in named.items() if file in is_readable and tensor not in files}
     if not outside:
-        yield from _repeated(weights, place, named, _places(headers), absent)
+        yield from _repeated(weights, place, named, files, absent)
     if absent:
         what = f"names {plural(len(absent), 'tensor')} that its files do not hold: {_some(absent)}"
+        hint = f"fetch the index again, or set it aside: {set_aside(place)}"
         yield Finding(
             ERROR, str(place), what, "they cannot be loaded: of another model, or a shard was changed", hint
         )
-    if unnamed:
-        what = f"does not name {plural(len(unnamed), 'tensor')} of its files: {_some(unnamed)}"
-        yield Finding(ERROR, str(place), what, "readers that use the index do not load them", hint)
+    yield from _misnamed(weights, place, named, files)
     loose = sorted(set(weights.files) - set(shards) - {_WHOLE})
     if loose and len(weights.indexes) == 1 and not lost:
-        what = f"does not name {plural(len(loose), 'file')} beside it: {_some(loose)}"
+        yield _loose(inventory, weights, place, files, loose)
+
+
+def _misnamed(
+    weights: SafetensorsFiles, place: Place, named: Mapping[str, str], files: Mapping[str, Sequence[str]]
+) -> Iterator[Finding]:
+    """Tensors that are in files which the index names, but not where it says, or that it does not list."""
+    moved = [tensor for tensor, file in named.items() if tensor in files and file not in files[tensor]]
+    unlisted = [tensor for tensor in files if tensor not in named]
+    kinds = (
+        (f"does not name {plural(len(unlisted), 'tensor')} of its files", unlisted),
+        (f"names the wrong file of {plural(len(moved), 'tensor')}", moved),
+    )
+    for what, tensors in kinds:
+        if tensors:
+            why = (
+                "transformers and ckpttools read all tensors of the files that an index names; readers that "
+                "look up a tensor in the index do not find these"
+            )
+            command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
+            do = f"`{command}` writes them with an index of all tensors"
+            yield Finding(WARNING, str(place), f"{what}: {_some(tensors)}", why, do, command=command)
+
+
+def _loose(
+    inventory: Inventory,
+    weights: SafetensorsFiles,
+    place: Place,
+    files: Mapping[str, Sequence[str]],
+    loose: Sequence[str],
+) -> Finding:
+    """Files next to those that an index names: another save's, or a part of the model that it forgets."""
+    what = f"does not name {plural(len(loose), 'file')} beside it: {_some(loose)}"
+    series = {_stem(name) for name in {file for each in files.values() for file in each}}
+    of_model = [name for name in loose if NAMES.numbered.fullmatch(name) and _stem(name) in series]
+    held = _places({name: header_of(weights.folder / name) for name in of_model})
+    if not held.keys() - files.keys():
         do = "move them away if they belong to another save"
-        yield Finding(WARNING, str(place), what, "nothing loads them; they take up space", do)
+        return Finding(WARNING, str(place), what, "nothing loads them; they take up space", do)
+    why = f"transformers skips them, and no other file has {_some(held.keys() - files.keys())}"
+    do = "fetch the shards and the index again: they belong to different saves"
+    headers = {name: header_of(weights.folder / name) for name in weights.files}
+    if not _contradiction(headers) and not NAMES.missing(weights.files):
+        do = f"if all these files are of one save, run {set_aside(place)} && {mending(inventory, 'index')}"
+    return Finding(ERROR, str(place), what, why, do)
 
 
 def _stale(

@@ -16,7 +16,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option
-from ckpttools.core.text import first_of, plural, some
+from ckpttools.core.text import first_of
 from ckpttools.formats import flat
 from ckpttools.formats.adapters import WEIGHTS_STEM
 from ckpttools.formats.base import ReadOptions, Target, Writer
@@ -79,14 +79,14 @@ class SafetensorsFormat:
         if is_sharded(file.header for file in files):
             return _stitched(path, found.folder, files)
         tensors = [(entry.name, file.name) for file in files for entry in file.header.entries]
-        repeated = found.check_overlaid(tensors)
-        # If several files have a tensor, the last one counts, and the index names that one.
+        disagreeing = found.check_as_loaded(
+            tensors,
+            lambda name: (e.name for e in _opened(found.folder, name, options).header.entries),
+        )
+        # Of a tensor in several files the last one counts, which is the one that the index names.
         tree = _tree(path, found.folder, files)
         remarks = _of_others(path, found).remarks if path.is_dir() else ()
-        if repeated:
-            count = plural(len(repeated), "tensor")
-            text = f"{count} in several files, read from those that {found.index} names: {some(repeated)}"
-            remarks = (*remarks, text)
+        remarks = (*remarks, *disagreeing)
         return tree.with_metadata(notes=Notes(remarks=remarks)) if remarks else tree
 
     def owns(self, name: str) -> bool:
@@ -175,7 +175,7 @@ def _of_others(directory: Place, found: WeightsLocation) -> Notes:
     """What is said of files of weights in a directory that are not read; other loaders may read them."""
     visible = (each.name for each in directory.entries() if not each.is_dir and each.name[0] != ".")
     files = (name for name in visible if name.endswith(NAMES.suffix) and name not in found.names)
-    others = sorted(name for name in files if name not in _BESIDE)
+    others = sorted(name for name in files if name not in (*_BESIDE, *found.unnamed))
     if not others:
         return Notes()
     read = f"what {found.index} names" if found.index is not None else found.files[0]
