@@ -357,8 +357,9 @@ class TestStepsInFilesAndDirectories:
 
     def test_prune_leaves_files(self, run_of):
         run = run_of(step_1="msgpack", step_2="orbax", step_3="orbax")
-        fates = {fate.step: fate.fate for fate in ckpttools.prune(run, keep_last=1).report.steps}
+        fates = {fate.step: fate.fate for fate in ckpttools.prune(run, keep_last=1).steps}
         assert fates == {1: "left alone", 2: "deleted", 3: "kept"}
+        assert [int(step) for step in checkpoints.available_steps(run)] == [1, 3]
 
     def test_directories_of_other_names_do_not_count(self, run_of):
         run = run_of(step_9="orbax", step_10="msgpack")
