@@ -8,7 +8,7 @@ from math import prod
 
 from ckpttools.core.dtypes import parse_dtype
 from ckpttools.core.errors import CheckpointError
-from ckpttools.doctor.base import INFO, Check, Finding
+from ckpttools.doctor.base import INFO, Check, Finding, pasted
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import StoredModel, models_in
 from ckpttools.formats.sidecar_files import CONFIG
@@ -27,8 +27,9 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             if main and isinstance(said, str) and _name(said) != main:
                 what = f"{CONFIG} says {field} {said}, and most weights are {main}"
                 why = "transformers casts them to what is said, in which they may be rounded"
-                do = f"write {main} there; `ckpt cast` and `ckpt convert to-safetensors` do"
-                yield Finding(INFO, str(model.folder / CONFIG), what, why, do)
+                command = f"ckpt convert to-safetensors {pasted(model.folder)} DST"
+                do = f"write {main} there, as this does with all dtypes unchanged: {command}"
+                yield Finding(INFO, str(model.folder / CONFIG), what, why, do, command=command)
                 break
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.core.text import plural, ranges
-from ckpttools.doctor.base import ERROR, WARNING, Check, Finding
+from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, pasted
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import StoredModel, models_in
 from ckpttools.formats.sidecar_files import CONFIG
@@ -33,8 +33,12 @@ def _compared(model: StoredModel, said: int, there: set[int]) -> Iterator[Findin
     if missing:
         what = f"{CONFIG} says {plural(said, 'layer')}, and there are no weights of {ranges(sorted(missing))}"
         why = "transformers begins them at random, with a warning; conversions to MaxText refuse the model"
-        do = f"fetch all of its shards; or, if it was cut, write {_COUNT} as it is: `ckpt shrink` does"
-        yield Finding(ERROR, place, what, why, do)
+        do, command = "fetch all of its shards", None
+        # A model that was cut lacks the layers at its end.
+        if there == set(range(len(there))):
+            command = f"ckpt shrink {pasted(model.folder)} DST --layers {len(there)}"
+            do += f"; or, if it was cut, write {_COUNT} as it is: {command}"
+        yield Finding(ERROR, place, what, why, do, command=command)
     surplus = {number for number in there if number >= said + prediction_layers(model.text)}
     if surplus:
         what = f"{CONFIG} says {plural(said, 'layer')}, and there are weights of {ranges(sorted(surplus))}"
