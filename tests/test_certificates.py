@@ -98,12 +98,12 @@ def refused(scheme, fronts) -> StorageError:
 class TestTrusted:
     @pytest.mark.parametrize("variable", VARIABLES)
     @pytest.mark.parametrize("scheme", SCHEMES)
-    def test_each_variable_is_honored_by_each_store(self, authority, fronts, monkeypatch, scheme, variable):
+    def test_stores_honor_every_certificate_variable(self, authority, fronts, monkeypatch, scheme, variable):
         monkeypatch.setenv(variable, str(authority.path))
         assert (parse(place(scheme, fronts)) / "config.json").read_bytes() == b"{}"
 
     @pytest.mark.parametrize("scheme", ["gs", "https"])
-    def test_a_directory_of_certificates_is_honored(self, authority, fronts, monkeypatch, tmp_path, scheme):
+    def test_stores_honor_certificate_directory(self, authority, fronts, monkeypatch, tmp_path, scheme):
         (tmp_path / "certificates").mkdir()
         (tmp_path / "certificates" / "own.pem").write_bytes(authority.path.read_bytes())
         (tmp_path / "certificates" / "README").write_bytes(b"\xff no certificate")
@@ -111,9 +111,7 @@ class TestTrusted:
         assert (parse(place(scheme, fronts)) / "config.json").read_bytes() == b"{}"
 
     @pytest.mark.parametrize("variable", EXTRA)
-    def test_downloads_and_new_repositories_of_the_hub_honor_it(
-        self, authority, web, fronts, monkeypatch, variable
-    ):
+    def test_hub_requests_honor_certificate_variables(self, authority, web, fronts, monkeypatch, variable):
         """Both are requests of huggingface_hub."""
         monkeypatch.setenv(variable, str(authority.path))
         store = parse("hf://org/model").store
@@ -125,13 +123,13 @@ class TestTrusted:
         Repository(store.client, url, "me/new", "main", store.headers, "hf://me/new").create(private=True)
         assert web.hub.private["me/new"]
 
-    def test_a_client_that_the_program_has_set_stays(self, authority, monkeypatch):
+    def test_client_set_by_the_program_is_kept(self, authority, monkeypatch):
         monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.path))
         monkeypatch.setattr(_http, "_GLOBAL_CLIENT_FACTORY", list)
         trust_certificates()
         assert _http._GLOBAL_CLIENT_FACTORY is list
 
-    def test_only_what_libraries_do_not_find_is_added(self, authority, monkeypatch):
+    def test_certificates_are_added_only_where_libraries_ignore_variables(self, authority, monkeypatch):
         assert added_certificates() == "" and bundle_path() is None
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
         assert added_certificates() == "" and bundle_path() == str(authority.path)
@@ -145,7 +143,7 @@ class TestTrusted:
 
 class TestNotTrusted:
     @pytest.mark.parametrize("scheme", SCHEMES)
-    def test_an_unknown_authority_is_named_with_the_settings(self, fronts, scheme):
+    def test_unknown_authority_error_names_settings(self, fronts, scheme):
         error = refused(scheme, fronts)
         assert "a certificate of an unknown certificate authority (CA)" in error.got, error
         assert all(name in error.hint for name in VARIABLES), error
@@ -153,7 +151,7 @@ class TestNotTrusted:
         assert done.exit_code == 5 and "SSL_CERT_FILE" in done.output, done.output
 
     @pytest.mark.parametrize("scheme", ["gs", "https"])
-    def test_the_files_that_are_trusted_are_named(self, fronts, monkeypatch, tmp_path, scheme):
+    def test_certificate_error_names_trusted_files(self, fronts, monkeypatch, tmp_path, scheme):
         other = Authority(tmp_path, "another CA")
         monkeypatch.setenv("AWS_CA_BUNDLE", str(other.path))
         error = refused(scheme, fronts)
@@ -170,7 +168,7 @@ class TestNotTrusted:
             ("gs", "CA", "a certificate of a CA as that of the server", "CA:FALSE"),
         ],
     )
-    def test_other_reasons_are_not_taken_for_an_unknown_authority(
+    def test_other_tls_errors_are_not_reported_as_unknown_authority(
         self, authority, web, fronts, monkeypatch, gcs_server, scheme, kind, got, hint
     ):
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
@@ -180,7 +178,7 @@ class TestNotTrusted:
         assert got in error.got and hint in error.hint, error
 
     @pytest.mark.parametrize("scheme", ["s3", "gs", "https", "hf"])
-    def test_a_server_without_tls_is_named_as_such(self, web, fronts, gcs_server, monkeypatch, scheme):
+    def test_server_without_tls_is_reported(self, web, fronts, gcs_server, monkeypatch, scheme):
         name_hub(monkeypatch, f"https://{web.address}")
         with environment(**clouds(gcs_server.url.removeprefix("http://"))):
             error = refused(scheme, {**fronts, "web": web.address})
@@ -188,9 +186,7 @@ class TestNotTrusted:
 
     @pytest.mark.parametrize("scheme", ["gs", "https"])
     @pytest.mark.parametrize("variable", VARIABLES)
-    def test_a_setting_that_names_no_certificates_is_refused(
-        self, fronts, monkeypatch, tmp_path, scheme, variable
-    ):
+    def test_setting_without_certificates_is_refused(self, fronts, monkeypatch, tmp_path, scheme, variable):
         for path, content in ((tmp_path / "absent", None), (tmp_path / "empty", b"\xff\n")):
             if content:
                 path.write_bytes(content)
@@ -199,7 +195,7 @@ class TestNotTrusted:
             assert f"the certificates that {variable} names cannot be used" in error.message
             assert error.place == str(path) and f"unset {variable}" in error.hint
 
-    def test_downloads_and_new_repositories_of_the_hub_name_it(self, authority, fronts, monkeypatch):
+    def test_hub_errors_name_unknown_authority(self, authority, fronts, monkeypatch):
         monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
         store = parse("hf://org/model").store
         with monkeypatch.context() as patch:
@@ -213,6 +209,6 @@ class TestNotTrusted:
         with pytest.raises(StorageError, match="the certificate of the Hub is not trusted"):
             repository.create(private=True)
 
-    def test_plain_http_does_not_look_at_the_settings(self, web, monkeypatch, tmp_path):
+    def test_plain_http_ignores_certificate_settings(self, web, monkeypatch, tmp_path):
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "absent"))
         assert (parse(f"http://{web.address}/x") / "config.json").read_bytes() == b"{}"

@@ -292,7 +292,7 @@ class TestAgain:
 
     @pytest.mark.parametrize("unowned", ["notes.txt", "tokenizer.json", "weights/x.bin"])
     @pytest.mark.parametrize("content", [b"", b"xx", bytes(100)])
-    def test_the_message_names_the_file_that_cannot_be_read(self, tmp_path, unowned, content):
+    def test_copy_error_names_unreadable_file(self, tmp_path, unowned, content):
         ckpttools.copy(HF, tmp_path / "copy")
         (tmp_path / "copy" / "model.safetensors").write_bytes(content)
         (tmp_path / "copy" / unowned).parent.mkdir(exist_ok=True)
@@ -302,7 +302,7 @@ class TestAgain:
         assert refused.value.got.startswith(f"{tmp_path / 'copy' / 'model.safetensors'}: ")
         assert (tmp_path / "copy" / unowned).read_text() == "mine"
 
-    def test_the_message_names_files_of_an_unknown_directory(self, tmp_path):
+    def test_copy_error_names_files_of_unknown_directory(self, tmp_path):
         (tmp_path / "copy").mkdir()
         (tmp_path / "copy" / "thesis.tex").write_text("mine")
         with pytest.raises(DestinationExistsError) as refused:

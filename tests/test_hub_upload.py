@@ -129,7 +129,7 @@ class TestDataFiles:
         assert len(sent(server)) == 3
 
     @pytest.mark.parametrize("act", [hang_up, status(408), status(429), status(503)])
-    def test_every_kind_of_failure_names_the_tries(self, server, files, act):
+    def test_upload_errors_name_number_of_tries(self, server, files, act):
         server.fault("PUT /storage", act, 99)
         with pytest.raises(StorageError, match="cannot upload") as caught:
             self.made(files)

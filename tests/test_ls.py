@@ -233,7 +233,7 @@ class TestAPathAlone:
             assert f"{name}: a run of 2 steps" in succeed(path).output
         assert f"Usage: ckpt {name}" in ckpt(name, "--help").output
 
-    def test_help_says_how_to_write_such_a_directory(self, tmp_path, monkeypatch):
+    def test_help_explains_directories_named_like_commands(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         shutil.copytree(ORBAX / "cm_best_metrics", "run")
         assert "Usage: ckpt run" in ckpt("run", "--help").output and "./run" in succeed("--help").output

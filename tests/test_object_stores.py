@@ -444,7 +444,7 @@ class TestFaults:
 
     @pytest.mark.parametrize(("code", "known"), [("", ""), ("<Code>AccessDenied</Code>", ", AccessDenied")])
     @pytest.mark.parametrize(("kind", "permission"), [("list-type", "list"), ("GET .*x.bin", "get")])
-    def test_a_missing_permission_is_named(self, gcs, code, known, kind, permission):
+    def test_listing_error_names_missing_permission(self, gcs, code, known, kind, permission):
         place = gcs.filled({"x.bin": b"1234"})
         body = f"<Error>{code}<Message>You may not.</Message></Error>"
         gcs.server.faults.append(Fault(kind, count=99, status=403, body=body))

@@ -165,7 +165,7 @@ class TestStepsWithSeveralItems:
         ],
         ids=lambda items: "+".join(items),
     )
-    def test_conversion_asks_which_one(self, tmp_path, items):
+    def test_conversion_requires_a_choice_of_item(self, tmp_path, items):
         step = saved_step(tmp_path / "run", **items)
         for command in (("convert", "to-safetensors"), ("convert", "to-orbax"), ("strip-optimizer",)):
             output = run(*command, step, tmp_path / "out", code=3)
@@ -182,14 +182,14 @@ class TestStepsWithSeveralItems:
         ],
         ids="+".join,
     )
-    def test_conversion_takes_the_only_model_and_names_the_others(self, tmp_path, others):
+    def test_conversion_opens_the_only_model_and_names_other_items(self, tmp_path, others):
         step = saved_step(tmp_path / "run", weights=MODEL, **others)
         output = run("convert", "to-safetensors", step, tmp_path / "out")
         assert f"weights of {step} is opened; beside it" in output
         assert all(name in output for name in others)
         assert len(ckpttools.open(tmp_path / "out").arrays) == NUM_MODEL
 
-    def test_the_only_arrays_are_taken_whatever_their_name(self, tmp_path):
+    def test_only_item_with_arrays_is_opened(self, tmp_path):
         step = saved_step(tmp_path / "run", model_config={"c": "x"}, opt=OPTIMIZERS["adam"])
         with pytest.warns(ChosenItemWarning, match="opt of .* is opened; beside it model_config"):
             assert ckpttools.open(step).metadata.item == "opt"

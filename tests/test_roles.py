@@ -1175,7 +1175,7 @@ class TestKeras:
             StripOptimizer()(tree)
 
     @given(st.permutations(sorted(KERAS_MODEL)), st.sampled_from(["momentum", "velocity", "norm", "linear"]))
-    def test_a_model_with_such_names_is_all_parameters(self, paths, suffix):
+    def test_model_with_keras_names_has_only_parameters(self, paths, suffix):
         model = {(*path[:-1], f"{path[-1]}_{suffix}"): KERAS_MODEL[path] for path in paths}
         for tree in (model, {**KERAS_MODEL, **model}, {**model, ("iteration",): COUNT}):
             found = roles(tree_of(tree))

@@ -77,7 +77,7 @@ PERMISSION = [
 class TestRefused:
     @pytest.mark.parametrize("message", ["", "Some words of the server."])
     @pytest.mark.parametrize(("scheme", "status", "code", "hint"), AUTHENTICATION)
-    def test_failed_authentication_is_not_a_matter_of_permissions(
+    def test_failed_authentication_is_not_reported_as_missing_permission(
         self, clouds, scheme, status, code, hint, message
     ):
         body = error_body(code, message) if code else ""
@@ -89,7 +89,7 @@ class TestRefused:
         assert hint in error.hint and "permission " not in (error.wanted or "").split("checked")[0]
 
     @pytest.mark.parametrize(("scheme", "code", "permission"), PERMISSION)
-    def test_a_missing_permission_is_not_a_matter_of_keys(self, clouds, scheme, code, permission):
+    def test_missing_permission_is_not_reported_as_wrong_key(self, clouds, scheme, code, permission):
         clouds.server.faults.append(Fault("GET", count=9, status=403, body=error_body(code, "No.")))
         error = refused(parse(f"{scheme}://{clouds.bucket}/d"))
         assert error.message.endswith(": not allowed")
@@ -104,7 +104,7 @@ class TestRefused:
             ("AccessDenied", "not allowed"),
         ],
     )
-    def test_the_code_that_an_answer_without_a_body_lacks_is_asked_for(self, clouds, code, message):
+    def test_missing_error_code_is_requested(self, clouds, code, message):
         clouds.server.faults += [
             Fault("HEAD", count=9, status=403),
             Fault("GET .*x.bin", count=9, status=403, body=error_body(code)),
@@ -115,7 +115,7 @@ class TestRefused:
         assert caught.value.got.startswith(f"403 Forbidden, {code}; asked as")
 
     @pytest.mark.parametrize("kind", ["HEAD", "HEAD|GET"])
-    def test_a_refusal_without_a_code_names_both_reasons(self, clouds, kind):
+    def test_refusal_without_code_names_both_reasons(self, clouds, kind):
         clouds.server.faults.append(Fault(kind, count=9, status=403))
         bucket, _ = parse(f"s3://{clouds.bucket}/x.bin").store._at(f"{clouds.bucket}/x.bin")
         with pytest.raises(StorageError, match="not allowed") as caught:
@@ -123,7 +123,7 @@ class TestRefused:
         assert "403 Forbidden, without an error code" in caught.value.got
         assert caught.value.wanted.startswith("valid credentials, and the permission s3:GetObject")
 
-    def test_a_wrong_region_is_still_one_of_the_region(self, clouds):
+    def test_wrong_region_is_reported_as_such(self, clouds):
         body = error_body("AuthorizationHeaderMalformed", "the region 'x' is wrong; expecting 'eu'")
         clouds.server.faults.append(Fault("GET", count=9, status=400, body=body))
         assert "AWS_REGION" in refused(parse(f"s3://{clouds.bucket}/d")).hint
@@ -159,7 +159,7 @@ UNPRINTABLE = [
 
 class TestMalformed:
     @pytest.mark.parametrize(("scheme", "variables", "got"), MALFORMED)
-    def test_credentials_of_which_nothing_can_be_made_are_named(self, clouds, scheme, variables, got):
+    def test_malformed_credentials_are_reported(self, clouds, scheme, variables, got):
         values = {**KEYS, "AZURE_STORAGE_ACCOUNT_NAME": "account", **variables}
         with environment(**{name: value for name, value in values.items() if value}):
             error = refused(parse(f"{scheme}://{clouds.bucket}/d"))
@@ -167,9 +167,7 @@ class TestMalformed:
         assert error.hint and error.exit_code == 5
 
     @pytest.mark.parametrize(("scheme", "variable", "value"), UNPRINTABLE)
-    def test_a_value_with_a_line_break_is_named_and_not_shown(
-        self, clouds, monkeypatch, scheme, variable, value
-    ):
+    def test_value_with_line_break_is_named_but_not_shown(self, clouds, monkeypatch, scheme, variable, value):
         """obstore panics at it."""
         monkeypatch.setenv(variable, value)
         error = refused(parse(f"{scheme}://{clouds.bucket}/d"))
@@ -195,7 +193,7 @@ class TestOtherServers:
     @pytest.mark.parametrize(
         "fault", OTHER_API, ids=[f"{each.match} {each.status} {each.body[:8]}" for each in OTHER_API]
     )
-    def test_a_server_with_only_the_json_api_is_named_and_keeps_nothing(self, clouds, fault):
+    def test_server_with_only_json_api_is_reported(self, clouds, fault):
         clouds.server.faults.append(fault)
         before = dict(clouds.server.buckets[clouds.bucket])
         done = ckpt("convert", "hf-to-maxtext", HF, f"gs://{clouds.bucket}/out")
@@ -206,19 +204,19 @@ class TestOtherServers:
         assert clouds.server.buckets[clouds.bucket] == before
 
     @pytest.mark.parametrize("scheme", ["s3", "az"])
-    def test_another_server_is_not_an_empty_bucket(self, clouds, scheme):
+    def test_other_server_is_not_reported_as_empty_bucket(self, clouds, scheme):
         clouds.server.faults.append(Fault("list-type|comp=list", count=9, status=404, body=PAGE))
         error = refused(parse(f"{scheme}://{clouds.bucket}/d"))
         assert "does not offer the API of" in error.message and "ENDPOINT" in error.hint
 
-    def test_a_scratch_object_that_stays_is_named_with_the_command(self, clouds):
+    def test_leftover_scratch_object_is_reported_with_command(self, clouds):
         """Of a server that lists and writes, but answers without the tags of objects and deletes nothing."""
         clouds.server.faults += [Fault("PUT", count=99, status=200), Fault("DELETE", count=99, status=405)]
         done = ckpt("convert", "hf-to-maxtext", HF, f"gs://{clouds.bucket}/out")
         assert done.exit_code == 5
         assert f"gcloud storage rm gs://{clouds.bucket}/out.partial/lock-" in done.output, done.output
 
-    def test_a_missing_bucket_and_an_empty_directory_are_what_they_were(self, clouds):
+    def test_missing_bucket_differs_from_empty_directory(self, clouds):
         assert "there is no bucket" in refused(parse("gs://no-such-bucket/d")).message
         assert "nothing of this name" in refused(parse(f"gs://{clouds.bucket}/d")).got
         body = error_body("NoSuchKey", "The specified key does not exist.")
@@ -227,9 +225,7 @@ class TestOtherServers:
         run("convert", "hf-to-maxtext", HF, f"gs://{clouds.bucket}/out")
 
     @pytest.mark.parametrize("scheme", ["gs", "s3"])
-    def test_unfinished_uploads_are_listed_with_the_same_certificates(
-        self, clouds, monkeypatch, tmp_path, scheme
-    ):
+    def test_unfinished_uploads_use_certificate_settings(self, clouds, monkeypatch, tmp_path, scheme):
         authority = Authority(tmp_path)
         for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
             monkeypatch.delenv(name, raising=False)

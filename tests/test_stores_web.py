@@ -561,9 +561,7 @@ class TestHttpDirectories:
         ],
     )
     @pytest.mark.parametrize("method", ["HEAD", "GET"])
-    def test_a_login_that_is_rejected_is_not_suggested_again(
-        self, server, url, tmp_path, code, file, words, method
-    ):
+    def test_rejected_login_is_not_suggested_again(self, server, url, tmp_path, code, file, words, method):
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret")
         server.files[f"llama/{file}"] = b"x" * 9
         place = parse(f"{url}/{file}")

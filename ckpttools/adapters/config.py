@@ -200,7 +200,7 @@ class PeftConfig:
     def _is_in_saved(self, module: str, saved: str) -> bool:
         """Whether a module is inside a fully trained module; PEFT treats these names as patterns."""
         if re.escape(saved) == saved.replace(".", r"\."):
-            # A dot matches any character, but module names differ only where they have dots.
+            # A dot matches any character, but module names have only dots in its place.
             return f".{saved}." in f".{module}."
         return self._matches(rf"(^|.*\.){saved}($|\..*)", module, "modules_to_save")
 

@@ -257,7 +257,7 @@ def _nothing(shape: tuple[int, ...], pairs: Mapping[str, KernelFactors], which: 
 
 
 def scale_of(said: Mapping[str, object], rank: int, alpha: float | None, place: str) -> float:
-    """What the product of both factors is multiplied by; arguments and errors as `adapter_of_maxtext`."""
+    """Return the scale of the product of both factors; arguments and errors as `adapter_of_maxtext`."""
     noted, ranked = said.get("lora_alpha"), said.get("lora_rank")
     if isinstance(ranked, int | float) and ranked not in (0, rank):
         raise ConfigError(

@@ -260,7 +260,7 @@ def _may_be_rounded(chosen: Pairing[LazyArray], found: Sequence[ArrayDiff]) -> b
 def _as_huggingface(
     a: Tree, b: Tree, chosen: Pairing[LazyArray], options: AlignOptions, memory: int
 ) -> Pairing[LazyArray] | None:
-    """The two as the conversion from MaxText writes them; None where it refuses them."""
+    """Return both as the conversion from MaxText writes them; None if it refuses them."""
     from ckpttools.compare.conversion import ConversionOptions, as_huggingface
 
     hub, maxtext = (b, a) if chosen.maxtext == "A" else (a, b)

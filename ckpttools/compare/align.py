@@ -147,7 +147,7 @@ def plain_names(tree: Tree, other: Tree, options: AlignOptions) -> Tree:
 
 
 def _in_names_of_the_hub(a: Tree, b: Tree, options: AlignOptions) -> tuple[Tree, Tree, list[Remark]]:
-    """Both trees without what trainers of PyTorch put around names, where the other side lacks it."""
+    """Remove wrappers of PyTorch trainers from the names of one tree if the other does not have them."""
     mine, theirs = _ways_of_names(a, b, options), _ways_of_names(b, a, options)
     found = mine[-1], theirs[-1]
     if not (view_of(a).is_maxtext or view_of(b).is_maxtext) and len(mine) * len(theirs) > 1:

@@ -22,7 +22,7 @@ _MAX_BYTES = 64 << 20
 _MEMORY_SHARE = 64
 # Trainers compute powers, angles and their cosines in float32.
 _RELATIVE, _ANGLES = 1e-5, 2e-3
-# Additive masks are at most this where attention is forbidden.
+# Additive masks have at most this value at masked positions.
 _FORBIDDEN = -1e4
 
 

@@ -65,7 +65,7 @@ def _has_empties(tree: Tree) -> bool:
 
 
 def _nodes_of_state(tree: Tree, other: Tree) -> Iterator[str]:
-    """Empty nodes of a tree where the other has arrays below, or has no training state at all."""
+    """Find empty nodes of a tree for which the other has arrays, or has no training state."""
     above = {path[:length] for path in other for length in range(len(path))}
     is_lost = view_of(tree).is_training and not _has_state(other)
     known = roles(tree)

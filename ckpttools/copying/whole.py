@@ -1,4 +1,4 @@
-"""Checking that a part is complete: a copy lacks whatever is missing or in another place."""
+"""Check that a part is complete, because a copy would lack missing files."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class Inventory:
 
 
 def _model(directory: Directory, read: ReadOptions) -> ModelDirectory:
-    """A directory as the checks of models take it; without arrays where it cannot be opened."""
+    """Return the model directory for the checks, without arrays if it cannot be opened."""
     tree = None
     with suppress(CheckpointError):
         tree = open_tree(directory.path, read)

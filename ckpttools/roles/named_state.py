@@ -96,7 +96,7 @@ class _Models:
 
     @cached_property
     def joined(self) -> dict[str, Shape]:
-        """The same paths joined by "_", as Keras' optimizers have them in names."""
+        """The paths joined by "_", as in names of Keras optimizers."""
         return {"_".join(map(str, path)): shape for path, shape in self.shapes.items()}
 
     @cached_property

@@ -51,7 +51,7 @@ JOURNAL, LOCK, CONTENT = "journal", "lock", "content"
 """In buckets: what is appended to the name of a destination, and what is below that."""
 
 UNPROTECTED = "CKPTTOOLS_ALLOW_UNPROTECTED"
-"""Environment variable: set where the user accepts a bucket whose server does not detect a second writer."""
+"""Environment variable to accept a bucket whose server does not detect a second writer."""
 
 Record: TypeAlias = Sequence[object]
 """A finished task in terms of JSON: its number comes first; the rest is known only to its writer."""
@@ -373,7 +373,7 @@ class Unfinished:
 
     @property
     def wait(self) -> str:
-        """What to do about the process that is at work."""
+        """Suggest what to do about the active process."""
         release = f"; if it is gone, release its lock: {self.release}" if self.release else ""
         return f"wait until it is done{release}"
 

@@ -29,7 +29,7 @@ from ckpttools.stores.place import Place
 IN_PROGRESS = ".orbax-checkpoint-tmp"
 """What Orbax appends to the name of a directory that it is still writing; old versions add a time."""
 FLAX_PREFIX = "checkpoint_"
-"""What `flax.training.checkpoints` puts before the number of a step."""
+"""Prefix of step numbers in file names of `flax.training.checkpoints`."""
 PRUNE_DIRECTORY = ".ckpttools-prune"
 """The directory in a run in which `ckpttools.runs.journal` keeps what a prune is about to do."""
 DELETING = "deleting"

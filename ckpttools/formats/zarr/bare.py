@@ -58,7 +58,7 @@ _OF_A_ROOT = frozenset((_STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST,
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
 # Directories whose files are looked at to tell whether each is a checkpoint of its own.
 _MOST_COMPARED = 20
-# Files that only the root of a checkpoint has, whatever the names of its arrays are.
+# Files that exist only in the root of a checkpoint.
 _OF_ANOTHER = (TREE_FILE, CHECKPOINT_FILE, MANIFEST)
 
 

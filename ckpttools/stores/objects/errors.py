@@ -12,7 +12,7 @@ from ckpttools.stores.certificates import distrust
 _STATUS = re.compile(r"status code: (\d{3}[^:\n]*)")
 _MESSAGE = re.compile(r"<(?:Message|Details)>(.*?)</(?:Message|Details)>", re.DOTALL)
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,80})</Code>")
-# What servers call credentials that they do not accept, of whatever permission.
+# Error codes for rejected credentials.
 _AUTHENTICATION = frozenset(
     (
         "AuthFailure",

@@ -60,7 +60,7 @@ def put(
 
 
 def _compare(bucket: Bucket, key: str, expected: Version | None) -> None:
-    """Raise ObjectChangedError if an object is not the expected one, where no request can depend on that."""
+    """Raise ObjectChangedError if an object differs, for requests that cannot have such a condition."""
     found = bucket.head(key)
     tag = None if expected is None else expected.get("e_tag", "").strip('"')
     if (None if found is None else found.version) != tag:
@@ -277,7 +277,7 @@ class Upload:
         self._start, self._is_complete = bytearray(), True
 
     def _is_there_after_all(self) -> bool:
-        """Whether only the answer was lost; False as well where that cannot be found out."""
+        """Whether only the response was lost. False if that is unknown."""
         with suppress(StorageError):
             return self._is_there()
         return False

@@ -293,12 +293,12 @@ class Logins:
         return {"Authorization": _basic(f"{found[0]}:{found[2]}")} if found else {}
 
     def name(self, url: str) -> str:
-        """Return the user's name at a host, "" where there is none; errors as of the header."""
+        """Return the user's name at a host, "" if there is none; errors as of the header."""
         found = self._login(urlsplit(url).hostname or "")
         return found[0] if found else ""
 
     def _login(self, host: str) -> tuple[str, str | None, str | None] | None:
-        # `default` would go to whatever host a server redirects to.
+        # `default` would also be sent to hosts that a server redirects to.
         return self._file.hosts.get(host) if self._file else None
 
 
@@ -362,7 +362,7 @@ def failure_words(error: Exception, patience: Patience) -> str:
 
 
 def _failure_hint(error: Exception) -> str:
-    """What to do about a failure; "" where nothing particular helps."""
+    """Suggest what to do about a failure; "" if there is no suggestion."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return distrust(cause.verify_message).hint

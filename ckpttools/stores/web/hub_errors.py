@@ -99,7 +99,7 @@ _REJECTED = re.compile(
 
 
 def _is_rejected(asked: HubRequest, answer: Answer) -> bool:
-    """Whether the hub does not accept the token, whatever was asked."""
+    """Whether the Hub rejects the token for any request."""
     is_about_token = asked.has_token and answer.status == 401 and not answer.code
     return is_about_token and _REJECTED.search(answer.said) is not None
 

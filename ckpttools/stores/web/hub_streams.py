@@ -109,7 +109,7 @@ class HubStream:
                 self._tags.append(self._repository.checked(self._path, part.answer()))
 
     def failure(self, attempts: int) -> CheckpointError:
-        """What went wrong, in our words, after so many attempts."""
+        """Describe the failure after a number of attempts."""
         if isinstance(self._error, CheckpointError):
             self._error.got = f"{self._error.got or ''}{tried(attempts)}" or None
             return self._error
