@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.command_line import succeed
 
 import ckpttools
+from ckpttools.core.errors import FormatError
 from ckpttools.families.registry import families
 from ckpttools.maxtext.config.deviations import known_deviations, rounded_root
 from ckpttools.maxtext.versions import VERSIONS
@@ -125,3 +126,17 @@ def test_a_head_of_its_own_removes_the_deviations_of_a_tied_one(tmp_path):
     (kernel,) = (np.asarray(tree.arrays[path].read()) for path in tree.arrays if "logits_dense" in path)
     head = ckpttools.open(tmp_path / "hf").arrays["model.embed_tokens.weight",].read()
     assert np.array_equal(kernel.view(np.uint16), np.asarray(head).T.view(np.uint16))
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_conversions_refuse_lists_of_layers_that_doctor_reports(tmp_path, count):
+    (tmp_path / "config.json").write_text(json.dumps({**GEMMA3, "num_hidden_layers": 6}))
+    ckpttools.synth(tmp_path / "config.json", tmp_path / "hf")
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"layer_types": ["full_attention"] * count})
+    )
+    assert [each.check for each in ckpttools.doctor(tmp_path / "hf").findings] == ["layer-lists"]
+    with pytest.raises(FormatError, match=f"layer_types has {count} entr.*num_hidden_layers is 6"):
+        ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt")
+    assert not (tmp_path / "mt").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,9 @@ def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
 
     if not (is_maxtext_adapter(tree) and names_of_jax(tree) == "MaxText" and _is_read(tree)):
         return ()
-    return (elsewhere(place) or " ".join(_settings(tree)),)
+    if away := elsewhere(place):
+        return (away,)
+    return (" ".join(_settings(tree)), *_alpha_to_set(tree))
 
 
 def compared_once_merged(*trees: Tree) -> str | None:
@@ -102,8 +105,34 @@ def _rank_and_alpha(tree: Tree, config: Mapping[str, object]) -> Iterator[str]:
     rank = config.get("lora_rank") or max((pair.rank for pair in pairs_of(tree).values()), default=0)
     if rank:
         yield f"lora.lora_rank={rank}"
-    if is_number(alpha := config.get("lora_alpha")):
-        yield f"lora.lora_alpha={alpha}"
+    alpha = config.get("lora_alpha")
+    if is_number(alpha) and alpha >= 0:
+        yield f"lora.lora_alpha={_decimal(alpha)}"
+
+
+def _alpha_to_set(tree: Tree) -> Iterator[str]:
+    """Yield what to do if the metadata of a checkpoint has no alpha with which MaxText applies it."""
+    from ckpttools.adapters.config import is_number
+    from ckpttools.adapters.from_maxtext import said_of
+
+    alpha = said_of(tree).get("lora_alpha")
+    if not is_number(alpha):
+        yield (
+            "the checkpoint does not state alpha: add lora.lora_alpha=ALPHA, because with MaxText's default "
+            "of 0 the adapter does not change the model"
+        )
+    elif alpha == 0:
+        yield "alpha is 0, so the adapter does not change the model: set lora.lora_alpha as in its training"
+    elif alpha < 0:
+        yield (
+            f"alpha is {_decimal(alpha)}, and MaxText refuses a negative alpha: `ckpt adapter to-peft`, then "
+            "`ckpt adapter to-maxtext`, negates a factor instead"
+        )
+
+
+def _decimal(number: float) -> str:
+    """Return a number without an exponent, which MaxText's YAML and command line read alike."""
+    return f"{Decimal(repr(number)):f}"
 
 
 def commands(path: str, found: AdapterReport | None, *, is_peft: bool) -> Iterator[str]:

@@ -145,7 +145,7 @@ def plan_to_maxtext(
     written_down = {RECORD: record(made.spelling, replace(options.model, tied=made.tied), made.dtypes)}
     beside = WithSidecars(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
     state = beside.with_companions(with_origin(made.state, tree))
-    conversion = resources.plan(state, beside, made.notes + check_source(tree))
+    conversion = resources.plan(state, beside, made.notes + check_source(tree, ("layer-lists",)))
     # Whether a dropped head equals the embedding is visible only in its values. Planning comes first, because
     # it refuses models that do not fit in memory.
     refuse_lost_head(made.lost_head, tree, memory=resources.memory, reserved=conversion.plan.held_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ckpttools.array.tree import Tree
@@ -62,31 +62,32 @@ def compare_with_config(tree: Tree, files: Mapping[str, Content]) -> Notes:
     return Notes(remarks=tuple(_remark(each) for each in found if each.level == "error"))
 
 
-def check_source(tree: Tree) -> Notes:
+def check_source(tree: Tree, refused: Collection[str] = ()) -> Notes:
     """Check the model directory that a command reads.
 
     Args:
         tree: the opened tree.
+        refused: names of checks whose errors are refused.
 
     Returns:
         A remark for each finding; no remarks if there are no model files next to the weights.
 
     Raises:
-        FormatError: a finding blocks writing.
+        FormatError: a finding blocks writing, or is an error of a check in `refused`.
     """
     directory = companions_at(tree)
     if directory is None or not has_sidecars(tree) or not directory.is_dir():
         return Notes()
     names = (entry.name for entry in directory.entries() if entry.is_file)
     files: dict[str, Content] = {name: directory / name for name in names}
-    return _notes(ModelDirectory(str(directory), files, tree))
+    return _notes(ModelDirectory(str(directory), files, tree), refused)
 
 
-def _notes(model: ModelDirectory) -> Notes:
+def _notes(model: ModelDirectory, refused: Collection[str] = ()) -> Notes:
     """Return findings as remarks. Raises FormatError for a finding that blocks writing."""
     remarks = []
     for finding in findings(model):
-        if finding.blocks_writing:
+        if finding.blocks_writing or (finding.level == "error" and finding.check in refused):
             raise FormatError(
                 finding.what,
                 place=finding.location,
