@@ -22,14 +22,15 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     unknown = sorted(name for name in before - after if f"{_BACKBONE}{name}" not in after)
     if not unknown:
         return
-    folder = quote(model.location)
+    command = f"ckpt convert hf-to-maxtext {quote(model.location)} DST"
     yield ModelFinding(
         "warning",
         CHECK.name,
         model.location,
         f"{plural(len(unknown), 'array')} with a prefix that the model does not have: {some(unknown)}",
         "conversions to MaxText recognize them; transformers initializes the missing arrays randomly",
-        f"convert the model, which corrects the names: ckpt convert hf-to-maxtext {folder} DST",
+        f"convert the model, which corrects the names: {command}",
+        command=command,
     )
 
 

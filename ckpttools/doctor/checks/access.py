@@ -41,7 +41,8 @@ def _leads_somewhere(path: Place) -> bool:
 
 
 def _finding(path: Place, what: str, bits: str) -> Finding:
-    return Finding(ERROR, str(path), what, _UNREAD, f"chmod u+{bits} {on_disk(path)}")
+    do = f"chmod u+{bits} {on_disk(path)}"
+    return Finding(ERROR, str(path), what, _UNREAD, do, command=do)
 
 
 CHECK = Check("access", "files and directories that may not be read, links to nothing", _look)
