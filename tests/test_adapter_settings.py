@@ -1,11 +1,16 @@
 """Settings of an adapter that are printed, as MaxText's parsers read them."""
 
+import json
+
+import numpy as np
 import pytest
 import yaml
-from support.places import FIXTURES
+from safetensors.numpy import save_file
+from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.api.next_steps import next_steps
+from ckpttools.array.tree import dotted
 
 PEFT = FIXTURES / "peft"
 
@@ -45,3 +50,25 @@ def test_alpha_that_maxtext_cannot_apply_is_reported(converted, tmp_path, stated
     line, note = printed(converted, tmp_path / "a", **stated)
     assert "lora.lora_rank=2" in line and "lora_alpha=-" not in line
     assert phrase in note
+
+
+@pytest.mark.parametrize(
+    ("model", "is_nested"), [("qwen3-next", True), ("gemma4-moe", True), ("qwen3", False)]
+)
+@pytest.mark.parametrize("scan", [True, False])
+def test_layers_scanned_within_a_scan_get_a_note(tmp_path, model, is_nested, scan):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    folder = next(each for each in (GOLDEN_0_2_5, GOLDEN) if (each / model).is_dir()) / model / "hf"
+    weights = {dotted(path): array for path, array in ckpttools.open(folder).arrays.items()}
+    name = next(each for each in weights if each.endswith("self_attn.q_proj.weight"))
+    rows, columns = weights[name].shape
+    key = f"base_model.model.{name.removesuffix('.weight')}"
+    factors = {f"{key}.lora_A.weight": np.ones((2, columns)), f"{key}.lora_B.weight": np.ones((rows, 2))}
+    made = {name: each.astype(np.float32) for name, each in factors.items()}
+    save_file(made, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    planned = ckpttools.adapter_to_maxtext.plan(adapter, tmp_path / "mt", base=folder, scan=scan)
+    remarks = " ".join(planned.plan.notes.remarks)
+    assert ("scanned within a scan" in remarks) == (is_nested and scan)

@@ -48,6 +48,11 @@ from ckpttools.transforms.cast import cast
 LoraLayout = Literal["restore", "training", "converter"]
 LORA_LAYOUTS: tuple[LoraLayout, ...] = ("restore", "training", "converter")
 _FLOAT32 = DTYPES["float32"]
+# Layers that are stacked on two axes, as in Qwen3-Next and Gemma 4.
+_NESTED = (
+    "MaxText 0.2.5 does not apply an adapter to layers that are scanned within a scan: qwix fails with "
+    '"fold_in accepts a single key"; convert model and adapter unscanned, for scan_layers=false'
+)
 _LAYER = re.compile(r"layers(_\d+)?")
 
 
@@ -99,7 +104,9 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: said, **named})
     is_rslora = bool(adapter.config.get("use_rslora"))
     notes = _notes(mapped, fit.factors, ratios, said, is_rslora=is_rslora)
-    another = Notes(remarks=(*said_of_another(base, adapter, "converted as one of"), *skip_remarks(adapter)))
+    nested = [_NESTED] if options.scan and any(len(group.stacked) > 1 for group in family.layers) else []
+    of_another = said_of_another(base, adapter, "converted as one of")
+    another = Notes(remarks=(*of_another, *skip_remarks(adapter), *nested))
     return Transformed(tree, notes + another)
 
 
