@@ -182,7 +182,7 @@ _Compared = tuple[Pairing[LazyArray], tuple[Difference, ...]]
 def _differences(
     tree: Tree, source: Tree, said: _Said, selection: Selection, scan: ScanSettings
 ) -> _Compared:
-    """The result of a comparison.
+    """Compare two trees and find their differences.
 
     Arrays are compared under MaxText's names, as `diff` compares them. Where a Hugging Face checkpoint
     differs from MaxText's, the one that the conversion would write is compared as well.

@@ -20,9 +20,9 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     \b
     Example:
+      ckpt completion fish > ~/.config/fish/completions/ckpt.fish
       eval "$(ckpt completion bash)"
       eval "$(ckpt completion zsh)"
-      ckpt completion fish > ~/.config/fish/completions/ckpt.fish
     """
     complete = _SHELLS[shell](ctx.find_root().command, {}, "ckpt", COMPLETION_VARIABLE)
     # Not `source()`: that of bash starts bash to look at its version.

@@ -28,7 +28,7 @@ _COMMANDS = {
     "average": in_module("average", "average", "The weighted mean of checkpoints."),
     "assemble": in_module("assemble", "assemble", "One checkpoint of the parts that hosts of a job kept."),
     "cast": in_module("cast", "cast", "The same arrays in other dtypes."),
-    "completion": in_module("completion", "completion", "Print a script for completion in a shell."),
+    "completion": in_module("completion", "completion", "Print a script that completes `ckpt` in a shell."),
     "convert": in_module("convert", "convert", "Write a checkpoint in another form."),
     "copy": in_module("copy", "copy", "A checkpoint to another place or store, byte for byte."),
     "demo": in_module("demo", "demo", "Make, convert and load a small model, and back."),
