@@ -140,3 +140,11 @@ def test_conversions_refuse_lists_of_layers_that_doctor_reports(tmp_path, count)
     with pytest.raises(FormatError, match=f"layer_types has {count} entr.*num_hidden_layers is 6"):
         ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt")
     assert not (tmp_path / "mt").exists()
+
+
+def test_the_reverse_conversion_reports_what_transformers_computes_differently(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**OLMO3, "rope_scaling": YARN}))
+    ckpttools.synth(tmp_path / "config.json", tmp_path / "hf")
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt")
+    planned = ckpttools.maxtext_to_hf.plan(tmp_path / "mt", tmp_path / "back")
+    assert any(OLMO in remark for remark in planned.plan.notes.remarks)

@@ -15,15 +15,19 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.families.family import Spelling
+from ckpttools.families.silent import silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.scale_grids import ScaleGrids
+from ckpttools.mapping.sizes import lengths_of
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
 from ckpttools.maxtext.bound_model import BoundModel
 from ckpttools.maxtext.bound_source import BoundSource, maxtext_source
+from ckpttools.maxtext.config.deviations import TIED_HEAD, VISION_TOWER, deviations
+from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config_to_write import config_to_write, remarks_about, with_model
 from ckpttools.maxtext.from_native import hugging_face_grids, with_scheme
 from ckpttools.maxtext.layout import VOCAB
@@ -119,7 +123,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         + notes
         + notes_on_values(converted.mapped, converted.plain, source.options, missing)
         + notes_of(converted.grids.values)
-        + Notes(remarks=tuple(remarks_about(config, made, lacking)))
+        + Notes(remarks=(*remarks_about(config, made, lacking), *_deviations(bound, files)))
     )
     leaves: dict[TreePath, LazyArray] = {(key,): made[key] for key in in_natural_order(made)}
     return HuggingFaceModel(
@@ -130,6 +134,18 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         surplus=dict(_surplus(bound.table, source.wanted, converted.mapped)),
         lost_head=source.lost_head,
     )
+
+
+def _deviations(bound: BoundModel, files: ModelFiles) -> Iterator[str]:
+    """Yield what transformers computes differently than the MaxText run that made the arrays."""
+    if files.config is None or not bound.family.settings.settings:
+        return
+    flags = {name: flag.value for name, flag in bound.table.flags.items()}
+    facts = ModelFacts(files.config, lengths_of(bound.table.sizes), flags, silent_values(files.config))
+    for each in deviations(bound.family, facts):
+        # Towers, and a head that is rounded as its stored values are, have no measured effect on text.
+        if each.effect and each.what not in (TIED_HEAD, VISION_TOWER):
+            yield f"transformers computes this model differently than MaxText: {each.what}: {each.reason}"
 
 
 def _converted(source: BoundSource) -> _Converted:

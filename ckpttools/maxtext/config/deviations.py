@@ -22,6 +22,7 @@ from ckpttools.maxtext.config.reading import Reading
 from ckpttools.maxtext.config.report import Discrepancy
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 
+TIED_HEAD, VISION_TOWER = "the output head is the embedding", "the vision tower"
 _SEEN = ("qwen3-vl", "qwen3-vl-moe", "qwen3-omni", "qwen3.5-moe")
 _GEMMAS = ("gemma", "gemma2", "gemma4", "gemma4-small")
 
@@ -96,8 +97,8 @@ _KNOWN = (
     KnownDeviation(
         "tied-head",
         (),
-        "the output head is the embedding",
-        "the output head is the embedding",
+        TIED_HEAD,
+        TIED_HEAD,
         "MaxText rounds it to bfloat16 for logits, whatever dtype says",
         _is_tied,
         effect="embeddings that are stored in bfloat16 are not rounded any further",
@@ -204,7 +205,7 @@ _KNOWN = (
         "patch-merger",
         _SEEN,
         "the model has its vision tower",
-        "the vision tower",
+        VISION_TOWER,
         "MaxText rounds the positions of patches to bfloat16, and merges patches with GELU by tanh",
         _flag("vision"),
         effect="logits of images are 3e-3 apart",
