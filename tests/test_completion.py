@@ -17,6 +17,7 @@ COMPLETED = {
     "ckpt convert hf-to-maxtext --tied mat": "materialize",
     "ckpt convert hf-to-maxtext --family gpt": "gpt-oss",
     "ckpt families show gpt": "gpt-oss",
+    "ckpt doctor --fix ind": "index",
     "ckpt select --to zar": "zarr3",
 }
 

@@ -50,8 +50,14 @@ def test_so_are_models_of_every_family(hf):
 
 
 FAULTS = [
-    ("config.json", {"num_hidden_layers": 6}, "layers", "error", "no weights of 4..5"),
-    ("config.json", {"num_hidden_layers": 3}, "layers", "warning", "there are weights of 3"),
+    ("config.json", {"num_hidden_layers": 6}, "layers", "error", "no weights for layers 4..5"),
+    (
+        "config.json",
+        {"num_hidden_layers": 3},
+        "layers",
+        "warning",
+        "there are weights for layer 3",
+    ),
     (
         "config.json",
         {"vocab_size": 300},

@@ -100,7 +100,7 @@ def test_who_is_waited_for_is_said_in_a_line():
 def test_what_has_its_place_taken_has_no_numbers():
     lines = list(status_lines(replace(ALL, state="taken", other="the conversion of x, plan 12"), "x.plan"))
     assert lines == [
-        "/data/out: nothing of this plan is in the making",
+        "/data/out: no unfinished output of this plan exists",
         "there is the conversion of x, plan 12",
     ]
 

@@ -110,7 +110,10 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
         yield "the state of the optimizer stays that of the base"
     if left := _left_alone(base, adapter):
         listed = ", ".join(folded(left))
-        yield f"nothing is added to {array_count(left)}, of kinds that change in other layers: {listed}"
+        yield (
+            f"the adapter has no factors for {array_count(left)}, although it has them for the same modules "
+            f"of other layers: {listed}"
+        )
 
 
 def _left_alone(base: Base, adapter: Adapter) -> list[str]:

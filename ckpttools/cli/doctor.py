@@ -24,12 +24,19 @@ _COLUMN = 8
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
+def _complete_fix(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from ckpttools.doctor.examine import fixes
+
+    return [name for name in sorted(fixes()) if name.startswith(incomplete)]
+
+
 @click.command(short_help="What is wrong with a checkpoint, and what to do.")
 @click.argument("path", type=ANY_PATH, required=False)
 @json_option
 @click.option(
     "--fix",
     metavar="NAME",
+    shell_complete=_complete_fix,
     multiple=True,
     help="Apply this fix wherever it helps; no file is deleted or overwritten. May be repeated.",
 )

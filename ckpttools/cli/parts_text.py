@@ -19,7 +19,7 @@ _STATES = {
     "done": "all parts are done; next: ckpt run {plan} --publish",
     "published": "published; ckpt run {plan} --publish removes what is left beside it",
     "complete": "published; nothing is left to do",
-    "taken": "nothing of this plan is in the making",
+    "taken": "no unfinished output of this plan exists",
 }
 _MOST_STRETCHES = 10
 # More of them have no line each.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.core.text import plural
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
 from ckpttools.formats.registry import open_tree, strangers_in
 from ckpttools.stores.place import Place
@@ -22,7 +23,7 @@ def kind_of(place: Place) -> str:
     if not isinstance(found, OrbaxRun):
         return "a step of Orbax"
     if found.steps:
-        return f"a run with {len(found.steps)} steps"
+        return f"a run with {plural(len(found.steps), 'step')}"
     try:
         return f"a checkpoint of format {open_tree(place).metadata.format}"
     except StorageError:

@@ -183,6 +183,6 @@ def _check_kinds(source: Place, place: Place, lost: Sequence[str]) -> None:
         raise DestinationExistsError(
             f"{place} is not replaced: it is {f'{old} with {others[0]} in it' if others else old}",
             got=fault_in(place) or (None if others else f"files that the source lacks: {some(lost)}"),
-            wanted=f"{new}, as what is copied, and nothing else",
+            wanted=f"{new} with no other files",
             hint="choose another destination, or move away what is there",
         )

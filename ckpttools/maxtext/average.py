@@ -266,7 +266,7 @@ def _differing_configs_error(tree: Tree, last: Tree, differences: Sequence[Confi
     else:
         what = f"{CONFIG} differs in unknown fields, which may change what the models compute:"
         hint = f"if these fields do not affect the computation, {force}"
-    expected = f"the configuration of {_place(last)}"
+    expected = f"the same configuration as {_place(last)}"
     return ConfigError(
         what + listing([*map(str, differences)]), place=_place(tree), wanted=expected, hint=hint
     )

@@ -92,7 +92,7 @@ def refuse_adapters(tree: Tree) -> None:
             got=f"{array_count(factors)}, such as {factors[0]}",
             wanted="a whole model, adapters merged into its parameters",
             hint=f"ckpt adapter merge BASE {place} MODEL merges it, ckpt adapter to-peft {place} DST "
-            "--base BASE makes PEFT's of it; MaxText takes it beside its model (lora.lora_restore_path)",
+            "--base BASE converts it to PEFT; MaxText loads it next to its model (lora.lora_restore_path)",
         )
 
 

@@ -95,11 +95,12 @@ class Keep:
         ordered = sorted(steps)
         latest = set(ordered[-self.last :]) if self.last else set()
         best = _best(self.best, steps) if self.best else {}
+        last = "the last one" if self.last == 1 else f"one of the last {self.last}"
         return {
             number: tuple(
                 reason
                 for reason in (
-                    f"one of the last {self.last}" if number in latest else "",
+                    last if number in latest else "",
                     f"a multiple of {self.every}" if self.every and number % self.every == 0 else "",
                     best.get(number, ""),
                 )

@@ -36,7 +36,7 @@ class Relocation:
         for text in [said] if isinstance(said, str) else said:
             old, equals, new = text.partition("=")
             if not (old and equals and new):
-                raise UsageError(f"{text!r} says no new root", wanted="OLD=NEW, such as /data=/mnt/data")
+                raise UsageError(f"{text!r} is not OLD=NEW", wanted="a pair such as /data=/mnt/data")
             roots.append((_bare(old), _bare(new if "://" in new else str(parse(new).absolute()))))
         return cls(tuple(roots))
 

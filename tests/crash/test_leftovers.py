@@ -83,7 +83,7 @@ def test_the_beginning_of_another_plan(left, moment):
     begun = " ".join(_NEW.args(root, MODEL))
     assert how == _REFUSED and "holds the beginning of another conversion" in words
     assert f"the conversion of {root}/src/hf-a, by `ckpt {begun}`" in words
-    assert f"to go on with it, run in {TESTS}: ckpt {begun}; to give it up, delete {what.partial}" in words
+    assert f"to resume it, run in {TESTS}: ckpt {begun}; otherwise delete {what.partial}" in words
     assert what.run(MODEL)[0] == _MADE
     what = left(_NEW, moment)
     assert what.run(OTHER, overwrite=True)[0] == _MADE

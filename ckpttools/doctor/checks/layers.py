@@ -1,10 +1,10 @@
-"""Weights of other layers than `config.json` says."""
+"""Compare the layers that have weights with the number of layers in `config.json`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from ckpttools.core.text import plural, ranges
+from ckpttools.core.text import ranges
 from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, pasted
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import StoredModel, models_in
@@ -31,19 +31,27 @@ def _compared(model: StoredModel, said: int, there: set[int]) -> Iterator[Findin
     place = str(model.folder)
     missing = set(range(said)) - there
     if missing:
-        what = f"{CONFIG} says {plural(said, 'layer')}, and there are no weights of {ranges(sorted(missing))}"
-        why = "transformers begins them at random, with a warning; conversions to MaxText refuse the model"
-        do, command = "fetch all of its shards", None
+        what = f"{_counted(said)}, but there are no weights for {_listed(missing)}"
+        why = "transformers initializes them randomly and warns; conversions to MaxText refuse the model"
+        do, command = "fetch all shards", None
         # A model that was cut lacks the layers at its end.
         if there == set(range(len(there))):
             command = f"ckpt shrink {pasted(model.folder)} DST --layers {len(there)}"
-            do += f"; or, if it was cut, write {_COUNT} as it is: {command}"
+            do += f"; if layers were removed on purpose, correct {_COUNT}: {command}"
         yield Finding(ERROR, place, what, why, do, command=command)
     surplus = {number for number in there if number >= said + prediction_layers(model.text)}
     if surplus:
-        what = f"{CONFIG} says {plural(said, 'layer')}, and there are weights of {ranges(sorted(surplus))}"
-        why = "whatever loads the model leaves them out, and computes as a smaller one"
+        what = f"{_counted(said)}, but there are weights for {_listed(surplus)}"
+        why = "every loader ignores them, and the model computes as a smaller one"
         yield Finding(WARNING, place, what, why, f"fetch {CONFIG} again: it is of another model")
 
 
-CHECK = Check("layers", f"weights of other layers than {CONFIG} says", _look)
+def _counted(layers: int) -> str:
+    return f"{_COUNT} in {CONFIG} is {layers}"
+
+
+def _listed(layers: Collection[int]) -> str:
+    return f"{'layer' if len(layers) == 1 else 'layers'} {ranges(sorted(layers))} (the first layer is 0)"
+
+
+CHECK = Check("layers", f"weights for other layers than {CONFIG} declares", _look)

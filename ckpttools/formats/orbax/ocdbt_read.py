@@ -80,7 +80,7 @@ class _Body:
     def take(self, count: int) -> bytes:
         taken = self.data[self.position : self.position + count]
         if len(taken) < count:
-            self.fail("The data ends inside a field.", f"{len(taken)} bytes", f"{count} bytes")
+            self.fail("the data ends inside a field", f"{len(taken)} bytes", f"{count} bytes")
         self.position += count
         return taken
 
@@ -188,14 +188,14 @@ def _check(frame: _Body, magic: bytes) -> None:
     got, start = len(frame.data), frame.data[:4]
     if not magic.startswith(start):
         kind = "manifest" if magic == MANIFEST_MAGIC else "B+tree node"
-        frame.fail(f"This is not an OCDBT {kind}.", f"magic {start.hex()}", f"magic {magic.hex()}")
+        frame.fail(f"this is not an OCDBT {kind}", f"magic {start.hex()}", f"magic {magic.hex()}")
     length = HEADER.unpack_from(frame.data)[1] if got >= LEAST_FRAME else LEAST_FRAME
     if got != length:
         what = "is truncated" if got < length else "is longer than its header says"
-        frame.fail(f"The data {what}.", f"{got} bytes", f"{length} bytes")
+        frame.fail(f"the data {what}", f"{got} bytes", f"{length} bytes")
     stored, actual = int.from_bytes(frame.data[-4:], "little"), crc32c(frame.data[:-4])
     if stored != actual:
-        frame.fail("The CRC-32C does not match.", f"{actual:#010x}", f"{stored:#010x}")
+        frame.fail("the CRC-32C does not match", f"{actual:#010x}", f"{stored:#010x}")
 
 
 def _root(body: _Body) -> tuple[_Node | None, int]:

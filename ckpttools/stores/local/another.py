@@ -21,20 +21,20 @@ def held_by_another(directory: Path, begun: Purpose | None, purpose: Purpose) ->
     discard = f"delete {directory}, or discard it with {option('overwrite', True)}"
     if begun is None:
         return UsageError(
-            f"the journal in {directory} is damaged, so nothing tells what was done",
+            f"the journal in {directory} is damaged, and does not show what was done",
             wanted="the file as an interrupted conversion left it",
             hint=discard,
         )
     if begun.command and replace(begun, plan=purpose.plan) == purpose:
         what = "another conversion: the same command, begun when its source was not what it is now"
-        go_on = "it cannot be gone on with"
+        go_on = "it cannot be resumed"
     else:
         what = "another conversion"
-        go_on = f"to go on with it, {_again(begun)}"
-    hint = f"{go_on}; to give it up, {discard}"
+        go_on = f"to resume it, {_again(begun)}"
+    hint = f"{go_on}; otherwise {discard}"
     if _is_alike(begun, purpose):
         what = "another conversion: the same command, begun with other options"
-        hint = f"to begin anew with those of now, {discard}; {go_on}"
+        hint = f"to start over with the new options, {discard}; {go_on}"
     return UsageError(
         f"{directory} holds the beginning of {what}",
         got=conversion_words(begun),
