@@ -469,7 +469,7 @@ class TestAfterPublishing:
             said = " ".join(refused(moved, *words).split())
             assert "exists, and was not there when the plan was made" in said and "plan.published" in said
         assert "nothing of this plan" in refused(moved, "--publish")
-        assert "nothing of this plan" in run("run", moved, "--status")
+        assert "no unfinished output of this plan" in run("run", moved, "--status")
         assert not parse(f"{destination}.partial").exists() and files_of(parse(destination)) == before
         shutil.move(tmp_path / "plan.published", moved.parent)
         assert "nothing to do" in run("run", moved, "--part", "0/2")
