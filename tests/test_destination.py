@@ -74,6 +74,17 @@ APART = {
 }
 
 
+# What is mounted at `alias`, the source, and the destination.
+ALIASES = {
+    "is SRC itself, in a mount": (".", "mt", "alias/mt"),
+    "is SRC itself, read in a mount": (".", "alias/mt", "mt"),
+    "contains SRC, in a mount": ("run", "run/checkpoints/1", "alias/checkpoints"),
+    "contains SRC, which is mounted": ("run/checkpoints/1", "alias", "run/checkpoints"),
+    "lies in SRC, in a mount": ("run/checkpoints", "run/checkpoints", "alias/3"),
+    "lies in SRC, which is mounted": ("run", "alias/checkpoints", "run/checkpoints/3"),
+}
+
+
 class TestApartFromTheSource:
     @pytest.mark.parametrize("overwrite", [(), ("--overwrite",), ("--dry-run",)], ids=str)
     @pytest.mark.parametrize("case", APART)
@@ -85,6 +96,29 @@ class TestApartFromTheSource:
         refused(
             place, "cast", place / source, place / destination, "--dtype=float32", *overwrite, words=words
         )
+
+    @pytest.mark.parametrize("case", ALIASES)
+    def test_destination_overlaps_source_through_a_mount(self, place, case):
+        """A directory that is mounted twice has two real paths."""
+        what, source, destination = ALIASES[case]
+        (place / "alias").mkdir()
+        before = state(place)
+        arguments = ("cast", place / source, place / destination, "--dtype=float32", "--overwrite")
+        [(code, text)] = while_mounted((place / what, place / "alias", arguments))
+        assert code == 2 and f"DST {case.split(',')[0]}" in " ".join(text.split()), text
+        assert state(place) == before
+
+    def test_destination_is_another_input_through_a_mount(self, place):
+        (place / "alias").mkdir()
+        before = state(place)
+        hf, alias = place / "hf", place / "alias" / "hf"
+        commands = [
+            ("convert", "maxtext-to-hf", place / "mt", alias, "--like", hf, "--overwrite"),
+            ("average", place / "hf", hf, alias, "--overwrite"),
+        ]
+        for code, text in while_mounted(*((place, place / "alias", each) for each in commands)):
+            assert code == 2 and "itself" in text, text
+        assert state(place) == before
 
     def test_nothing_is_read_before(self, place):
         """A source that is no checkpoint is no reason to say something else first."""

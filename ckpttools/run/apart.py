@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckpttools.array.lazy import ByteSource
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.wording import place as called
+from ckpttools.stores.abilities import HasAliases
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import check_name
 from ckpttools.stores.registry import Where, parse
 
 
 def check_apart(source: Where, destination: Where, name: str | None = None) -> None:
-    """Refuses a destination that is the source, contains it or lies in it, through links and `..` as well.
+    """Refuse a destination that is the source, contains it or is in it, also through links, `..` and mounts.
 
     Args:
         source: what is read.
@@ -26,12 +28,12 @@ def check_apart(source: Where, destination: Where, name: str | None = None) -> N
     written = parse(destination)
     check_name(written)
     name = name or called("source")
-    read, to = parse(source).resolve(), written.resolve()
-    if read == to:
+    read, to = _path_aliases(parse(source)), _path_aliases(written)
+    if read.is_at(to):
         how = f"is {name} itself"
-    elif to in read.parents:
+    elif read.is_below(to):
         how = f"contains {name}"
-    elif read in to.parents:
+    elif to.is_below(read):
         how = f"lies in {name}"
     else:
         return
@@ -48,16 +50,45 @@ def check_unread(sources: Iterable[ByteSource], taken: Sequence[Place]) -> None:
     Raises:
         UsageError: it does.
     """
-    kept = {each.resolve() for each in taken}
+    kept = [_path_aliases(each) for each in taken]
     directories: set[Place] = set()
     for source in sources:
         place = parse(source.path)
         for home in (place.parent, place.resolve().parent):
             if home not in directories:
-                real = home.resolve()
-                if not kept.isdisjoint((real, *real.parents)):
+                real = _path_aliases(home)
+                if any(real.is_at(each) or real.is_below(each) for each in kept):
                     raise _refused(taken[0], "holds what is read", source.path)
             directories.add(home)
+
+
+@dataclass(frozen=True, slots=True)
+class _PathAliases:
+    """All that identifies a location, and the directories that contain it.
+
+    A directory has several paths if it is mounted twice: with `mount --bind`, or as two mounts of one network
+    share. Then its inode is the same, or its path within the file system.
+    """
+
+    own: frozenset[object]
+    parents: frozenset[object]
+
+    def is_at(self, other: _PathAliases) -> bool:
+        return not self.own.isdisjoint(other.own)
+
+    def is_below(self, other: _PathAliases) -> bool:
+        return not self.parents.isdisjoint(other.own)
+
+
+def _path_aliases(place: Place) -> _PathAliases:
+    real = place.resolve()
+    store = real.store
+    own: set[object] = {real}
+    parents: set[object] = set(real.parents)
+    if isinstance(store, HasAliases):
+        own.update(store.aliases(real.key))
+        parents.update(store.parent_aliases(real.key))
+    return _PathAliases(frozenset(own), frozenset(parents))
 
 
 def _refused(destination: Place, how: str, source: str) -> UsageError:

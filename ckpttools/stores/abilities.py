@@ -56,6 +56,24 @@ class DistinguishesCopies(Protocol):
 
 
 @runtime_checkable
+class HasAliases(Protocol):
+    """A store in which one directory can have several paths that are not links."""
+
+    def aliases(self, key: str) -> Iterable[object]:
+        """Yield identifiers that all paths of a file or directory share.
+
+        Args:
+            key: its real path (`Store.real`); it need not exist.
+
+        Raises:
+            StorageError: it cannot be inspected.
+        """
+
+    def parent_aliases(self, key: str) -> Iterable[object]:
+        """Yield the same for all directories that contain it; errors as `aliases`."""
+
+
+@runtime_checkable
 class Walks(Protocol):
     """A store that lists all below a key at less cost than directory by directory."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 # One line for each mount that this process can see; its place is the fifth word (proc(5)).
 _TABLE = "/proc/self/mountinfo"
-_PLACE = 4
+_DEVICE, _ROOT, _PLACE = 2, 3, 4
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -32,6 +32,34 @@ def _mounts(place: Path) -> Iterator[Path]:
         below = (Path(top, name) for top, inner, files in os.walk(place) for name in (*inner, *files))
         yield from (each for each in (place, *below) if os.path.ismount(each))
         return
-    for line in lines:
-        escaped = line.split(b" ")[_PLACE]
-        yield Path(os.fsdecode(_ESCAPED.sub(lambda match: bytes((int(match[1], 8),)), escaped)))
+    yield from (_unescaped(line.split(b" ")[_PLACE]) for line in lines)
+
+
+def path_in_file_system(path: Path) -> tuple[str, Path] | None:
+    """Return the device of a path, and the path from the root of its file system.
+
+    They are the same for all mounts of a directory on this machine.
+
+    Args:
+        path: an absolute path without links; it need not exist.
+
+    Returns:
+        None if the system does not list its mounts.
+    """
+    try:
+        with open(_TABLE, "rb") as table:  # noqa: PTH123
+            mounts = [line.split(b" ") for line in table.read().splitlines()]
+    except OSError:
+        return None
+    above = {path, *path.parents}
+    # Of mounts at one path, the last one is visible.
+    found = [(place, words) for words in mounts if (place := _unescaped(words[_PLACE])) in above]
+    if not found:
+        return None
+    depth = max(len(place.parts) for place, _ in found)
+    place, words = next(each for each in reversed(found) if len(each[0].parts) == depth)
+    return words[_DEVICE].decode(), _unescaped(words[_ROOT]) / path.relative_to(place)
+
+
+def _unescaped(text: bytes) -> Path:
+    return Path(os.fsdecode(_ESCAPED.sub(lambda match: bytes((int(match[1], 8),)), text)))

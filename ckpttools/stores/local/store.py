@@ -88,6 +88,26 @@ class LocalStore(Store):
     def real(self, key: str) -> str:
         return os.path.realpath(key)
 
+    def aliases(self, key: str) -> Iterator[object]:
+        """See `HasAliases`: the inode, and the path within the file system."""
+        from ckpttools.stores.local.mounts import path_in_file_system
+
+        if (status := _stat_result(key)) is not None:
+            yield status.st_dev, status.st_ino
+        if (path := path_in_file_system(Path(key))) is not None:
+            yield path
+
+    def parent_aliases(self, key: str) -> Iterator[object]:
+        """See `HasAliases`."""
+        from ckpttools.stores.local.mounts import path_in_file_system
+
+        for parent in Path(key).parents:
+            if (status := _stat_result(str(parent))) is not None:
+                yield status.st_dev, status.st_ino
+        if (found := path_in_file_system(Path(key))) is not None:
+            device, path = found
+            yield from ((device, parent) for parent in path.parents)
+
     def link_target(self, key: str) -> str | None:
         try:
             return os.readlink(key)
