@@ -164,8 +164,9 @@ class Step:
         """
         if self.path.store.streams is None or self.number is None:
             return False
-        marker = self.path.parent / PRUNE_DIRECTORY / DELETING / self.path.name
-        return marker.is_file() and not (self.path / COMMIT_FILE).is_file()
+        if (self.path / COMMIT_FILE).is_file():
+            return False
+        return (self.path.parent / PRUNE_DIRECTORY / DELETING / self.path.name).is_file()
 
     @cached_property
     def items(self) -> tuple[OrbaxItem, ...]:
