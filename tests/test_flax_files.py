@@ -1,6 +1,7 @@
 """States that Flax wrote with msgpack: read to the bit, by ranges, with neither Flax nor msgpack."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -263,7 +264,9 @@ def test_directory_of_states_opens_the_latest(tmp_path, names, latest, step):
     assert tree["name",] == Text(latest) and tree.metadata.step == step
     assert tree.metadata.place == str(folder / latest)
     assert f"run/{latest}\n" in ckpt(folder).output
-    assert "\n1 checkpoint of flax-msgpack\n" in ckpt("doctor", folder).output
+    numbered = [name for name in names if re.fullmatch(r"checkpoint_[\d.]+", name)]
+    count = "1 checkpoint" if len(numbered) < 2 else f"{len(numbered)} checkpoints"
+    assert f"\n{count} of flax-msgpack\n" in ckpt("doctor", folder).output
 
 
 @settings(max_examples=30)
@@ -285,6 +288,31 @@ def test_damaged_latest_state_is_not_replaced_by_an_older_one(tmp_path, left):
     latest = written(tmp_path / "checkpoint_10")
     latest.write_bytes(latest.read_bytes()[:left])
     assert "checkpoint_10" in run("hash", tmp_path, code=3)
+
+
+@pytest.mark.parametrize("step", (1, 2, 10))
+@pytest.mark.parametrize("left", (0, 1, 5, -9))
+def test_every_state_in_a_directory_is_examined(tmp_path, step, left):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for number in (1, 2, 10):
+        written(folder / f"checkpoint_{number}", {"w": np.ones(9, "f4")})
+    damaged = folder / f"checkpoint_{step}"
+    damaged.write_bytes(damaged.read_bytes()[:left])
+    report = ckpttools.doctor(folder)
+    assert [each.place for each in report.findings if each.level == "error"] == [str(damaged)]
+    assert report.looked_at == ("3 checkpoints of flax-msgpack",)
+    latest = 2 if step == 10 else 10
+    assert f"the latest other state is {folder}/checkpoint_{latest}" in report.findings[0].do
+    assert str(damaged) in run("copy", folder, tmp_path / "copy", code=3) and not (tmp_path / "copy").exists()
+    assert {each.step for each in ckpttools.ls(folder).steps if each.unfinished} == {step}
+
+
+def test_zeros_in_place_of_a_state_are_damage(tmp_path):
+    written(tmp_path / "checkpoint_2")
+    (tmp_path / "checkpoint_1").write_bytes(bytes(100))
+    (tmp_path / "checkpoint_3x").write_bytes(bytes(100))
+    assert [each.place for each in ckpttools.doctor(tmp_path).findings] == [str(tmp_path / "checkpoint_1")]
 
 
 def test_files_of_other_programs_are_not_states(tmp_path):
@@ -354,6 +382,12 @@ class TestStepsInFilesAndDirectories:
             ckpttools.open(run)
         assert ckpttools.open(run, step=9).metadata.step == 9
         assert [each.unfinished is None for each in ckpttools.ls(run).steps] == [True, False]
+
+    def test_copy_leaves_out_a_damaged_file_and_names_it(self, run_of, tmp_path):
+        run = run_of(step_1="msgpack", step_2="msgpack", step_9="orbax")
+        (run / "checkpoint_2").write_bytes((run / "checkpoint_2").read_bytes()[:-4])
+        report = ckpttools.copy(run, tmp_path / "copy")
+        assert [*report.left_out] == ["checkpoint_2"] and (tmp_path / "copy/checkpoint_1").is_file()
 
     def test_prune_leaves_files(self, run_of):
         run = run_of(step_1="msgpack", step_2="orbax", step_3="orbax")

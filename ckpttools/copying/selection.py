@@ -13,10 +13,11 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.text import ranges
 from ckpttools.core.wording import option
+from ckpttools.formats.flax.format import state_fault
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
-from ckpttools.formats.registry import open_tree
+from ckpttools.formats.registry import open_all_steps, open_tree
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import begun_at, unfinished_at
@@ -79,7 +80,8 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
         case Step():
             reason, part = why_no_save(found), _part_of(found, "")
         case _:
-            refuse_incomplete(open_tree(source).arrays.values(), str(source))
+            for tree in open_all_steps(source):
+                refuse_incomplete(tree.arrays.values(), str(source))
             return CopySelection([FileGroup(source)])
     if reason:
         raise _unfinished(source, reason)
@@ -187,7 +189,9 @@ def _why_not_beside(place: Place) -> str | None:
         return f"its name is still {place.name}"
     if place.is_file():
         is_large = place.stat().size > _LARGEST_BESIDE
-        return f"it is larger than {_LARGEST_BESIDE >> 20} MiB and not part of a step" if is_large else None
+        if is_large:
+            return f"it is larger than {_LARGEST_BESIDE >> 20} MiB and not part of a step"
+        return state_fault(place)
     if place.is_link():
         return "it is a link to a directory, or to nothing"
     if unfinished_at(place):

@@ -16,7 +16,7 @@ from ckpttools.checks.base import ModelDirectory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.doctor.probing import is_directory
-from ckpttools.formats.base import COMPANIONS, ReadOptions, TellsPlace
+from ckpttools.formats.base import COMPANIONS, ReadOptions, SupportsStepFiles, TellsPlace
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.json_file import json_object
 from ckpttools.formats.orbax.entries import Entries, entries_of
@@ -361,7 +361,9 @@ def _others(places: Iterable[Place]) -> dict[str, list[Place]]:
             with suppress(CheckpointError):
                 if format.why_not(place) is not None:
                     continue
-                if not isinstance(format, TellsPlace):
+                if isinstance(format, SupportsStepFiles):
+                    found[name] |= dict.fromkeys(format.checkpoints_in(place))
+                elif not isinstance(format, TellsPlace):
                     found[name][place] = None
                 elif found[name].keys().isdisjoint((at := format.lies_at(place)).parents):
                     found[name][at] = None

@@ -8,7 +8,7 @@ protocols here: `Writable` and `Tells…`. Who wants to know asks `formats.regis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -119,6 +119,18 @@ class TellsPlace(Protocol):
 
     def lies_at(self, path: Place) -> Place:
         """The directory of the checkpoint that is opened at a place: of a run that of a step."""
+
+
+@runtime_checkable
+class SupportsStepFiles(Protocol):
+    """A format whose directories hold several checkpoints, of which opening the directory reads one."""
+
+    def checkpoints_in(self, path: Place) -> Sequence[Place]:
+        """Return all checkpoints at a path, also damaged ones; the path alone if it is one checkpoint.
+
+        Raises:
+            StorageError: the path cannot be read.
+        """
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ from ckpttools.formats.base import (
     Format,
     OtherSteps,
     PrefersRanks,
+    SupportsStepFiles,
     ReadOptions,
     Target,
     TellsCompanions,
@@ -167,6 +168,20 @@ def faults_in(format: TellsFaults, path: Place, options: ReadOptions) -> Iterato
         yield from format.faults(path, options)
     except CheckpointError as error:
         yield error
+
+
+def open_all_steps(path: Place) -> tuple[Tree, ...]:
+    """Open a path, and the other checkpoints that its format finds there: see `SupportsStepFiles`.
+
+    Raises:
+        CheckpointError: one of them cannot be opened.
+    """
+    tree = open_tree(path)
+    format = _format_of(tree)
+    if not isinstance(format, SupportsStepFiles):
+        return (tree,)
+    others = [place for place in format.checkpoints_in(path) if str(place) != tree.metadata.place]
+    return (tree, *(format.open(place, ReadOptions()) for place in others if place != path))
 
 
 def companions_at(tree: Tree) -> Place | None:

@@ -172,6 +172,8 @@ def run_at(path: Place) -> OrbaxRun:
                 hint=f"`ckpt assemble {quote(str(path))} --list` says which steps are there",
             )
     refuse_empty(path)
+    if isinstance(found, OrbaxRun) and numbered_states(path):
+        return OrbaxRun(path.absolute())
     raise FormatError(
         f"{path} is not a run with steps",
         wanted="a directory with steps of Orbax or of a trainer in it, or in its directory checkpoints",
@@ -227,7 +229,7 @@ def listed(run: OrbaxRun) -> RunListing:
 
 def _flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
     """The steps next to those of Orbax that `flax.training.checkpoints` wrote as files."""
-    if not any(step.prefix == FLAX_PREFIX for step in run.steps.values()):
+    if run.steps and not any(step.prefix == FLAX_PREFIX for step in run.steps.values()):
         return
     for step, place in numbered_states(run.path).items():
         status = place.stat()

@@ -54,12 +54,22 @@ class FlaxFormat(ReadOnlyFormat):
         if path.is_dir() and _NAMES.why_not(path) is not None:
             path = _state_in(path, options.step)
         # Trainers' states have names without an ending.
-        found = _NAMES.find(path) if _is_named(path) else WeightsLocation(path.parent, (path.name,))
-        states = {name: opened_state(found.folder / name) for name in found.names}
+        is_named = _is_named(path)
+        found = _NAMES.find(path) if is_named else WeightsLocation(path.parent, (path.name,))
+        try:
+            states = {name: opened_state(found.folder / name) for name in found.names}
+        except FormatError as error:
+            raise error if is_named else _with_other_state(error, path) from error
         # Keys with slashes may spell two paths of one file alike.
         pairs = {(keystr(at), name): None for name, state in states.items() for at in state.leaves}
         found.check([*pairs])
         return _tree(path, found.folder, list(states.values()))
+
+    def checkpoints_in(self, path: Place) -> Sequence[Place]:
+        """As `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
+        if not path.is_dir() or _NAMES.why_not(path) is None:
+            return [path]
+        return [state for state in _states_in(path) if _may_be_state(state)][::-1] or [path]
 
 
 FORMAT = FlaxFormat()
@@ -115,8 +125,44 @@ def numbered_states(folder: Place) -> dict[int, Place]:
     Raises:
         StorageError: the directory or a file cannot be read.
     """
-    states = {_step_of(state): state for state in _states_in(folder)[:_MAX_PROBED]}
-    return {step: state for step, state in states.items() if step is not None and begins_as_state(state)}
+    states = {_step_of(state): state for state in _states_in(folder)}
+    if not any(map(begins_as_state, [*states.values()][:_MAX_PROBED])):
+        return {}
+    return {step: state for step, state in states.items() if step is not None and _may_be_state(state)}
+
+
+def _may_be_state(place: Place) -> bool:
+    """Whether a file with the name of a state is one, or what a lost write or a short copy left of one."""
+    with place.open() as file:
+        head = bytes(file.read(0, min(64, file.size)))
+    # 0x80 begins pickles, too.
+    return not head.strip(b"\0") or 0x81 <= head[0] <= 0x8F or begins_as_state(place)
+
+
+def _with_other_state(error: FormatError, path: Place) -> FormatError:
+    """Add to the error of a damaged state which other state can be opened."""
+    others = [place for place in _states_in(path.parent) if place != path and _is_whole(place)]
+    if not others:
+        return error
+    return error.at(hint=f"{error.hint}; the latest other state is {quote(str(others[0]))}")
+
+
+def _is_whole(place: Place) -> bool:
+    try:
+        return begins_as_state(place) and bool(opened_state(place).leaves)
+    except CheckpointError:
+        return False
+
+
+def state_fault(place: Place) -> str | None:
+    """Return why a numbered file cannot be read as a state; None for a complete state and for other files."""
+    if not _NUMBERED.fullmatch(place.name) or not _may_be_state(place):
+        return None
+    try:
+        opened_state(place)
+    except FormatError as error:
+        return error.line
+    return None
 
 
 def _number(name: str) -> tuple[float, str]:
