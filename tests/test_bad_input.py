@@ -12,6 +12,8 @@ from support.command_line import ckpt
 from support.hf_models import write_llama
 from support.places import GOLDEN_0_2_5
 
+import ckpttools
+
 
 @pytest.fixture
 def broken(tmp_path):
@@ -149,6 +151,32 @@ def test_an_untied_configuration_without_a_head(broken):
     result = broken(lambda tensors, _: tensors.pop("lm_head.weight"))
     assert result.exit_code == 3
     assert "lm_head.weight is wanted because of config.json: tie_word_embeddings is false" in result.stderr
+
+
+def test_a_lost_or_cut_head_is_fetched_before_anything_else(broken, tmp_path):
+    """A head that is made from the embedding is another model unless the model was tied."""
+    result = broken(lambda tensors, _: tensors.pop("lm_head.weight"))
+    advice = result.stderr.partition("next")[2]
+    assert advice.index("fetch the file that holds lm_head.weight again") < advice.index("--tied")
+    found = ckpttools.doctor(tmp_path / "hf").findings
+    assert "fetch the file that holds lm_head.weight again" in next(
+        each.do for each in found if each.check == "coverage"
+    )
+    made = ckpt("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "made", "--tied", "materialize")
+    assert made.exit_code == 0 and "is written as a copy of model.embed_tokens.weight" in " ".join(
+        made.stderr.split()
+    )
+    result = broken(lambda tensors, _: tensors.update({"lm_head.weight": tensors["lm_head.weight"][:200]}))
+    assert result.exit_code == 3 and "fetch the file that holds lm_head.weight again" in result.stderr
+    assert "--tied" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("layers", "advice"), [(6, "fetch the files that hold the missing"), (3, "check that config")]
+)
+def test_another_number_of_layers_has_a_next_step(broken, layers, advice):
+    result = broken(lambda _, config: config.update(num_hidden_layers=layers))
+    assert result.exit_code == 3 and advice in " ".join(result.stderr.split())
 
 
 def test_a_configuration_that_contradicts_the_shapes_names_both(broken):

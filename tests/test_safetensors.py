@@ -30,6 +30,7 @@ from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.safetensors.format import FORMAT, parse_header
 from ckpttools.stores import parse
 from ckpttools.stores.local.file import LocalFile
+from ckpttools.testing.models import LlamaSizes, write_llama
 
 ALL_CODES = [dtype.safetensors for dtype in DTYPES.values() if dtype.safetensors]
 WHOLE_CODES = [code for code in ALL_CODES if not from_safetensors(code).packed]
@@ -868,7 +869,7 @@ def test_a_file_with_tensors_of_its_own_that_the_index_does_not_name_is_refused(
         run_step(text, tmp_path)
         assert values_of(tmp_path) == held
         (tmp_path / "model.safetensors.index.json").write_bytes(saved)
-        for aside in tmp_path.glob("*.old"):
+        for aside in tmp_path.glob("*.aside*"):
             aside.unlink()
 
 
@@ -899,3 +900,44 @@ def test_missing_files_are_a_stale_index_or_an_incomplete_download(tmp_path):
     write_index(tmp_path, named)
     (tmp_path / sorted({*kept.values()})[0]).unlink()
     assert_says(refusal(tmp_path), "the download is not complete")
+
+
+def test_tensors_in_a_file_of_another_name_are_found(tmp_path):
+    named = dict(save_shards(tmp_path, 2, 1))
+    first, second = sorted({*named.values()})
+    write_index(tmp_path, dict.fromkeys(named, first))
+    (tmp_path / second).rename(tmp_path / "extra.safetensors")
+    assert_says(refusal(tmp_path), "3 tensors of these in files that it does not name: extra.safetensors")
+    (found,) = index_findings(tmp_path)
+    assert found.level == "error" and "extra.safetensors" in found.why and "move" not in found.do
+    write_index(tmp_path, named)
+    assert_says(refusal(tmp_path), "if their tensors are in extra.safetensors, fetch the index again")
+
+
+def test_an_index_next_to_a_complete_model_is_a_warning(tmp_path):
+    write_index(tmp_path, dict(save_shards(tmp_path, 2, 1)))
+    save_file({"t": np.ones(4, np.float32)}, tmp_path / "model.safetensors")
+    assert [each.level for each in index_findings(tmp_path)] == ["info"]
+    for shard in tmp_path.glob("model-*"):
+        shard.unlink()
+    (found,) = index_findings(tmp_path)
+    assert found.level == "warning" and found.command.startswith("mv -n ")
+    assert len(ckpttools.open(tmp_path).arrays) == 1
+    subprocess.run(["bash", "-ec", found.command], check=True)
+    assert index_findings(tmp_path) == []
+
+
+def test_layers_of_a_skipped_shard_are_not_reported_as_missing(tmp_path):
+    write_llama(tmp_path, LlamaSizes(4, 32, 64, 2, 2, 16, 24, tied=False))
+    arrays = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    named = {}
+    for number, key in enumerate(sorted(arrays)):
+        named[key] = f"model-{number % 2 + 1:05}-of-00002.safetensors"
+    for name in {*named.values()}:
+        save_file({key: arrays[key] for key in arrays if named[key] == name}, tmp_path / name)
+    kept = sorted({*named.values()})[0]
+    write_index(tmp_path, {key: name for key, name in named.items() if name == kept})
+    found = [each for each in ckpttools.doctor(tmp_path).findings if each.level == "error"]
+    assert [each.check for each in found] == ["safetensors-index"]
+    assert "--fix index" in found[0].do and "--fix index" in refusal(tmp_path).hint

@@ -49,12 +49,18 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         CHECK.name,
         model.location,
         CheckpointError(f"the arrays do not match config.json:{summary}").line if summary else error.line,
-        "conversions to MaxText refuse the model"
-        + (", and transformers fails or initializes missing arrays randomly" if level == "error" else ""),
+        "conversions to MaxText refuse the model" + (_effect(error) if level == "error" else ""),
         error.hint or "check that config.json belongs to these weights",
         expected=error.wanted,
         got=error.got,
     )
+
+
+def _effect(error: CheckpointError) -> str:
+    """Return what transformers does with the model."""
+    if not isinstance(error, NotCoveredError) or error.coverage.missing or error.coverage.misshapen:
+        return ", and transformers fails or initializes missing arrays randomly"
+    return ", and transformers skips the arrays that it does not expect"
 
 
 def _backbone(model: ModelDirectory, error: NotCoveredError, hint: str) -> ModelFinding:

@@ -28,6 +28,7 @@ class StoredModel:
         config: the parsed `config.json`.
         arrays: name -> what the headers say of a tensor.
         files, indexes: names of the files with tensors, and of those that say which there should be.
+        has_skipped_shards: whether there are shards that the index does not name.
     """
 
     folder: Place
@@ -35,11 +36,12 @@ class StoredModel:
     arrays: Mapping[str, Described]
     files: tuple[str, ...] = ()
     indexes: tuple[str, ...] = ()
+    has_skipped_shards: bool = False
 
     @property
     def is_whole(self) -> bool:
         """Whether all shards are there, by their names and the index; another check reports those missing."""
-        if NAMES.missing(self.files):
+        if NAMES.missing(self.files) or self.has_skipped_shards:
             return False
         maps = ((self.sidecar(index) or {}).get("weight_map") for index in self.indexes)
         return all(set(each) <= self.arrays.keys() for each in maps if isinstance(each, Mapping))
@@ -78,7 +80,9 @@ def models_in(inventory: Inventory) -> Iterator[StoredModel]:
         arrays = tensors_of_all(weights) if weights.is_whole else None
         config = json_or_error(weights.folder / CONFIG) if arrays else None
         if arrays is not None and config is not None and not isinstance(config, CheckpointError):
-            yield StoredModel(weights.folder, config, arrays, weights.files, weights.indexes)
+            skipped = {*weights.files} - {*_read_from(weights)}
+            is_cut = any(NAMES.numbered.fullmatch(name) for name in skipped)
+            yield StoredModel(weights.folder, config, arrays, weights.files, weights.indexes, is_cut)
 
 
 def _read_from(weights: SafetensorsFiles) -> Sequence[str]:

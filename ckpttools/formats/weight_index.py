@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from shlex import quote
 from typing import NoReturn
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, counted_listing, listing
+from ckpttools.core.errors import CheckpointError, FormatError, counted_listing, listing
 from ckpttools.core.text import first_of, plural, some
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
 from ckpttools.stores.at_once import at_once
@@ -108,10 +109,20 @@ class WeightsLocation:
         every = [*last, *(tensor for each in held.values() for tensor in each)]
         is_unique = not repeated and len(every) == len({*every})
         hint = _set_aside(index) if is_unique and self._is_one_series() else _FETCH_BOTH
-        _refuse_lost(self.named, last, held, index, hint)
+        _refuse_lost(self.named, last, held, index, hint, lambda: self._tensors_elsewhere(tensors_in))
         moved = [name for name in self.named if last[name] != self.named[name]]
         unlisted = [name for name in last if name not in self.named]
         return tuple(_remarks(self.index, last, tuple(repeated), moved, unlisted, self.unnamed))
+
+    def _tensors_elsewhere(self, tensors_in: Callable[[str], Iterable[str]]) -> dict[str, str]:
+        """Return the tensors in files that the index does not name, each with its file."""
+        found: dict[str, str] = {}
+        for name in _other_weights(self.folder, self.names):
+            try:
+                found |= dict.fromkeys(tensors_in(name), name)
+            except CheckpointError:
+                continue  # only readable files count
+        return found
 
     def _is_one_series(self) -> bool:
         """Whether the files of weights here are one complete series, of which an index can be written."""
@@ -154,6 +165,7 @@ def _refuse_lost(
     held: Mapping[str, Collection[str]],
     index: Place,
     hint: str,
+    elsewhere: Callable[[], Mapping[str, str]],
 ) -> None:
     """Refuse an index that names tensors which its files lack, or no file of some tensors."""
     lost = {name: sorted(each for each in held[name] if each not in there) for name in held}
@@ -170,12 +182,18 @@ def _refuse_lost(
             hint=hint,
         )
     if absent:
+        others = elsewhere()
+        holders = sorted({others[tensor] for tensor in absent if tensor in others})
+        moved = sum(tensor in others for tensor in absent)
+        got = "all files that it names, without these tensors: the index or a file is of another save"
+        if holders:
+            got = f"{plural(moved, 'tensor')} of these in files that it does not name: {some(holders)}"
         raise FormatError(
             "the index and its files do not hold the same tensors"
             + _differing("named by the index, not in the file", absent.items())
             + _differing("in the file, not named by the index", _unlisted(named, there)),
             place=index,
-            got="all files that it names, without these tensors: the index or a file is of another save",
+            got=got,
             wanted="every tensor of the index in a file",
             hint=hint if hint == _FETCH_BOTH else f"{_FETCH_BOTH}; or, if the files are right, {hint}",
         )
@@ -187,8 +205,9 @@ def _unlisted(named: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[
 
 def _set_aside(index: Place) -> str:
     """The commands that replace an index by one of all files next to it."""
-    folder, old = quote(str(index.parent)), quote(f"{index}.old")
-    return f"mv -n {quote(str(index))} {old} && ckpt doctor {folder} --fix index"
+    names = (index.with_name(f"{index.name}.aside{number or ''}") for number in itertools.count())
+    aside = quote(str(next(name for name in names if not name.lexists())))
+    return f"mv -n {quote(str(index))} {aside} && ckpt doctor {quote(str(index.parent))} --fix index"
 
 
 def visible_files(folder: Place) -> list[str]:
@@ -196,20 +215,30 @@ def visible_files(folder: Place) -> list[str]:
     return [entry.name for entry in folder.entries() if entry.name[0] != "." and not entry.is_dir]
 
 
-def refuse_missing(missing: Sequence[str], place: Place, wanted: str) -> NoReturn:
+def _other_weights(folder: Place, names: Collection[str]) -> list[str]:
+    """Return the names of weight files that are not among `names`; none where a listing is a request."""
+    if folder.store.scheme != "file":
+        return []
+    endings = tuple({f".{name.rpartition('.')[2]}" for name in names})
+    return [name for name in visible_files(folder) if name.endswith(endings) and name not in names]
+
+
+def refuse_missing(missing: Sequence[str], place: Place, wanted: str, others: Sequence[str] = ()) -> NoReturn:
     """Refuses weights of which some files are missing.
 
     Args:
         missing: their names.
         place: what names or counts them.
         wanted: in words.
+        others: Names of weight files that may have the tensors of the missing ones.
     """
+    renamed = f"; or, if their tensors are in {some(others)}, fetch the index again" if others else ""
     raise FormatError(
         f"{len(missing):,} of the weight files {'is' if len(missing) == 1 else 'are'} missing:"
         f"{listing(missing)}",
         place=place,
         wanted=wanted,
-        hint="the download is not complete: fetch these files into the directory",
+        hint=f"the download is not complete: fetch these files into the directory{renamed}",
     )
 
 
@@ -246,7 +275,8 @@ def _files_of_index(folder: Place, index: Place, named: Mapping[str, str]) -> tu
     missing = [name for name, is_there in zip(names, there, strict=True) if not is_there]
     if missing:
         _refuse_stale(folder, index, names, missing)
-        refuse_missing(missing, index, "all files that the index names")
+        others = _other_weights(folder, names)
+        refuse_missing(missing, index, "all files that the index names", others)
     return names
 
 

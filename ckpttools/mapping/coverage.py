@@ -13,7 +13,15 @@ from ckpttools.core.errors import CoverageError, MappingError, listing, near_nam
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.coverage_hints import CHECK, MOST_KEYS, Wrong, left_over, reasons, remedies_for
+from ckpttools.mapping.coverage_hints import (
+    CHECK,
+    MOST_KEYS,
+    Wrong,
+    left_over,
+    next_step,
+    reasons,
+    remedies_for,
+)
 from ckpttools.mapping.coverage_hints import Expected as Expected
 from ckpttools.mapping.sizes import Size, lengths_of
 
@@ -133,12 +141,13 @@ def check_coverage(
         return
     wrong = Wrong(tuple(missing), tuple(extra), tuple(each.key for each in misshapen))
     why = [*remedies_for(extra, remedies or {}), *reasons(wrong, arrays, wanted, unwanted, sizes, dropped)]
+    told = [*why, *left_over(arrays, sides, extra, leave_out, is_told=bool(why))]
     found = Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why))
     raise NotCoveredError(
         _MESSAGE + _listed(found, extra),
         found,
         place=place,
-        hint="; ".join((*why, *left_over(arrays, sides, extra, leave_out, is_told=bool(why)))) or CHECK,
+        hint="; ".join((*told, *next_step(wrong, dropped, told if why else ()))) or CHECK,
     )
 
 

@@ -15,6 +15,7 @@ from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.quantized.weights import is_scale, quantized
 
 CHECK = "check that config.json belongs to these weights"
+FETCH = f"fetch the files that hold the missing arrays again, or {CHECK}"
 MOST_KEYS = 1 << 20
 """Of one row; the largest models have some 130,000, layers times experts."""
 # Words in the names of what a model works out anew, and stores all the same.
@@ -62,7 +63,7 @@ def reasons(
     yield from _flag_hints({*wrong.extra}, unwanted, lengths, "not expected")
     yield from _beyond_hints(wrong.extra, wanted, sizes)
     yield from _short_hints(arrays, wanted, sizes)
-    yield from _choices({*wrong.missing, *wrong.extra, *wrong.misshapen}, (*wanted, *unwanted), lengths)
+    yield from _choices(wrong, (*wanted, *unwanted), lengths)
 
 
 def left_over(
@@ -134,17 +135,32 @@ def _flag_hints(
         yield f"{subject} {verdict} because of {why}"
 
 
-def _choices(
-    wrong: Collection[str], expected: Sequence[Expected], lengths: Mapping[str, int]
-) -> Iterator[str]:
+def next_step(wrong: Wrong, dropped: Collection[str], told: Collection[str]) -> Iterator[str]:
+    """Yield what to do, if the reasons in `told` only say why arrays are expected or not."""
+    if not told or any(CHECK in text or "fetch" in text for text in told):
+        return
+    if any(key not in dropped for key in wrong.missing):
+        yield FETCH
+    elif wrong.misshapen or not wrong.missing:
+        yield CHECK
+
+
+def _choices(wrong: Wrong, expected: Sequence[Expected], lengths: Mapping[str, int]) -> Iterator[str]:
     """What a user can choose, where that would mend all; where more is wrong it would only hide that."""
     open_to_choice = [each for each in expected if each.remedy]
     keys = {key: each.remedy for each in open_to_choice for key in _keys(each, lengths)}
-    hits = [key for key in keys if key in wrong]
-    if len(hits) == len(wrong):
+    every = {*wrong.missing, *wrong.extra, *wrong.misshapen}
+    hits = [key for key in keys if key in every]
+    if len(hits) < len(every):
+        if hits:
+            yield CHECK if wrong.extra or wrong.misshapen else FETCH
+        return
+    # An array that is lost or damaged must not be replaced by another one without a thought.
+    for key in (each for each in hits if each not in wrong.extra):
+        unless = ", unless the model never had it" if wrong.missing else ""
+        yield f"fetch the file that holds {key} again{unless}"
+    if not wrong.misshapen:
         yield from dict.fromkeys(keys[key] for key in hits)
-    elif hits:
-        yield CHECK
 
 
 def _keys(expected: Expected, lengths: Mapping[str, int]) -> Iterator[str]:

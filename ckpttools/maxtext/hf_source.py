@@ -82,6 +82,7 @@ def hugging_face_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSou
         way = "drop"
     if way == "materialize" and head and head.head not in arrays and head.embedding in arrays:
         arrays[head.head] = arrays[head.embedding]
+        widened = (*widened, head.copy_remark)
     if way == "drop" and head and head.head in arrays:
         if not matches_any(head.head, drop) and head.embedding in arrays:
             lost = StoredHead(head, arrays[head.head], arrays[head.embedding])

@@ -115,6 +115,8 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         *sorted(source.towers),
         *(key for key in {**files.carried, **left_out} if key not in carried),
     )
+    copied = _head_to_copy(source, converted)
+    copy_remarks = () if copied is None else (copied.copy_remark,)
     # Only of a model that is at hand it is known what it could give.
     lacking = bool(files.weights) and not left_out
     notes = (
@@ -123,7 +125,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         + notes
         + notes_on_values(converted.mapped, converted.plain, source.options, missing)
         + notes_of(converted.grids.values)
-        + Notes(remarks=(*remarks_about(config, made, lacking), *_deviations(bound, files)))
+        + Notes(remarks=(*copy_remarks, *remarks_about(config, made, lacking), *_deviations(bound, files)))
     )
     leaves: dict[TreePath, LazyArray] = {(key,): made[key] for key in in_natural_order(made)}
     return HuggingFaceModel(
@@ -167,14 +169,21 @@ def _written(
 ) -> dict[str, LazyArray]:
     """All arrays of the model: mapped ones, an output head that is wanted, carried ones, quantised ones."""
     made, dtype = dict(converted.plain), source.options.dtype
-    head = _head(source)
-    if source.options.model.tied == "materialize" and head and head.head not in made:
+    head = _head_to_copy(source, converted)
+    if head is not None:
         made[head.head] = made[head.embedding]
     made.update(carried)
     if dtype is not None:
         spared = _quantized_names(carried, source.files)
         made = {key: array if key in spared else cast(array, dtype) for key, array in made.items()}
     return made | converted.quantized
+
+
+def _head_to_copy(source: BoundSource, converted: _Converted) -> tying.Head | None:
+    """Return the names of the head that is made from the embedding, and of the embedding; None if none is."""
+    head = _head(source)
+    is_copied = source.options.model.tied == "materialize" and head and head.head not in converted.plain
+    return head if is_copied else None
 
 
 def _config(source: BoundSource, converted: _Converted, made: Mapping[str, LazyArray]) -> TrueConfig | None:

@@ -23,6 +23,14 @@ class Head:
     embedding: str
     head: str
 
+    @property
+    def copy_remark(self) -> str:
+        """What a user should know of a head that is made from the embedding."""
+        return (
+            f"{self.head} does not exist, and is written as a copy of {self.embedding}: "
+            f"{option(FLAG, 'materialize')}"
+        )
+
 
 LEFT_HEAD = Head(keystr(EMBEDDING), keystr(HEAD))
 """The names in MaxText, keys joined by "/"."""

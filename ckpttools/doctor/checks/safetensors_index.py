@@ -45,17 +45,29 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding]:
+    unread = [name for name in weights.indexes if name == _NAME and _WHOLE in weights.files]
     for name in weights.indexes:
-        yield from _index(inventory, weights, name)
+        found = _index(inventory, weights, name)
+        yield from _unread(weights.folder / name, found) if name in unread else found
     lost = NAMES.missing(weights.files)
     if lost and not weights.indexes:
         yield _missing(weights.folder, lost, "the names of the others imply them")
     if not weights.indexes and len(weights.files) > 1 and not lost:
         yield _beside_the_model(weights) if _WHOLE in weights.files else _without_index(inventory, weights)
-    if _WHOLE in weights.files and weights.indexes:
-        what = f"{_WHOLE} beside {', '.join(weights.indexes)}"
-        why = f"transformers and ckpttools read {_WHOLE} and look at no index then"
-        yield Finding(INFO, str(weights.folder), what, why, "move away the one that is not wanted")
+
+
+def _unread(place: Place, found: Iterable[Finding]) -> Iterator[Finding]:
+    """Report an index that is not read because there is one file with all weights."""
+    wrong = [each.what for each in found if each.level == ERROR]
+    why = f"transformers and ckpttools read {_WHOLE} and do not look at the index"
+    if not wrong:
+        what = f"{_WHOLE} next to {place.name}"
+        yield Finding(INFO, str(place.parent), what, why, "move away the one that is not needed")
+        return
+    command = set_aside(place)
+    do = f"move the index away: {command}"
+    why += "; tools that read the index first fail"
+    yield Finding(WARNING, str(place), f"not needed, and {'; '.join(wrong)}", why, do, command=command)
 
 
 def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
@@ -153,14 +165,20 @@ def _against_files(
     absent = {tensor for tensor, file in named.items() if file in is_readable and tensor not in files}
     if not outside:
         yield from _repeated(weights, place, named, files, absent)
+    loose = sorted(set(weights.files) - set(shards) - {_WHOLE})
+    held = _places({file: header_of(weights.folder / file) for file in loose}) if absent else {}
+    holders = sorted({file for tensor in absent for file in held.get(tensor, ())})
     if absent:
         what = f"names {plural(len(absent), 'tensor')} that its files do not hold: {_some(absent)}"
         hint = f"fetch the index again, or set it aside: {set_aside(place)}"
-        yield Finding(
-            ERROR, str(place), what, "they cannot be loaded: of another model, or a shard was changed", hint
-        )
+        why = "they cannot be loaded: of another model, or a shard was changed"
+        if holders:
+            moved = plural(sum(tensor in held for tensor in absent), "tensor")
+            why = f"nothing loads them: {moved} of these in files that it does not name, {_some(holders)}"
+            hint = "fetch the index and its files again"
+        yield Finding(ERROR, str(place), what, why, hint)
     yield from _misnamed(weights, place, named, files)
-    loose = sorted(set(weights.files) - set(shards) - {_WHOLE})
+    loose = [file for file in loose if file not in holders]
     if loose and len(weights.indexes) == 1 and not lost:
         yield _loose(inventory, weights, place, files, loose)
 
