@@ -16,7 +16,7 @@ from support.command_line import ckpt, run
 from support.object_stores import files_in
 
 import ckpttools
-from ckpttools.core.errors import StorageError
+from ckpttools.core.errors import SourceChangedError, StorageError
 from ckpttools.run.bindings import (
     BindingSink,
     FileBinding,
@@ -24,15 +24,18 @@ from ckpttools.run.bindings import (
     select_sound_records,
     void_run,
 )
-from ckpttools.run.events import Publishing, TaskDone
+from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.stores import parse
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.work import LocalWork
 from ckpttools.stores.local.written import WrittenFiles
 from ckpttools.stores.publishing import Purpose, staging_of
+from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, sample_starts
+from ckpttools.testing.models import LlamaSizes, write_llama
 
 SHAPE, COUNT = (256, 256), 12
 DATA = "content/0/items/d/data"
+LLAMA = LlamaSizes(layers=2, hidden=64, mlp=128, heads=4, kv_heads=2, head_dim=16, vocab=256)
 
 
 class StopError(Exception):
@@ -509,3 +512,107 @@ class TestChangedSource:
     def test_convert_resumes_if_source_is_unchanged(self, source, tmp_path):
         convert(source, tmp_path / "out", observe=stop_after(9))
         assert ckpttools.convert(source, tmp_path / "out", format="orbax").tasks_resumed >= 8
+
+    @pytest.mark.parametrize("is_renamed", [False, True], ids=["in-place", "renamed"])
+    @pytest.mark.parametrize("is_killed_at", ["publish_checked", "conclude"])
+    def test_reference_uses_one_state_of_the_source(self, tmp_path, monkeypatch, is_renamed, is_killed_at):
+        source, out = tmp_path / "hf", tmp_path / "out"
+        write_llama(source, LLAMA)
+        self.interrupt(
+            monkeypatch, is_killed_at, lambda: ckpttools.hf_to_maxtext(source, out, reference=True)
+        )
+        self.change_tail(source, is_renamed)
+        if is_killed_at == "conclude":
+            with pytest.raises(SourceChangedError, match="may have changed since an interrupted run"):
+                ckpttools.hf_to_maxtext(source, out, reference=True)
+        ckpttools.hf_to_maxtext(source, out, reference=True, overwrite=is_killed_at == "conclude")
+        ckpttools.hf_to_maxtext(source, tmp_path / "expected")
+        assert ckpttools.hash(out).digest == ckpttools.hash(tmp_path / "expected").digest
+        assert not (tmp_path / "out.partial").exists()
+
+    def test_reference_resumes_if_source_is_unchanged(self, tmp_path, monkeypatch):
+        source, out = tmp_path / "hf", tmp_path / "out"
+        write_llama(source, LLAMA)
+        self.interrupt(
+            monkeypatch, "publish_checked", lambda: ckpttools.hf_to_maxtext(source, out, reference=True)
+        )
+        assert ckpttools.hf_to_maxtext(source, out, reference=True).tasks_resumed > 0
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_published_checkpoint_of_older_source_is_not_complete(
+        self, source, tmp_path, monkeypatch, overwrite
+    ):
+        out = tmp_path / "out"
+        self.interrupt(monkeypatch, "conclude", lambda: convert(source, out))
+        self.change(source)
+        if not overwrite:
+            with pytest.raises(SourceChangedError, match="may have changed since an interrupted run"):
+                convert(source, out)
+            return
+        convert(source, out, overwrite=True)
+        assert ckpttools.hash(out).digest == ckpttools.hash(source).digest
+
+    def test_overwrite_replaces_published_checkpoint_if_source_has_new_time(
+        self, source, tmp_path, monkeypatch
+    ):
+        out = tmp_path / "out"
+        self.interrupt(monkeypatch, "conclude", lambda: convert(source, out))
+        self.change(source)
+        os.utime(source / "model.safetensors")
+        convert(source, out, overwrite=True)
+        assert ckpttools.hash(out).digest == ckpttools.hash(source).digest
+
+    @pytest.mark.parametrize("act", ["change", "chmod", "link"])
+    def test_convert_repeats_tasks_if_status_time_changes(self, source, tmp_path, act):
+        """Also in place of a copy with `cp -p`, which keeps the inode, the size and the time."""
+        started, done = [], []
+
+        def observe(event):
+            started.extend([event] * isinstance(event, Started))
+            done.extend([event] * isinstance(event, TaskDone))
+            if len(done) == 4 and isinstance(event, TaskDone):
+                if act == "change":
+                    self.change(source)
+                elif act == "chmod":
+                    (source / "model.safetensors").chmod(0o640)
+                else:
+                    os.link(source / "model.safetensors", tmp_path / "link")
+
+        convert(source, tmp_path / "out", observe=observe)
+        assert len(started) == (1 if act == "link" else 2)
+        assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(source).digest
+
+    def test_convert_stops_if_source_never_rests(self, source, tmp_path):
+        def observe(event):
+            if isinstance(event, TaskDone):
+                (source / "model.safetensors").chmod(0o640)
+
+        with pytest.raises(SourceChangedError, match=r"model\.safetensors was changed while it was read"):
+            convert(source, tmp_path / "out", observe=observe)
+        assert not (tmp_path / "out").exists()
+
+    def interrupt(self, monkeypatch, method, act):
+        """Run `act`, and stop before a method of the work as a kill does."""
+
+        def stop(*arguments):
+            raise StopError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalWork, method, stop)
+            with suppress(StopError):
+                act()
+
+    def change_tail(self, source, is_renamed):
+        """Change one bit of each array where no sample is taken."""
+        file = source / "model.safetensors"
+        before, data = file.stat(), bytearray(file.read_bytes())
+        starts = sample_starts(len(data), MOST_BLOCKS)
+        for at in range(len(data) // 3, len(data) - 1, 20_000):
+            if not any(start <= at < start + BLOCK_BYTES for start in starts):
+                data[at // 2 * 2] ^= 1
+        if is_renamed:
+            file.with_name("other").write_bytes(data)
+            file.with_name("other").replace(file)
+        else:
+            file.write_bytes(data)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))

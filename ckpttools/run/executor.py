@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import field
 from functools import partial
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.resident import peak_bytes
-from ckpttools.formats.base import Writer
+from ckpttools.core.wording import again, option
+from ckpttools.formats.base import Extents, Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import errors_of, without_errors
 from ckpttools.run.apart import check_apart, check_unread
 from ckpttools.run.bindings import select_sound_records
-from ckpttools.run.doing import see_nothing
-from ckpttools.run.entries import kept, left_of, unfinished
+from ckpttools.run.doing import DoesTasks, see_nothing
+from ckpttools.run.entries import FinishedTask, kept, left_of, unfinished
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.linking import link_files
-from ckpttools.run.source_copies import check_same_model, identify_plan_copy, select_comparable
+from ckpttools.run.source_copies import SourceCopy, check_same_model, identify_plan_copy, select_comparable
+from ckpttools.run.source_states import (
+    find_touched_file,
+    is_written_from,
+    read_source_states,
+    source_state_record,
+)
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import PublishesChecked, Purpose, Staging, TellsPublished, Work, staging_of
+from ckpttools.stores.publishing import (
+    DataFiles,
+    PublishesChecked,
+    Purpose,
+    Staging,
+    TellsPublished,
+    Work,
+    staging_of,
+)
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
+
+# A file whose status changes in every attempt is being written.
+_MAX_ATTEMPTS = 3
 
 
 def execute(
@@ -74,7 +92,8 @@ def execute(
     staging = staging_of(place, overwrite, partial(check_replaced, place))
     own = _checked(plan, writer, place, staging, planned)
     purpose = Purpose(own, source_of(plan), command, str(parse(".").absolute()) if command else "")
-    with counted() as traffic, staging.opened(purpose, plan.layout.nbytes) as work:
+    with counted() as traffic, ExitStack() as opened:
+        work = _open_work(opened, staging, purpose, plan, place, overwrite=overwrite)
         if work.is_complete:
             done = _Done(len(plan.tasks), plan.bytes_out)
             observe(Started(plan, done.tasks, done.bytes_out))
@@ -105,6 +124,31 @@ def execute(
     )
     observe(receipt)
     return receipt
+
+
+def _open_work(
+    opened: ExitStack, staging: Staging, purpose: Purpose, plan: Plan, place: Place, *, overwrite: bool
+) -> Work:
+    """Take the destination. A complete result of an earlier run counts only if the source is unchanged."""
+    work = opened.enter_context(staging.opened(purpose, plan.layout.nbytes))
+    if not work.is_complete or is_written_from(work.records, identify_plan_copy(plan)):
+        return work
+    # The plan did not notice: sizes, times and samples are unchanged.
+    if not overwrite:
+        raise _stale_error(purpose.source, place)
+    # Replace it like any other checkpoint.
+    work.conclude()
+    opened.close()
+    return opened.enter_context(staging.opened(purpose, plan.layout.nbytes))
+
+
+def _stale_error(source: str, destination: Place) -> SourceChangedError:
+    return SourceChangedError(
+        f"{source} may have changed since an interrupted run wrote {destination}",
+        got="a file with other status times (ctime), or another file",
+        wanted="the files that were read",
+        hint=f"replace the checkpoint with {option('overwrite', True)}",
+    )
 
 
 def check(
@@ -160,11 +204,9 @@ def _made(
 ) -> _Done:
     """Makes the content, all but its name."""
     records, _ = select_sound_records(work)
-    done, copy = kept(records, plan, work.content), identify_plan_copy(plan)
-    # The fingerprint consists of sizes, times and samples, which other content can share. Linking changes the
-    # ctime of source files, so plans with links keep tasks that read another copy.
-    if only_last_steps or not plan.layout.links:
-        done = select_comparable(done, copy)
+    copy = identify_plan_copy(plan)
+    # The fingerprint consists of sizes, times and samples, which other content can share.
+    done: Sequence[FinishedTask] = select_comparable(kept(records, plan, work.content), copy)
     if only_last_steps and len(done) < len(plan.tasks):
         missing = sorted({*range(len(plan.tasks))} - {entry.task for entry in done})
         raise unfinished(missing, len(plan.tasks), work.content)
@@ -176,17 +218,65 @@ def _made(
     with worker_processes(plan, work, left) as processes:
         observe(Started(plan, len(done), bytes_done))
         unlinked = link_files(plan.layout, work.content)
+        if plan.layout.links:
+            copy = identify_plan_copy(plan)  # the links have changed the ctimes
         with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
-            run = Execution(plan, files, work, observe, watch, processes.doers, copy=copy)
             try:
-                extents = run.work(done)
+                run, extents, done = _run_tasks(
+                    plan, files, work, done, copy, observe, watch, processes.doers
+                )
                 observe(Publishing())
                 check_unchanged(plan.sources)
                 files.write_heads()
                 writer.finish(work.content, plan.tree, plan.layout, extents)
+                bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
+                work.enter([source_state_record(identify_plan_copy(plan))])
             except SourceChangedError:
                 # What was read, or is copied at the end, is not what was planned. One that is only away for
                 # now, with the disk that it is on, may be the same when it comes back.
                 work.discard()
                 raise
     return _Done(len(done), bytes_done, run.counts, unlinked, processes.nbytes)
+
+
+def _run_tasks(
+    plan: Plan,
+    files: DataFiles,
+    work: Work,
+    done: Sequence[FinishedTask],
+    copy: SourceCopy,
+    observe: Observer,
+    watch: Watch,
+    processes: Sequence[DoesTasks],
+) -> tuple[Execution, Extents, Sequence[FinishedTask]]:
+    """Run the unfinished tasks, and repeat all tasks if a source file may have changed.
+
+    Returns:
+        The last execution, the locations of encoded chunks, and the tasks that were not repeated.
+
+    Raises:
+        SourceChangedError: a file may have changed, and tasks cannot be repeated.
+    """
+    for attempt in range(_MAX_ATTEMPTS):
+        if attempt:
+            observe(Started(plan, 0, 0))
+        before = read_source_states(plan)
+        run = Execution(plan, files, work, observe, watch, processes, copy=copy)
+        extents = run.work(done)
+        touched = find_touched_file(before, read_source_states(plan))
+        if touched is None:
+            return run, extents, done
+        if watch is not see_nothing:
+            break  # it must not see anything twice
+        # Other content, or other permissions: only reading the file again shows that.
+        done, copy = (), identify_plan_copy(plan)
+    raise _touched_error(touched or "")
+
+
+def _touched_error(path: str) -> SourceChangedError:
+    return SourceChangedError(
+        f"{path} was changed while it was read",
+        got="another status time (ctime), with the same size and modification time",
+        wanted="a file that nothing changes",
+        hint=f"find out what writes to it or sets its attributes; then {again()}",
+    )

@@ -7,11 +7,14 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from ckpttools.stores.base import File
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.local.files import write_all_at
+from ckpttools.stores.local.partial import CONTENT
+from ckpttools.stores.publishing import SUFFIX
 from ckpttools.stores.unchanged import check_unchanged
 
 # What a file system or the kernel answers where it does not link: another file system, a file of somebody
@@ -42,6 +45,7 @@ class LocalTrials:
                 name: what is in it now is not touched.
         """
         self._near = next(place for place in directory.absolute().parents if place.is_dir())
+        self._directories = directory, directory.with_name(directory.name + SUFFIX) / CONTENT
         self._known: dict[tuple[object, ...], str | None] = {}
         _remove_trials(self._near)
 
@@ -54,10 +58,25 @@ class LocalTrials:
             status = real.stat()
         except OSError as error:
             return error.strerror or str(error)
+        if status.st_nlink > 1 and (status.st_dev, status.st_ino) in self._linked:
+            # A trial would change the ctime, by which an interrupted run knows its sources again.
+            return None
         kind = (real.parent, status.st_dev, status.st_uid, status.st_mode)
         if kind not in self._known:
             self._known[kind] = self._tried(real)
         return self._known[kind]
+
+    @cached_property
+    def _linked(self) -> frozenset[tuple[int, int]]:
+        """The files that an earlier run has linked."""
+        found = set()
+        for directory in self._directories:
+            for parent, _, names in os.walk(directory):
+                for name in names:
+                    with suppress(OSError):
+                        status = os.lstat(os.path.join(parent, name))  # noqa: PTH118
+                        found.add((status.st_dev, status.st_ino))
+        return frozenset(found)
 
     def _tried(self, real: Path) -> str | None:
         name = self._near / f".ckpttools-trial-{os.urandom(8).hex()}"
