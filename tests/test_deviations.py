@@ -148,3 +148,21 @@ def test_the_reverse_conversion_reports_what_transformers_computes_differently(t
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt")
     planned = ckpttools.maxtext_to_hf.plan(tmp_path / "mt", tmp_path / "back")
     assert any(OLMO in remark for remark in planned.plan.notes.remarks)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({**OLMO3, "rope_scaling": YARN}, "default"),
+        ({**OLMO3, "rope_parameters": NESTED}, "default"),
+        ({**OLMO3, "rope_parameters": {**NESTED, "sliding_attention": NESTED["full_attention"]}}, "yarn"),
+        ({**OLMO3, "model_type": "olmo2", "layer_types": None, "rope_scaling": YARN}, "yarn"),
+        (OLMO3, "default"),
+    ],
+)
+def test_settings_of_olmo3_have_the_rotary_embedding_of_most_layers(tmp_path, config, expected):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    assert ckpttools.maxtext_config(file).as_mapping()["rope_type"] == expected
+    checked = ckpttools.maxtext_config(file, check=["rope_type=yarn"])
+    assert bool(checked.contradictions) == (expected != "yarn")

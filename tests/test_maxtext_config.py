@@ -559,7 +559,7 @@ class TestClosedList:
         [
             ("llama3.1", {"attention_bias": True}, "attention_bias is true"),
             ("llama3.1", {"mlp_bias": True}, "mlp_bias is true"),
-            ("llama3.1", {"layer_types": ["sliding_attention"] * 4}, "layer_types is"),
+            ("llama3.1", {"layer_types": ["sliding_attention"] * 4}, "layer_types[{0..3}] is"),
             ("gpt-oss", {"attention_bias": False}, "attention_bias is false"),
             (
                 "gpt-oss",

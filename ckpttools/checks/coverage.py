@@ -44,11 +44,13 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         error = NotCoveredError(error.message, coverage, place="", hint="")
     summary = error.coverage.summary() if isinstance(error, NotCoveredError) else ""
     level = _level(error, tree)
+    is_unsupported = isinstance(error, NotCoveredError) and error.is_unsupported
+    against = "MaxText's layers" if is_unsupported else "config.json"
     yield ModelFinding(
         level,
         CHECK.name,
         model.location,
-        CheckpointError(f"the arrays do not match config.json:{summary}").line if summary else error.line,
+        CheckpointError(f"the arrays do not match {against}:{summary}").line if summary else error.line,
         "conversions to MaxText refuse the model" + (_effect(error) if level == "error" else ""),
         error.hint or "check that config.json belongs to these weights",
         expected=error.wanted,
@@ -89,6 +91,8 @@ def _is_only_tied_head(error: CheckpointError, model: ModelDirectory) -> bool:
 
 def _level(error: CheckpointError, tree: Tree) -> Level:
     """Return the level of a refusal. User choices and arrays of trainers are not damage."""
+    if isinstance(error, NotCoveredError) and error.is_unsupported:
+        return "info"
     if isinstance(error, NotCoveredError | MappingError):
         return "info" if patterns_beside(tree) else "error"
     return "warning" if isinstance(error, ConfigError) else "info"

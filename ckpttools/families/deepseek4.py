@@ -119,7 +119,7 @@ FAMILY = Family(
     rows=EMBEDDINGS,
     # The layers that route by a table are never stacked; those behind them are in pairs.
     layers=(
-        Layers("layers.{hash}", "decoder.layers_{hash}", "decoder.layers_{hash}", (), (*LAYER, *TABLE)),
+        Layers("layers.{hashed}", "decoder.layers_{hashed}", "decoder.layers_{hashed}", (), (*LAYER, *TABLE)),
         Layers(
             "layers.{start}", "decoder.layers_{start}", "decoder.layers_{start}", (), HEAVY, "start_heavy"
         ),
@@ -131,15 +131,15 @@ FAMILY = Family(
             SPARSE,
         ),
         Layers(
-            "layers.{2*pair+#hash}",
-            "decoder.layers_{2*pair+#hash}",
+            "layers.{2*pair+#hashed}",
+            "decoder.layers_{2*pair+#hashed}",
             "decoder.scanned_blocks.layers_0",
             ("pair",),
             (*LAYER, *BIAS, *HEAVY),
         ),
         Layers(
-            "layers.{2*pair+#hash+1}",
-            "decoder.layers_{2*pair+#hash+1}",
+            "layers.{2*pair+#hashed+1}",
+            "decoder.layers_{2*pair+#hashed+1}",
             "decoder.scanned_blocks.layers_1",
             ("pair",),
             (*LAYER, *BIAS, *SPARSE),
@@ -168,12 +168,15 @@ FAMILY = Family(
         "expert_mlp": ("moe_intermediate_size",),
         "shared": ("n_shared_experts",),
     },
-    constants={"start": 2, "one": 1, "sparse": 4, "heavy": 128},
+    constants={"one": 1, "sparse": 4, "heavy": 128},
     derived={
-        "third": "hash - start",
-        "pair": "(layers - hash) // 2",
-        "rest": "(layers - hash) % 2",
-        "paired": "hash + 2 * pair",
+        # A model may have fewer layers than it has for tables.
+        "hashed": "min(hash, layers)",
+        "start": "min(2, hashed)",
+        "third": "hashed - start",
+        "pair": "(layers - hashed) // 2",
+        "rest": "(layers - hashed) % 2",
+        "paired": "hashed + 2 * pair",
         "wide": "streams * embed",
         "o_heads": "heads * head_dim / o_group",
         "both_dims": "2 * head_dim",
@@ -207,7 +210,7 @@ FAMILY = Family(
     o_groups:                     o_group
     mhc_expansion_rate:           streams
     sinkhorn_iterations:          config.hc_sinkhorn_iters | 20
-    first_num_hash_layers:        hash
+    first_num_hash_layers:        hashed
     compress_ratios:              config.layer_types as RATIOS | config.compress_ratios
     sliding_window_size:          config.sliding_window | 128
     num_experts:                  expert

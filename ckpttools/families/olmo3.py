@@ -48,6 +48,8 @@ FAMILY = Family(
     sliding_window_size:                config.sliding_window | config.max_position_embeddings
     inhomogeneous_layer_cycle_interval: position
     normalize_embedding_logits:         false
+    # MaxText has one rotary embedding for all layers; three of four have the default one.
+    rope_type: "default", if config.model_type is "olmo3" and rope.local_type is "default"
     must layer_types.full_every_4 -- MaxText has each fourth layer attend to everything, and no other
     """
         + LLAMA_SETTINGS

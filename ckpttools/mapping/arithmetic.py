@@ -27,9 +27,11 @@ def axes_in(formula: str) -> frozenset[str]:
     """The axes that a formula speaks of.
 
     Raises:
-        MappingError: the formula is more than `+ - * / // %` over names and whole numbers.
+        MappingError: the formula is more than `+ - * / // %` and `min(a, b)` over names and whole numbers.
     """
-    return frozenset(node.id for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name))
+    nodes = list(ast.walk(_parsed(formula)))
+    functions = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return frozenset(node.id for node in nodes if isinstance(node, ast.Name) and node not in functions)
 
 
 def value(formula: str, lengths: Mapping[str, int]) -> int:
@@ -51,13 +53,18 @@ def _parsed(formula: str) -> ast.expr:
     try:
         tree = ast.parse(formula.strip(), mode="eval").body
     except SyntaxError:
-        raise MappingError("a length must follow from others by + - * / // %", got=formula) from None
+        raise MappingError(
+            "a length must follow from others by + - * / // % and min(a, b)", got=formula
+        ) from None
     _check(tree, formula)
     return tree
 
 
 def _check(node: ast.expr, formula: str) -> None:
     match node:
+        case ast.Call(func=ast.Name(id="min"), args=[left, right], keywords=[]):
+            _check(left, formula)
+            _check(right, formula)
         case ast.Name():
             return
         case ast.Constant(value=int()):
@@ -66,11 +73,13 @@ def _check(node: ast.expr, formula: str) -> None:
             _check(left, formula)
             _check(right, formula)
         case _:
-            raise MappingError("a length must follow from others by + - * / // %", got=formula)
+            raise MappingError("a length must follow from others by + - * / // % and min(a, b)", got=formula)
 
 
 def _value(node: ast.expr, lengths: Mapping[str, int], formula: str) -> int:
     match node:
+        case ast.Call(args=[left, right]):
+            return min(_value(left, lengths, formula), _value(right, lengths, formula))
         case ast.Name(id=name):
             return lengths[name]
         case ast.Constant(value=int(number)):

@@ -81,11 +81,18 @@ class Coverage:
 
 
 class NotCoveredError(CoverageError):
-    """A `CoverageError` that also has its lists as they are."""
+    """A `CoverageError` that also has its lists as they are.
 
-    def __init__(self, message: str, coverage: Coverage, *, place: str, hint: str) -> None:
+    Attributes:
+        coverage: the lists.
+        is_unsupported: Whether the arrays agree with their configuration, and MaxText has no such model.
+    """
+
+    def __init__(
+        self, message: str, coverage: Coverage, *, place: str, hint: str, is_unsupported: bool = False
+    ) -> None:
         super().__init__(message, place=place, hint=hint)
-        self.coverage = coverage
+        self.coverage, self.is_unsupported = coverage, is_unsupported
 
     def folded(self, patterns: Sequence[str], hint: str) -> NotCoveredError:
         """The same with one line for all arrays not expected that a glob names, and another next step."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
+from ckpttools.families.silent import silent_fields
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.keys import longest_stride, parse_key
+from ckpttools.mapping.sizes import Size, derive, lengths_of, sizes_from_config
 from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.layer_notes import fits
@@ -51,6 +56,7 @@ class StackAsModel:
         Raises:
             UnknownNameError: there is no such family.
             FormatError: nothing says which layout it is, or several fit.
+            UsageError: MaxText would leave out the layers after the last complete cycle.
         """
         view = view_of(tree)
         noted = view.notes.scan_axis if fits(view.notes, view.single_layers) else None
@@ -58,21 +64,27 @@ class StackAsModel:
         said = any(each is not None for each in (self.family, self.cycle, self.names, self.maxtext))
         if LAYERS not in view.single_layers or (noted is not None and not said):
             return StackLayers(axis, self.cycle, self.names, self.maxtext)(tree)
+        if self.cycle is None or self.family is not None or tree.metadata.config is not None:
+            refuse_left_over(self._families(tree), tree)
         cycle = self._cycle(tree) if self.cycle is None else Cycle(self.cycle, None)
         return StackLayers(axis, cycle.length, self.names or cycle.names, self.maxtext)(tree)
 
-    def _cycle(self, tree: Tree) -> Cycle:
-        place, version = tree.metadata.place, version_called(self.maxtext or NEWEST)
+    def _families(self, tree: Tree) -> list[Family]:
+        """Return the family that the user or the configuration names, else those with these names."""
         if self.family is not None:
-            return cycle_of(family_for(None, ModelOptions(self.family), place), version)
+            return [family_for(None, ModelOptions(self.family), tree.metadata.place)]
         if tree.metadata.config is not None:
-            try:
-                family = family_of(tree.metadata.config, CONFIG)
-            except CheckpointError:
-                pass  # of a model that is not known: its names must tell
-            else:
-                return cycle_of(family, version)
-        return _only(_layouts(tree, version), place, self.names)
+            # The names decide for a model of an unknown type.
+            with suppress(CheckpointError):
+                return [family_of(tree.metadata.config, CONFIG)]
+        return _fitting(tree)
+
+    def _cycle(self, tree: Tree) -> Cycle:
+        version = version_called(self.maxtext or NEWEST)
+        layouts: dict[Cycle, list[str]] = {}
+        for family in self._families(tree):
+            layouts.setdefault(cycle_of(family, version), []).append(family.name)
+        return _only(layouts, tree.metadata.place, self.names)
 
 
 def cycle_of(family: Family, version: Version) -> Cycle:
@@ -95,14 +107,40 @@ def _names(scanned: list[str]) -> CycleNames:
     return "layer" if any(f".{LAYER}_" in key for key in scanned) else "layers"
 
 
-def _layouts(tree: Tree, version: Version) -> dict[Cycle, list[str]]:
-    """The layouts of the families whose layers have exactly the names of these, with the families' names."""
-    found: dict[Cycle, list[str]] = {}
-    for fit in family_fits(_layers_alone(tree), families().values()):
-        if fit.matched and not fit.others and not _missing(fit):
-            names = found.setdefault(cycle_of(fit.keys.family, version), [])
-            names += [fit.keys.family.name] if fit.keys.family.name not in names else []
-    return found
+def refuse_left_over(among: Collection[Family], tree: Tree) -> None:
+    """Refuse layers that do not form complete cycles if MaxText scans complete cycles only.
+
+    Args:
+        among: the families that the model may be of.
+        tree: with single layers.
+
+    Raises:
+        UsageError: MaxText ignores the last layers in all of these families.
+    """
+    numbers = view_of(tree).single_layers[LAYERS]
+    beyond = [_beyond_cycles(family, len(numbers), tree.metadata.config) for family in among]
+    if beyond and all(beyond):
+        raise UsageError(
+            f"MaxText scans complete cycles of layers, and {plural(min(beyond), 'layer')} would be left over",
+            place=tree.metadata.place or None,
+            got=f"{plural(len(numbers), 'layer')} of family {', '.join(each.name for each in among)}",
+            hint="leave them as they are: MaxText runs them with scan_layers=false",
+        )
+
+
+def _beyond_cycles(family: Family, layers: int, config: Mapping[str, Any] | None) -> int:
+    """Return the number of layers after the last complete cycle; 0 if MaxText scans those too."""
+    sizes = {} if config is None else sizes_from_config(config, family.sizes, CONFIG, silent_fields(config))
+    sizes |= {axis: Size(length, family.name) for axis, length in family.constants.items()}
+    sizes |= {axis: Size(layers, LAYERS) for axis in ("layer", "layers") if axis in family.sizes}
+    return family.layers_beyond_cycles(lengths_of(derive(sizes, family.derived, CONFIG)))
+
+
+def _fitting(tree: Tree) -> list[Family]:
+    """Return the families whose layers have exactly these names."""
+    fits = family_fits(_layers_alone(tree), families().values())
+    fitting = (fit.keys.family for fit in fits if fit.matched and not fit.others and not _missing(fit))
+    return list({family.name: family for family in fitting}.values())
 
 
 def _layers_alone(tree: Tree) -> Tree:

@@ -14,15 +14,20 @@ from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural
 from ckpttools.core.wording import several
+from ckpttools.families.silent import silent_fields, silent_values
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.beside import patterns_beside
+from ckpttools.maxtext.config.deviations import layers_of_other_kinds
+from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.hf_source import HuggingFaceSource, bound, hugging_face_source
 from ckpttools.maxtext.layout import PARAMS, SCAN_LAYERS
 from ckpttools.maxtext.llama_names import OF_OTHER_MODELS, has_llama_names, hub_name, with_hub_names
+from ckpttools.maxtext.model import family_for
 from ckpttools.maxtext.native import (
     SCALE,
     KeptWeights,
@@ -114,11 +119,32 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         if (found := strangers_in(hub.tree)) and found.prefixes:
             raise error.at(hint=f"{below(found.prefixes, hub.tree)}; convert that") from error
         if isinstance(error, NotCoveredError):
+            _refuse_kinds_of_layers(error, tree, options)
+        if isinstance(error, NotCoveredError):
             is_renamed = named.tree is not body.tree
             advice = backbone_hint(tree.metadata.config, error.coverage, is_without_prefix=is_renamed)
             if advice:
                 raise error.at(hint=advice) from error
         raise
+
+
+def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxText) -> None:
+    """Explain arrays that do not fit because MaxText has layers of other kinds at their numbers.
+
+    Raises:
+        NotCoveredError: All arrays that do not fit belong to such layers.
+    """
+    config = tree.metadata.config or {}
+    family = family_for(config, options.model, tree.metadata.place)
+    silent = silent_fields(config)
+    flags = {name: rule.read(config, CONFIG, silent).value for name, rule in family.flags.items()}
+    facts = ModelFacts(config, flags=flags, silent=silent_values(config))
+    layers, why = layers_of_other_kinds(family, facts)
+    found = error.coverage
+    keys = [*found.missing, *found.extra, *(each.key for each in found.misshapen)]
+    if layers and all(layers & {int(part) for part in key.split(".") if part.isdecimal()} for key in keys):
+        hint = f"{why}; MaxText cannot run this model"
+        raise NotCoveredError(error.message, found, place=error.place or "", hint=hint, is_unsupported=True)
 
 
 def with_dots(drop: Sequence[str], tree: Tree) -> list[str]:

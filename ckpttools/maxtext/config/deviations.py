@@ -13,11 +13,12 @@ import math
 from collections.abc import Callable, Iterator
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.text import some
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.mapping.settings import Limit
 from ckpttools.mapping.sizes import nested
-from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.facts import CYCLE, ModelFacts
 from ckpttools.maxtext.config.reading import Reading
 from ckpttools.maxtext.config.report import Discrepancy
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
@@ -88,6 +89,21 @@ def _flag(name: str) -> Callable[[ModelFacts], bool]:
     return lambda facts: facts.flags.get(name, False)
 
 
+def layers_of_other_kinds(family: Family, facts: ModelFacts) -> tuple[frozenset[int], str]:
+    """Return the layers whose kind MaxText's code fixes differently, and why.
+
+    Args:
+        family: of the model.
+        facts: configuration and flags of the model.
+    """
+    for each in family.settings.limits:
+        name = each.wanted.left.name
+        if name.startswith(CYCLE) and not each.holds(facts):
+            layers = facts.layers_off_cycle(int(name.removeprefix(CYCLE)))
+            return frozenset(layers), f"{some(layers.values())}: {each.reason}"
+    return frozenset(), ""
+
+
 def known_deviations() -> tuple[KnownDeviation, ...]:
     """Return all entries of the table."""
     return _KNOWN
@@ -131,11 +147,13 @@ _KNOWN = (
         ("olmo3",),
         "layers with full attention have YaRN (OLMo 3 7B and 32B)",
         "YaRN is for the layers with full attention alone",
-        "MaxText applies it to layers with a window as well",
+        "MaxText has one rotary embedding for all layers",
         _has_yarn_in_some_layers,
-        effect="logits are 1.8 apart of 3.6 after 32 tokens, 2.6 of 4.5 after 1,024",
-        remedy="rope_type=default is right for three layers of four: logits are 0.3 apart after 32 tokens, "
-        "0.5 after 1,024; no choice of weights helps, because frequencies differ",
+        effect="with rope_type=default, which is right for three layers of four, logits are 0.3 apart of 3.6 "
+        "after 32 tokens, 0.5 of 4.5 after 1,024; with rope_type=yarn, which MaxText's olmo3-7b has, 1.8 and "
+        "2.6",
+        remedy="set rope_type=default, which `ckpt maxtext-config` prints; no choice of weights helps, "
+        "because frequencies differ",
     ),
     KnownDeviation(
         "llama3-rope-factor",
@@ -264,7 +282,9 @@ def _of_limit(limit: Limit, reading: Reading, known: list[KnownDeviation]) -> Di
     entry = next((each for each in known if each.field == left.name), None)
     measured = (entry.effect, entry.remedy) if entry else ("", "")
     called = reading.called(left)
-    if left.kind == "field" and facts.place_of(left.name) is None:
+    if left.name.startswith(CYCLE):
+        what = some(facts.layers_off_cycle(int(left.name.removeprefix(CYCLE))).values())
+    elif left.kind == "field" and facts.place_of(left.name) is None:
         what = f"nothing says {called}, which means {json.dumps(left.of(facts))} to transformers"
     else:
         stated = nested(facts.config, called)

@@ -104,6 +104,33 @@ class ModelFacts:
                 if where is not None and place not in (None, where) and other != said:
                     yield f"{where} is {json.dumps(said)}", f"{place} is {json.dumps(other)}"
 
+    def layers_off_cycle(self, every: int) -> dict[int, str]:
+        """Return the layers whose entries in the configuration contradict a cycle.
+
+        Args:
+            every: Every N-th layer should attend to everything, and no other layer.
+
+        Returns:
+            Number of the layer -> `layer_types[7] is "full_attention" instead of "sliding_attention"`.
+        """
+        found: dict[int, str] = {}
+        for where, kinds, full in self._layer_lists():
+            other = next((each for each in kinds if each != full), None)
+            for k, kind in enumerate(kinds):
+                is_full = k % every == every - 1
+                expected = full if is_full else other
+                if (kind == full) != is_full:
+                    instead = "" if expected is None else f" instead of {json.dumps(expected)}"
+                    found.setdefault(k, f"{where}[{k}] is {json.dumps(kind)}{instead}")
+        return found
+
+    def _layer_lists(self) -> Iterator[tuple[str, list[Any], Any]]:
+        """Yield lists that tell which layers attend to everything: name, entries, entry of such layers."""
+        for name in ATTENDING:
+            where, kinds = self._found(_CONFIG + name)
+            if where is not None and kinds and isinstance(kinds, list):
+                yield where, kinds, BY_LAYER[name]
+
     def _found(self, name: str) -> tuple[str | None, Any]:
         if name.startswith(CYCLE):
             return self._cycles(int(name.removeprefix(CYCLE)))
@@ -124,16 +151,11 @@ class ModelFacts:
         return None if is_stated else self.silent.get(name)
 
     def _cycles(self, every: int) -> tuple[str | None, bool | None]:
-        lists = [(*self._found(_CONFIG + name), BY_LAYER[name]) for name in ATTENDING]
-        said = [
-            (where, [each == full for each in kinds])
-            for where, kinds, full in lists
-            if kinds and isinstance(kinds, list)
-        ]
-        for where, layers in said:
-            if any(full != (k % every == every - 1) for k, full in enumerate(layers)):
+        stated = list(self._layer_lists())
+        for where, kinds, full in stated:
+            if any((kind == full) != (k % every == every - 1) for k, kind in enumerate(kinds)):
                 return where, False
-        return (said[0][0], True) if said else (None, None)
+        return (stated[0][0], True) if stated else (None, None)
 
     def _rope(self, name: str) -> tuple[str | None, Any]:
         is_local = name.startswith("local_")

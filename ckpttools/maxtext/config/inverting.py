@@ -175,7 +175,9 @@ class _Attempt:
                     for n in range(1, _LONGEST)
                     if _value(formula, {**self.lengths, other: n}) == self.lengths[axis]
                 ]
-                self.lengths |= {other: fitting[0]} if len(fitting) == 1 else {}
+                # All larger lengths have the same minimum: the least is sufficient.
+                is_unique = len(fitting) == 1 or (formula.startswith("min(") and fitting)
+                self.lengths |= {other: fitting[0]} if is_unique else {}
 
     def _forward(self, facts: ModelFacts) -> Iterator[tuple[str, Any]]:
         """What the configuration says by the rules; None where that is nothing."""
