@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
@@ -10,7 +10,8 @@ from ckpttools.copying.pieces import BLOCK_BYTES, PIECE_BYTES, FileRange, pieces
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.base import Status
-from ckpttools.stores.evidence import combine_evidence, get_evidence, load_evidence, save_evidence
+from ckpttools.stores.evidence import combine_evidence, get_stamp, load_evidence, save_evidence
+from ckpttools.stores.outside_links import outside_links
 from ckpttools.stores.place import Place
 from ckpttools.stores.sharing import is_of_repository
 
@@ -60,7 +61,7 @@ def compare_status(part: FileGroup, place: Place, *, verify: bool) -> CopyCompar
     }
     if not there:
         return None
-    difference = _by_size(part, there)
+    difference = _by_size(part, there) or _by_link(place, there)
     if difference:
         return CopyComparison(difference)
     proof = combine_part_evidence(part, place, there)
@@ -74,7 +75,9 @@ def combine_part_evidence(part: FileGroup, place: Place, copies: Mapping[str, St
 
     def combine(name: str) -> str:
         status = copies.get(name)
-        return combine_evidence(part.evidence[name], get_evidence(place / name, status) if status else "")
+        return combine_evidence(
+            part.stamps[name].evidence, get_stamp(place / name, status).evidence if status else ""
+        )
 
     return {name: combine(name) for name in part.files}
 
@@ -105,6 +108,13 @@ def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:
             return f"{name} has {there[name].size} bytes, not {found.size}"
     missing = [name for name in part.commits if name not in there and name in part.files]
     return f"{missing[0]} is missing" if missing else None
+
+
+def _by_link(place: Place, there: Iterable[str]) -> str | None:
+    """Describe a file that is a link to another place: if that is deleted, no copy is left."""
+    links = outside_links(place, ((place / name).key for name in there))
+    name = min(links, default=None)
+    return None if name is None else f"{name} is a link to {links[name]}, not a copy"
 
 
 class _DifferenceError(Exception):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttools.copying.comparison import combine_part_evidence, find_differing_file
 from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
+from ckpttools.copying.pieces import FileRange, PieceDigester
 from ckpttools.copying.room import CopyRoom, room_for
-from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_sizes, transfer
+from ckpttools.copying.source import check_source
+from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_files, transfer
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.wording import again, option
 from ckpttools.formats.orbax.metadata import COMMIT_TEXT
 from ckpttools.run.apart import check_unread
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.evidence import save_evidence
+from ckpttools.stores.base import Status
+from ckpttools.stores.evidence import get_stamp, get_stamp_text, save_evidence
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import PublishesChecked, Purpose, Staging, TellsPublished, Work, staging_of
 from ckpttools.stores.registry import parse
@@ -83,11 +85,12 @@ def copy_part(
     """
     staging = staging_of(place, overwrite, check_replaced)
     plan = _checked(part, place, staging)
-    _ = part.evidence  # collected before any file is read
+    _ = part.stamps  # taken before any file is read
     directory = str(parse(".").absolute()) if command else ""
     purpose = Purpose(plan, str(part.source.absolute()), command, directory)
     with staging.opened(purpose, part.nbytes) as work:
         was_complete = work.is_complete
+        stamps: Mapping[str, str] | None = None
         if was_complete:
             done = Transferred(bytes_resumed=part.nbytes)
             observe(part.nbytes)
@@ -96,14 +99,41 @@ def copy_part(
             is_readable = streams is None or streams.is_readable
             done = _made(part, place, work, room, verify and is_readable, add_commits, observe)
             if is_readable:
-                check_sizes(part, _sizes(work.content), place)
+                staged = files_below(work.content)
+                check_files(part, _sizes(staged), work.content)
+                stamps = done.stamps if streams is None else _object_stamps(part, work.content, staged)
             _publish(work, part, place)
         # What a store has listed before is not what is there now: `work` tells it so when it ends.
         work.conclude()
         if isinstance(work, TellsPublished):
             done = replace(done, published=work.published)
+    return _check_published(part, place, done, stamps, was_complete=was_complete, verify=verify)
+
+
+def _check_published(
+    part: FileGroup,
+    place: Place,
+    done: Transferred,
+    stamps: Mapping[str, str] | None,
+    *,
+    was_complete: bool,
+    verify: bool,
+) -> Transferred:
+    """Check a published copy, and record the evidence of its files.
+
+    Args:
+        part, place: the source and the copy.
+        done: what was copied.
+        stamps: those of the files as they were written; None if the store cannot tell.
+        was_complete: whether an earlier run published the copy.
+        verify: whether the content of all files must be compared.
+
+    Raises:
+        SourceChangedError: the source was changed after that run.
+        WrittenWrongError: the copy differs from what was written.
+    """
     copies = files_below(place)
-    check_sizes(part, {name: copy.size for name, copy in copies.items()}, place)
+    check_files(part, _sizes(copies), place)
     evidence = combine_part_evidence(part, place, copies)
     if was_complete and (differing := find_differing_file(part, place, list(part.files))) is not None:
         # The plan did not notice: size, time and samples are unchanged.
@@ -114,20 +144,43 @@ def copy_part(
     if verify:
         names = part.last if done.bytes_verified else list(part.files)
         done = replace(done, bytes_verified=done.bytes_verified + verified(part, place, names))
+    if stamps is not None:
+        unsure = _changed_since_written(part, place, stamps)
+        evidence = {name: "" if name in unsure else text for name, text in evidence.items()}
     save_evidence(part.source, place, evidence)
     return done
 
 
-def _sizes(place: Place) -> Mapping[str, int]:
-    return {name: found.size for name, found in files_below(place).items()}
+def _object_stamps(part: FileGroup, content: Place, staged: Mapping[str, Status]) -> Mapping[str, str]:
+    """Return the stamps of objects before they are published. Those that come last are not written yet."""
+    last = set(part.last)
+    return {name: get_stamp(content / name, each).text for name, each in staged.items() if name not in last}
+
+
+def _sizes(files: Mapping[str, Status]) -> Mapping[str, int]:
+    return {name: found.size for name, found in files.items()}
 
 
 def _publish(work: Work, part: FileGroup, place: Place) -> None:
-    """Publish a copy. An older copy is deleted only after the sizes of all files were checked."""
+    """Publish a copy. An older copy is deleted only after all files were checked."""
     if isinstance(work, PublishesChecked):
-        work.publish_checked(lambda: check_sizes(part, _sizes(place), place))
+        work.publish_checked(lambda: check_files(part, _sizes(files_below(place)), place))
     else:
         work.publish()
+
+
+def _changed_since_written(part: FileGroup, place: Place, stamps: Mapping[str, str]) -> Collection[str]:
+    """Return the files whose copies may differ from what was written.
+
+    Raises:
+        WrittenWrongError: another process changed a copy on a disk while this command ran.
+    """
+    if place.store.scheme != "file":
+        now = {name: get_stamp(place / name, found).text for name, found in files_below(place).items()}
+        return {name for name in part.files if now.get(name) != stamps.get(name)}
+    changed = [name for name in part.files if get_stamp_text(place / name) != stamps.get(name)]
+    verified(part, place, changed)
+    return changed
 
 
 def verified(part: FileGroup, place: Place, names: Sequence[str]) -> int:
@@ -154,42 +207,32 @@ def _made(
     """Makes the content, all but its name."""
     try:
         done = transfer(part, work, place.store, room, verify=verify, observe=observe)
+        pieces, stamps = [*done.pieces], dict(done.stamps)
         for name in part.last:
             if name not in part.commits:
-                _write_last(part, work, name, observe)
+                pieces.append(_write_last(part, work, name, stamps, observe))
         for name in part.commits:
             if name in part.files:
-                _write_last(part, work, name, observe)
+                pieces.append(_write_last(part, work, name, stamps, observe))
             elif add_commits:
                 (work.content / name).write_bytes(COMMIT_TEXT)
-        check_source(part)
+        check_source(part, pieces, verify=verify)
     except (SourceChangedError, WrittenWrongError):
         # What was copied is of two states, or is not what was read.
         work.discard()
         raise
-    return done
+    return replace(done, pieces=(), stamps=stamps)
 
 
-def _write_last(part: FileGroup, work: Work, name: str, observe: Callable[[int], None]) -> None:
+def _write_last(
+    part: FileGroup, work: Work, name: str, stamps: dict[str, str], observe: Callable[[int], None]
+) -> tuple[FileRange, str]:
+    """Copy a small file, take its stamp, and return its digest as that of one piece."""
     with (part.source / name).open(part.files[name]) as source:
-        (work.content / name).write_bytes(source.read(0, source.size))
+        content = source.read(0, source.size)
+        (work.content / name).write_bytes(content)
+        stamps[name] = get_stamp_text(work.content / name)
         observe(source.size)
-
-
-def check_source(part: FileGroup) -> None:
-    """Compares all files of a part with what they were at first.
-
-    Raises:
-        SourceChangedError: one was changed, or is gone, or there is one more.
-    """
-    files = [(part.source / name).open(found) for name, found in part.files.items()]
-    at_once(part.source.store, lambda file: file.check_unchanged(), files)
-    now = files_below(part.source)
-    if now.keys() != part.files.keys():
-        name = sorted(now.keys() ^ part.files.keys())[0]
-        raise SourceChangedError(
-            f"{part.source} was changed while it was copied",
-            got=f"{name} is {'new' if name in now else 'gone'}",
-            wanted="the files that were there at first",
-            hint=f"wait until nothing writes to it, then {again()}",
-        )
+    digester = PieceDigester()
+    digester.add(memoryview(content))
+    return FileRange(-1, name, 0, len(content), len(content)), digester.text

@@ -14,7 +14,7 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, SHARD
 from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import Status
-from ckpttools.stores.evidence import get_evidence
+from ckpttools.stores.evidence import Stamp, get_stamp
 from ckpttools.stores.outside_links import outside_links
 from ckpttools.stores.place import Place
 from ckpttools.stores.samples import sampled_files
@@ -64,11 +64,10 @@ class FileGroup:
         return outside_links(self.source, ((self.source / name).key for name in self.files))
 
     @cached_property
-    def evidence(self) -> Mapping[str, str]:
-        """The evidence of each file's content when this was first read; see `ckpttools.stores.evidence`."""
+    def stamps(self) -> Mapping[str, Stamp]:
+        """The stamp of each file before it is first read; see `ckpttools.stores.evidence`."""
         return {
-            name: get_evidence(self.source / name, status, is_source=True)
-            for name, status in self.files.items()
+            name: get_stamp(self.source / name, status, is_source=True) for name, status in self.files.items()
         }
 
     @property

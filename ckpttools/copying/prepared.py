@@ -116,7 +116,6 @@ class PreparedCopy:
 
     def _run(self, observe: Observe | None) -> CopyReport:
         started, tally = time.monotonic(), _CopyTally(sum(part.nbytes for part in self.todo), observe)
-        self._copy_small()
         done: list[CopiedPart] = []
         published: Published | None = None
         for part in self._parts:
@@ -139,6 +138,8 @@ class PreparedCopy:
             done.append(
                 self._copied(part, "copied", made.bytes_resumed, made.bytes_by_store, made.bytes_verified)
             )
+        # After an error, the files that describe the run still describe the steps that it has.
+        self._copy_small()
         return replace(self._report(tuple(done), time.monotonic() - started), published=published)
 
     def check(self) -> None:
@@ -155,7 +156,9 @@ class PreparedCopy:
     def _copy_small(self) -> None:
         """Files beside the steps: each has its name once it is complete."""
         for name, source in self.selection.small.items():
-            content, place = source.read_bytes(), self.destination / name
+            with source.open() as file:
+                content, place = file.read(0, file.size), self.destination / name
+                file.check_unchanged()
             if not place.exists() or place.read_bytes() != content:
                 place.put(content)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import field
@@ -13,7 +14,6 @@ import numpy as np
 from ckpttools.array.scratch import Scratch
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import (
-    BLOCK_BYTES,
     PIECE_BYTES,
     FileRange,
     PieceDigester,
@@ -30,7 +30,10 @@ from ckpttools.run.journaled import JournaledThreads
 from ckpttools.run.threads import WorkerThread, start_some
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.base import File, Store
+from ckpttools.stores.evidence import get_stamp_text
+from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, Published, Record, Sink, Work
+from ckpttools.stores.sharing import is_of_repository
 
 # A file of less is written in one go, and need not be reserved room for on a disk.
 _SMALL = 1 << 20
@@ -49,12 +52,17 @@ class Transferred:
         bytes_by_store: what the store copied itself.
         bytes_verified: what was read again where it was written, and is the same.
         published: what it has become in a repository; None elsewhere.
+        pieces: each piece that was read, and its digest.
+        stamps: the stamps of written files by name, taken when their last byte was written; see
+            `ckpttools.stores.evidence`. Objects have none here.
     """
 
     bytes_resumed: int = 0
     bytes_by_store: int = 0
     bytes_verified: int = 0
     published: Published | None = None
+    pieces: Sequence[tuple[FileRange, str]] = ()
+    stamps: Mapping[str, str] = field(default_factory=dict)
 
 
 def transfer(
@@ -105,50 +113,68 @@ class _TransferState:
     threads: JournaledThreads = field(init=False)
     digests: dict[int, str] = field(default_factory=dict)
     told: dict[int, int] = field(default_factory=dict)
+    unwritten: Counter[str] = field(default_factory=Counter)
+    stamps: dict[str, str] = field(default_factory=dict)
     run: str = field(default_factory=new_run_id)
 
     def done(self, pieces: Sequence[FileRange], verify: bool) -> Transferred:
         """Copies what earlier runs did not, and reads all of it back if that is asked for."""
-        self.digests |= self._kept(pieces)
+        self._keep_recorded(pieces)
         resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
         self.observe(resumed)
         copy = partial(self._copy, trials=self._trials())
-        self._work([piece for piece in pieces if piece.number not in self.digests], copy)
+        todo = [piece for piece in pieces if piece.number not in self.digests]
+        self.unwritten.update(piece.name for piece in todo)
+        self._work(todo, copy)
         by_store = [piece for piece in pieces if self.digests[piece.number] == _UNREAD]
         verified = self._verified(pieces) if verify else 0
-        return Transferred(resumed, sum(piece.size for piece in by_store), verified)
+        read = [
+            (piece, self.digests[piece.number]) for piece in pieces if self.digests[piece.number] != _UNREAD
+        ]
+        by_store_bytes = sum(piece.size for piece in by_store)
+        return Transferred(resumed, by_store_bytes, verified, pieces=read, stamps=self.stamps)
 
-    def _kept(self, pieces: Sequence[FileRange]) -> dict[int, str]:
-        """Return the digests of pieces that an earlier run copied, if file and source are unchanged."""
-        digests: dict[int, str] = {}
-        evidence: dict[int, str] = {}
+    def _keep_recorded(self, pieces: Sequence[FileRange]) -> None:
+        """Keep the pieces that an earlier run copied, if source and copy still have their digests."""
+        recorded: dict[int, tuple[str, str]] = {}
         for record in self.records:
             match record:
-                case [int(number), str(digest), str(recorded), *_] if 0 <= number < len(pieces):
-                    digests[number], evidence[number] = digest, recorded
+                case [int(number), str(digest), str(evidence), *_] if 0 <= number < len(pieces):
+                    recorded[number] = digest, evidence
         content = self.work.content
-        sizes = dict.fromkeys((pieces[number].name for number in digests), -1)
+        sizes = dict.fromkeys((pieces[number].name for number in recorded), -1)
         for name in sizes:
+            self.stamps[name] = get_stamp_text(content / name)
             status = (content / name).status()
             sizes[name] = -1 if status is None else status.size
 
-        def is_unchanged(piece: FileRange, recorded: str, digest: str) -> bool:
-            if sizes[piece.name] != piece.size:
-                return False
-            return recorded == self.part.evidence[piece.name] != "" or self._has_digest(piece, digest)
+        def check(piece: FileRange, buffer: np.ndarray) -> None:
+            digest, evidence = recorded[piece.number]
+            if self._is_kept(piece, digest, evidence, buffer):
+                with self.threads.lock:
+                    self.digests[piece.number] = digest
 
-        return {
-            number: digest
-            for number, digest in digests.items()
-            if is_unchanged(pieces[number], evidence[number], digest)
-        }
+        kept = [pieces[number] for number in recorded if sizes[pieces[number].name] == pieces[number].size]
+        if kept:
+            self._work(kept, check)
 
-    def _has_digest(self, piece: FileRange, digest: str) -> bool:
-        """Whether a piece of the source still has a digest: without evidence, only its content shows that."""
+    def _is_kept(self, piece: FileRange, digest: str, evidence: str, buffer: np.ndarray) -> bool:
+        """Whether the source of a recorded piece is unchanged, and the copy on a disk has its digest.
+
+        A disk can lose data in the middle of a file, such as the blocks of a thin volume.
+        """
+        is_unchanged = evidence == self.part.stamps[piece.name].evidence != ""
         if digest == _UNREAD:
-            return False
-        with self._open(piece.name) as source:
-            return digest_of(piece, source.read_into, memoryview(bytearray(BLOCK_BYTES))) == digest
+            return is_unchanged
+        if not is_unchanged:
+            # Without evidence, only the content shows whether the source is unchanged.
+            with self._open(piece.name) as source:
+                if digest_of(piece, source.read_into, buffer.data) != digest:
+                    return False
+        if self.destination.streams is not None:
+            return True  # an object has the bytes that were sent
+        with (self.work.content / piece.name).open() as written:
+            return digest_of(piece, written.read_into, buffer.data) == digest
 
     # -- threads
 
@@ -198,7 +224,16 @@ class _TransferState:
                         return
                     bindings = bound.bindings
         self._tell(piece, piece.stop)
+        self._take_stamp(piece)
         self._note(piece, digester.text, bindings)
+
+    def _take_stamp(self, piece: FileRange) -> None:
+        """Take the stamp of a file when its last piece is written, before another process can change it."""
+        with self.threads.lock:
+            self.unwritten[piece.name] -= 1
+            is_written = self.unwritten[piece.name] == 0
+        if is_written:
+            self.stamps[piece.name] = get_stamp_text(self.work.content / piece.name)
 
     def _linked(self, source: File, name: str) -> bool:
         content = self.work.content
@@ -241,7 +276,7 @@ class _TransferState:
     def _note(self, piece: FileRange, digest: str, bindings: tuple[str, ...] = ()) -> None:
         with self.threads.lock:
             self.digests[piece.number] = digest
-            evidence = self.part.evidence[piece.name]
+            evidence = self.part.stamps[piece.name].evidence
             self.threads.note([[piece.number, digest, evidence, list(bindings), self.run]])
 
     # -- once more
@@ -270,11 +305,11 @@ class WrittenWrongError(StorageError):
     """What is read where it was written is not what was written."""
 
 
-def check_sizes(part: FileGroup, sizes: Mapping[str, int], place: object) -> None:
-    """Compares what is listed at a destination with what was copied there.
+def check_files(part: FileGroup, sizes: Mapping[str, int], place: Place) -> None:
+    """Compare the names and sizes of the files at a place with what was copied there.
 
     Raises:
-        CheckpointError: a file is missing, or has another size.
+        WrittenWrongError: a file is missing, has another size, or was not written by this command.
     """
     for name, found in part.files.items():
         if sizes.get(name) != found.size:
@@ -282,3 +317,12 @@ def check_sizes(part: FileGroup, sizes: Mapping[str, int], place: object) -> Non
             raise WrittenWrongError(
                 f"{place}/{name} is not what was written", got=got, wanted=f"{found.size} bytes"
             )
+    extra = sizes.keys() - part.files.keys() - set(part.commits)
+    unknown = sorted(name for name in extra if not is_of_repository(place, name))
+    if unknown:
+        raise WrittenWrongError(
+            f"{place}/{unknown[0]} was not written by this command",
+            got="a file of another process in the copy",
+            wanted="only the files that are copied",
+            hint=f"move it away; then {again()}",
+        )

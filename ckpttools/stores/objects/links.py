@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.stores.base import File
+from ckpttools.stores.base import File, Status
 from ckpttools.stores.objects.file import ObjectFile
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
+
+# An ETag that is computed from the content (MD5, S3) is the same again when old content is put back. Others
+# are different after each write.
+_CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-[0-9]+)?|changed .*")
+# HEAD requests tell the time of the last change in whole seconds.
+_CLOCK_SECONDS = 2
+
+
+def is_proven_copy(source: ObjectFile, found: Status, made: Status | None, seconds: float) -> bool:
+    """Whether the cloud copied the version of an object that was opened.
+
+    obstore sends no condition with a copy, so another process can change the source just before it, and put
+    the old content back just after it.
+
+    Args:
+        source: the object as it was opened.
+        found: the same object after the copy.
+        made: the copy.
+        seconds: duration of the copy.
+    """
+    if made is None or made.size != source.size or found.version != source.version:
+        return False
+    if not _CONTENT_TAG.fullmatch(source.version):
+        return True
+    # By the cloud's clock: a source that was put back has been changed since the copy began.
+    age = ((made.modified or 0) - (found.modified or 0)) / 1e9
+    return age > seconds + _CLOCK_SECONDS
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from ckpttools.stores.objects.errors import Words
 from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, ObjectJournal
 from ckpttools.stores.objects.known import KnownObjects
-from ckpttools.stores.objects.links import CopyTrials
+from ckpttools.stores.objects.links import CopyTrials, is_proven_copy
 from ckpttools.stores.objects.lock import PROBE, Lock, stored_lock
 from ckpttools.stores.objects.parts import members
 from ckpttools.stores.objects.writing import (
@@ -228,16 +229,28 @@ class ObjectStore(Store):
         return CopyTrials(self, key.partition("/")[0])
 
     def link(self, source: File, key: str) -> bool:
-        """See `Links`: a copy that the cloud makes."""
+        """See `Links`: a copy that the cloud makes, if it is proven to be of the version that was opened."""
         if self.trials(key).refusal(source) is not None:
             return False
         assert isinstance(source, ObjectFile)
         bucket, rest = self._at(key)
-        source.check_unchanged()
-        copy(bucket, self._at(source.key)[1], rest)
-        # It has no condition: what was copied is what is there before and after.
-        source.check_unchanged()
+        original, began = self._at(source.key)[1], time.monotonic()
+        try:
+            copy(bucket, original, rest)
+        except FileNotFoundError:
+            raise source.changed(None) from None
+        seconds = time.monotonic() - began
         self.forget(key)
+        made = bucket.head(rest)
+        if made is not None and made[1:3] == (source.size, source.version):
+            return True
+        found = bucket.head(original)
+        if found is None or found.version != source.version:
+            self.forget(source.key)
+            raise source.changed(found)
+        if not is_proven_copy(source, found, made, seconds):
+            delete(bucket, [rest])
+            return False
         return True
 
     def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:

@@ -1,0 +1,70 @@
+"""Check that the files of a part did not change while they were copied."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ckpttools.copying.files import files_below
+from ckpttools.copying.part import FileGroup
+from ckpttools.copying.pieces import BLOCK_BYTES, FileRange, digest_of
+from ckpttools.core.errors import SourceChangedError
+from ckpttools.core.wording import again
+from ckpttools.stores.at_once import at_once, in_threads
+from ckpttools.stores.evidence import get_stamp_text
+
+_THREADS = 4
+
+
+def check_source(part: FileGroup, copied: Iterable[tuple[FileRange, str]], *, verify: bool) -> None:
+    """Compare all files of a part with their state before they were read.
+
+    A local file whose stamp changed is read again and compared with the digests of what was copied: another
+    link to it changes its ctime, too, and is not an error.
+
+    Args:
+        part: the part.
+        copied: each piece that was read, and its digest.
+        verify: whether local files are also read again if their file system has no evidence of a change.
+
+    Raises:
+        SourceChangedError: a file was changed or deleted, or a new one exists.
+        CheckpointError: a file cannot be read.
+    """
+    files = [(part.source / name).open(found) for name, found in part.files.items()]
+    at_once(part.source.store, lambda file: file.check_unchanged(), files)
+    now = files_below(part.source)
+    if now.keys() != part.files.keys():
+        name = sorted(now.keys() ^ part.files.keys())[0]
+        raise SourceChangedError(
+            f"{part.source} was changed while it was copied",
+            got=f"{name} is {'new' if name in now else 'gone'}",
+            wanted="the files that were there at first",
+            hint=f"wait until nothing writes to it, then {again()}",
+        )
+    if part.source.store.scheme == "file":
+        stamps = {name: get_stamp_text(part.source / name) for name in part.files}
+        names = {name for name, text in stamps.items() if _is_doubtful(part, name, text, verify=verify)}
+        if names:
+            _check_content(part, copied, names)
+
+
+def _is_doubtful(part: FileGroup, name: str, text: str, *, verify: bool) -> bool:
+    """Whether the stamp does not show that a file is unchanged."""
+    stamp = part.stamps[name]
+    return stamp.text != text or (verify and not stamp.is_evidence)
+
+
+def _check_content(part: FileGroup, copied: Iterable[tuple[FileRange, str]], names: Collection[str]) -> None:
+    def check(copied_piece: tuple[FileRange, str]) -> None:
+        piece, digest = copied_piece
+        place, buffer = part.source / piece.name, memoryview(bytearray(BLOCK_BYTES))
+        with place.open(part.files[piece.name]) as file:
+            if digest_of(piece, file.read_into, buffer) != digest:
+                raise SourceChangedError(
+                    f"{place} was changed while it was copied",
+                    got=f"other bytes between byte {piece.start:,} and byte {piece.stop:,}",
+                    wanted="the bytes that were copied",
+                    hint=f"wait until nothing writes to it, then {again()}",
+                )
+
+    in_threads(_THREADS, check, [each for each in copied if each[0].name in names])
