@@ -424,9 +424,51 @@ class TestSteps:
         run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         (run / "4" / lost).write_text("{") if lost[0] == "_" else (run / "4" / lost).unlink()
         found = [each for each in examine(run).findings if each.check == "latest"]
-        assert [(each.level, each.place) for each in found] == [("warning", str(run))]
-        assert "step 4" in found[0].what and "directory of the step" in found[0].do
-        assert "latest" not in told(run / "4", "warning")
+        assert [(each.level, each.place, each.fix) for each in found] == [
+            ("warning", str(run / "4"), "set-aside")
+        ]
+        assert "the latest step is damaged" in found[0].what and "--fix set-aside" in found[0].command
+        assert found[0].what in [each.what for each in examine(run / "4").findings]
+
+    @pytest.mark.parametrize("step", ["2", "4"])
+    @pytest.mark.parametrize("named", [False, True])
+    @pytest.mark.parametrize(
+        "lost",
+        ["_CHECKPOINT_METADATA", "items/_METADATA", "items/manifest.ocdbt", "items", "all but metadata"],
+    )
+    def test_a_damaged_step_is_set_aside(self, tmp_path, lost, step, named):
+        """`ls`, `doctor` and `copy` agree on each step, and `--fix set-aside` makes the run usable again."""
+        run = tmp_path / "run"
+        for name in ("2", "3", "4"):
+            shutil.copytree(ORBAX / "maxtext_run/checkpoints/4", run / name)
+        place = run / step / ("items" if lost == "all but metadata" else lost)
+        if lost == "_CHECKPOINT_METADATA":
+            place.write_text("{")
+        elif lost == "all but metadata":
+            for path in [path for path in place.iterdir() if path.name != "_METADATA"]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        elif lost == "items":
+            shutil.rmtree(place)
+        else:
+            place.unlink()
+            for directory in place.parent.glob("ocdbt.process_*" if "manifest" in lost else "none"):
+                shutil.rmtree(directory)
+        assert [each.name for each in ckpttools.ls(run).steps if each.is_damaged] == [step]
+        with pytest.raises(FormatError, match=f"step {step} was saved completely"):
+            ckpttools.copy(run, tmp_path / "copy")
+        if step == "4":
+            assert ckpttools.summary(run).next == (f"ckpt doctor {run}", f"ckpt {run / '3'}")
+        assert not any("to-orbax" in each.do for each in examine(run).findings)
+        asked = run / step if named else run
+        with pytest.raises(FormatError, match="may still be running"):
+            mend(asked, "set-aside")
+        for path in (run / step, *(run / step).rglob("*")):
+            os.utime(path, (0, 0))
+        mend(asked, "set-aside")
+        names = {"2", "3", "4", f"{step}.unfinished"} - {step}
+        assert {path.name for path in run.iterdir()} == names
+        assert all(each.unfinished is None for each in ckpttools.ls(run).steps)
+        assert ckpttools.copy(run, tmp_path / "copy") and ckpttools.open(run).arrays
 
     def test_little_is_left_of_a_step(self, tmp_path):
         """Commands pass it over; of what is named otherwise nothing is said."""

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -553,6 +554,39 @@ class TestBuckets:
         assert any(each.startswith("1: ") for each in report.left)
         assert {name for name in objects_at(place) if name.startswith("1/")} == again.keys()
         assert (place / "1/items/_METADATA").read_bytes() == b"again"
+
+    @pytest.mark.parametrize("marker", [None, b""])
+    @pytest.mark.parametrize("undo", [False, True])
+    def test_a_step_without_commit_files_that_is_saved_again_stays(
+        self, gcs, tmp_path, monkeypatch, undo, marker
+    ):
+        """An empty marker is one of an earlier version: then the times of the files decide."""
+        whole = files_in(write_run(tmp_path / "run", range(1, 4), commits=False))
+        place = gcs.filled(whole)
+        after = 0
+        while ".ckpttools-prune/deleting/1" not in objects_at(place):
+            after += 1
+            place = gcs.filled(whole)
+            assert killed(place, monkeypatch, after)
+        # Also some objects of the step are gone.
+        place = gcs.filled(whole)
+        assert killed(place, monkeypatch, after + 2)
+        if marker is not None:
+            key = place / ".ckpttools-prune/deleting/1"
+            place.store.remove(key.key)
+            key.put(marker)
+            time.sleep(1.01)  # times have seconds
+        assert [each.name for each in ckpttools.ls(place).finished] == ["2", "3"]
+        again = {name: content for name, content in whole.items() if name.startswith("1/")}
+        for name, content in again.items():
+            place.store.remove((place / name).key)
+            (place / name).put(content)
+        objects_at(place)
+        assert [each.name for each in ckpttools.ls(place).finished] == ["1", "2", "3"]
+        report = ckpttools.prune(place, finish=not undo, undo=undo)
+        assert any(each.startswith("1: ") for each in report.left)
+        assert {name for name in objects_at(place) if name.startswith("1/")} == again.keys()
+        assert "1" in [each.name for each in ckpttools.ls(place).finished]
 
 
 class TestReportsAfterKill:

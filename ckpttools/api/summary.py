@@ -140,10 +140,19 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
         listing = replace(listing, hindered=f"which is an adapter: {way}") if listing.hindered else listing
         return Summary(str(place), f"{what}, a LoRA adapter of {names}'s", run=listing, next=follows)
     is_described = tree is not None and tree.metadata.config is not None
+    if listing.finished and tree is None:
+        return Summary(str(place), what, run=listing, next=_next_of_damaged(path, run, listing))
     advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
     if tree is not None and is_of_read_scheme(tree):
         advice = (*advice[:-1], f"ckpt cast {path} DST --dtype bfloat16", advice[-1])
     return Summary(str(place), what, run=listing, next=advice)
+
+
+def _next_of_damaged(path: str, run: OrbaxRun, listing: RunListing) -> tuple[str, ...]:
+    """Return the commands for a run that no command opens: its report first, then its latest good step."""
+    complete = [step for step in listing.finished if not step.missing_chunks and step.kind]
+    doctor = f"ckpt doctor {path}"
+    return (doctor, f"ckpt {quote(str(run.path / complete[-1].name))}") if complete else (doctor,)
 
 
 def _opened(place: Place) -> Tree | None:

@@ -61,7 +61,7 @@ def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
         yield "passed over", f"{name}: {why}"
     for step in listing.steps:
         if step.unfinished is not None and step.name not in listing.passed_over:
-            yield "unfinished", f"{step.name}: {step.unfinished}"
+            yield _state(step), f"{step.name}: {step.unfinished}"
         if step.deleting is not None:
             yield "deleting", f"item {step.deleting} of {step.name}: Orbax was interrupted; retry it there"
     if listing.beside:
@@ -77,10 +77,16 @@ def _latest(listing: RunListing, step: int) -> tuple[str, str]:
     return "resumes", f"step {step}, {f'from {listing.resume_item}' if listing.resume_item else _NO_ITEM}"
 
 
+def _state(step: StepListing) -> str:
+    if step.unfinished is None:
+        return ""
+    return "damaged" if step.is_damaged else "unfinished"
+
+
 def _cells(step: StepListing, listing: RunListing, now: float) -> list[str]:
     shown = sorted((step.metrics or {}).items())[:3]
     marks = [
-        "unfinished" if step.unfinished is not None else "",
+        _state(step),
         f"{plural(step.missing_chunks, 'chunk')} missing" if step.missing_chunks else "",
         "deleting" if step.deleting is not None else "",
         "resumes" if step.step == listing.resumes else "",

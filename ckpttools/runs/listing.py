@@ -82,6 +82,7 @@ class StepListing:
         unfinished: why it is no finished save; None if it is one.
         metrics: stored beside its trees; None where there are none.
         deleting: name of the item that is being deleted there; None if none is.
+        is_damaged: whether it was saved to the end, and has lost something since: see `unfinished`.
     """
 
     step: int
@@ -93,6 +94,7 @@ class StepListing:
     unfinished: str | None = None
     metrics: Mapping[str, float] | None = None
     deleting: str | None = None
+    is_damaged: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -239,9 +241,12 @@ def _flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
             raise
         except CheckpointError:
             item = ItemListing("", "unreadable")
-        fault = "it cannot be read" if item.kind == "unreadable" else None
+        is_damaged = item.kind == "unreadable"
+        fault = "it cannot be read" if is_damaged else None
         modified = status.modified / 1e9 if status.modified else None
-        yield StepListing(step, place.name, (item,), status.size, status.size, modified, fault)
+        yield StepListing(
+            step, place.name, (item,), status.size, status.size, modified, fault, is_damaged=is_damaged
+        )
 
 
 def _resumed_item(step: Step) -> str | None:
@@ -275,6 +280,7 @@ def listed_step(step: Step) -> StepListing:
     committed = step.said.fields.get("commit_timestamp_nsecs")
     saved = committed if isinstance(committed, int) else usage.modified
     deletion = deletion_at(step.path)
+    unfinished = why_no_save(step)
     return StepListing(
         step.number or 0,
         step.path.name,
@@ -282,9 +288,10 @@ def listed_step(step: Step) -> StepListing:
         usage.nbytes,
         usage.own,
         None if saved is None else saved / 1e9,
-        why_no_save(step),
+        unfinished,
         _metrics(step),
         None if deletion is None else deletion.item,
+        is_damaged=unfinished is not None and step.is_damaged,
     )
 
 

@@ -15,7 +15,7 @@ from ckpttools.core.errors import FormatError, StorageError, listing
 from ckpttools.core.wording import option
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
-from ckpttools.formats.orbax.steps import DELETING, Step
+from ckpttools.formats.orbax.steps import DELETING, Step, deletion_marker, has_new_files
 from ckpttools.runs.journal import PruneJournal, at_work, fingerprint, plan_of, removing
 from ckpttools.stores.abilities import Forgets, Renames
 from ckpttools.stores.place import Place
@@ -89,11 +89,15 @@ class Removal:
         return [name for name in self._names(_DELETING) if not self._is_saved_again(name)]
 
     def _is_saved_again(self, name: str) -> bool:
-        """Whether a step of a bucket has a commit file, which was the first thing of it that was deleted."""
-        place = self.run / name
+        """Whether a step of a bucket has its commit file, which is deleted first, or newer files."""
+        place, marker = self.run / name, at_work(self.run, _DELETING, name)
+        if self._renames:
+            return False
         if isinstance(place.store, Forgets):
             place.store.forget(place.key)
-        return not self._renames and name in self.journal.commits and (place / COMMIT_FILE).is_file()
+        if name in self.journal.commits and (place / COMMIT_FILE).is_file():
+            return True
+        return has_new_files(place, marker)
 
     def _condemned(self) -> list[str]:
         """Names of steps of which nothing is deleted yet, and may be now."""
@@ -205,7 +209,8 @@ class Removal:
                 removed.rename(going)
             store.remove(going.key)
             return
-        store.claim(going.key, b"")
+        if not going.exists():
+            store.claim(going.key, deletion_marker(self.run / name))
         store.remove((self.run / name).key)
         store.remove(going.key)
 

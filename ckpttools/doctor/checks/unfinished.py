@@ -106,5 +106,5 @@ CHECK = Check(
     "unfinished",
     "steps with a final name whose save did not finish, or whose copy is incomplete",
     _look,
-    Fix("set-aside", f"rename an unfinished step to STEP{SET_ASIDE}, which Orbax skips", _set_aside),
+    Fix("set-aside", f"rename an unfinished or damaged step to STEP{SET_ASIDE}", _set_aside),
 )

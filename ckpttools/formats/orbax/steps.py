@@ -6,6 +6,8 @@ commit file on gs://), so a copy from one kind of store to the other misleads it
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
@@ -160,13 +162,15 @@ class Step:
     def is_being_deleted(self) -> bool:
         """Whether a prune has begun to delete it from a bucket; on a disk it has another name by then.
 
-        A step that was saved again has its commit file, which is deleted first.
+        A step that was saved again has its commit file, which is deleted first, or files that its marker does
+        not list.
         """
         if self.path.store.streams is None or self.number is None:
             return False
         if (self.path / COMMIT_FILE).is_file():
             return False
-        return (self.path.parent / PRUNE_DIRECTORY / DELETING / self.path.name).is_file()
+        marker = self.path.parent / PRUNE_DIRECTORY / DELETING / self.path.name
+        return marker.is_file() and not has_new_files(self.path, marker)
 
     @cached_property
     def items(self) -> tuple[OrbaxItem, ...]:
@@ -241,6 +245,42 @@ class Step:
         if self.said.handlers:
             return self.said.is_tree or bool(self.said.trees)
         return any(is_left_of_item([each.name for each in place.entries()]) for place in places)
+
+
+def deletion_marker(step: Place) -> bytes:
+    """Return the content of the marker of a step that is about to be deleted: a digest of each file.
+
+    Raises:
+        StorageError: the step cannot be listed.
+    """
+    return json.dumps(sorted(_file_digests(step))).encode()
+
+
+def has_new_files(step: Place, marker: Place) -> bool:
+    """Whether a step has files that were written after its deletion began, so that it was saved again.
+
+    Args:
+        step: The step.
+        marker: The file that `deletion_marker` filled, or an empty one of an earlier version.
+
+    Raises:
+        StorageError: the step or the marker cannot be read.
+    """
+    content = marker.read_bytes()
+    if content:
+        return not _file_digests(step) <= {*json.loads(content)}
+    begun = marker.stat().modified
+    times = [found.modified for _, found in step.walk()] if step.is_dir() else []
+    return begun is not None and any(each is not None and each > begun for each in times)
+
+
+def _file_digests(step: Place) -> set[str]:
+    """Return a digest of the name, size, version and time of each file of a step."""
+    files = step.walk() if step.is_dir() else ()
+    facts = ([name, found.size, found.version, found.modified] for name, found in files)
+    return {
+        hashlib.sha256(json.dumps(each).encode(errors="surrogatepass")).hexdigest()[:32] for each in facts
+    }
 
 
 @dataclass(frozen=True)
