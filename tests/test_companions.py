@@ -78,14 +78,32 @@ class TestChanged:
         planned().run(out)
         assert [path.read_bytes() for path in out.rglob("tokenizer.json")] == [now]
 
-    def test_files_are_part_of_what_is_planned(self, planned, model):
-        """Nothing goes on with a conversion that had other companions."""
-        one, same = planned(), planned()
-        status = (model / "tokenizer.json").stat()
-        os.utime(model / "tokenizer.json", ns=(0, status.st_mtime_ns + 1))
-        other = planned()
-        assert fingerprint(one.plan, one.writer) == fingerprint(same.plan, same.writer)
-        assert fingerprint(one.plan, one.writer) != fingerprint(other.plan, other.writer)
+    def test_fingerprint_depends_on_content_of_sidecars(self, planned, model):
+        """The content counts, not the modification time, which copies do not share."""
+        tokenizer = model / "tokenizer.json"
+        first = planned()
+        before = fingerprint(first.plan, first.writer)
+        content, status = tokenizer.read_bytes(), tokenizer.stat()
+        os.utime(tokenizer, ns=(0, status.st_mtime_ns + 1))
+        touched = planned()
+        assert fingerprint(touched.plan, touched.writer) == before
+        tokenizer.write_bytes(content.swapcase())
+        os.utime(tokenizer, ns=(0, status.st_mtime_ns))
+        changed = planned()
+        assert fingerprint(changed.plan, changed.writer) != before
+
+    def test_conversion_refuses_sidecar_changed_with_its_time_restored(self, planned, model, tmp_path):
+        tokenizer = model / "tokenizer.json"
+        status, conversion = tokenizer.stat(), planned()
+
+        def change(event: Event) -> None:
+            if isinstance(event, Started):
+                tokenizer.write_bytes(tokenizer.read_bytes().swapcase())
+                os.utime(tokenizer, ns=(0, status.st_mtime_ns))
+
+        with pytest.raises(FormatError, match=r"tokenizer\.json was changed after"):
+            conversion.run(tmp_path / "out", observe=change)
+        assert not (tmp_path / "out").exists()
 
 
 class TestNames:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,12 @@ from support.safetensors_files import packed
 
 import ckpttools
 from ckpttools.plan.plan_decoding import read_plan
-from ckpttools.run.events import Comparing
+from ckpttools.run.events import Comparing, TaskDone
+from ckpttools.run.source_copies import MixedCopiesError
 from ckpttools.stores import parse
-from ckpttools.stores.samples import BLOCK_BYTES
+from ckpttools.stores.local import mounts, store
+from ckpttools.stores.local.store import STORE
+from ckpttools.stores.samples import BLOCK_BYTES, sample_starts
 
 # Rows and columns of a matrix: a file is longer than all samples of it together.
 SHAPE = (512, 512)
@@ -47,13 +51,16 @@ def planned(tmp_path: Path, *words: object) -> Path:
 
 def find_unsampled(plan: Path, file: Path) -> range:
     """Return offsets in the middle of a file, between two blocks that the plan samples."""
+    gaps = find_gaps(plan, file)
+    start = gaps[len(gaps) // 2]
+    return range(start, start + 64)
+
+
+def find_gaps(plan: Path, file: Path) -> list[int]:
+    """Return the offsets after which a plan does not sample at least 64 bytes of a file."""
     (source,) = [each for each in read_plan(parse(plan)).sources if each.path.endswith(file.name)]
-    count, last = source.sample.count(":") + 1, source.size - BLOCK_BYTES
-    middle = count // 2
-    start = last * middle // (count - 1) + BLOCK_BYTES
-    stop = last * (middle + 1) // (count - 1)
-    assert stop - start > 100
-    return range(start, stop)
+    starts = sample_starts(source.size, source.sample.count(":") + 1)
+    return [start + BLOCK_BYTES for start, stop in pairwise(starts) if stop - start >= BLOCK_BYTES + 64]
 
 
 def change(file: Path, offsets: range, flip: int = 0x40) -> None:
@@ -108,7 +115,7 @@ def test_publish_refuses_different_copies(
     run("run", plan, "--part", "0/2")
     run("run", plan, "--part", "1/2", *root)
     refused = run("run", plan, "--publish", code=3)
-    assert "parts read different copies of the model" in refused
+    assert "parts read different copies of the model" in refused and f"`ckpt hash {model}`" in refused
     assert "1." in refused and f"on {socket.gethostname()}" in refused
     assert not (tmp_path / "out").exists()
     assert f"rm -r {tmp_path / 'out.partial'}" in run("doctor", tmp_path / "out.partial")
@@ -138,13 +145,162 @@ def test_publish_accepts_equal_copies(
     assert run("hash", tmp_path / "out") == run("hash", tmp_path / "alone")
 
 
-def test_publish_does_not_reread_a_shared_copy(model: Path, tmp_path: Path) -> None:
+def test_publish_does_not_reread_a_shared_copy(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount_as("ext4", tmp_path, monkeypatch)
     plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "float16")
     for number in range(3):
         run("run", plan, "--part", f"{number}/3")
     seen: list[object] = []
     ckpttools.publish_plan(plan, observe=seen.append)
     assert not [each for each in seen if isinstance(each, Comparing)]
+
+
+def mount_as(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a directory's file system look like one of another type in the system's table of mounts."""
+    device = path.stat().st_dev
+    table = path / "mountinfo"
+    number = f"{os.major(device)}:{os.minor(device)}"
+    table.write_text(f"22 1 {number} / / rw,relatime shared:1 - {kind} none rw\n")
+    monkeypatch.setattr(mounts, "_TABLE", str(table))
+    mounts._file_systems.cache_clear()
+
+
+# Image builders and servers choose the ctime on these.
+UNRELIABLE = ("squashfs", "iso9660", "erofs", "fuse.sshfs", "overlay", "tmpfs", "unheard-of")
+
+
+@pytest.mark.parametrize("kind", UNRELIABLE)
+def test_stat_identifies_no_copy_where_the_ctime_can_be_chosen(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for type, is_reliable in (("ext4", True), ("nfs4", True), (kind, False)):
+        mount_as(type, tmp_path, monkeypatch)
+        assert STORE.copy_identity(str(tmp_path / "file")).is_reliable == is_reliable
+
+
+def test_publish_rereads_where_the_ctime_can_be_chosen(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "float16")
+    mount_as("squashfs", tmp_path, monkeypatch)
+    for number in range(2):
+        run("run", plan, "--part", f"{number}/2")
+    seen: list[Comparing] = []
+    ckpttools.publish_plan(
+        plan, observe=lambda event: seen.append(event) if isinstance(event, Comparing) else None
+    )
+    assert seen[-1].done == seen[-1].total == 2 * len(NAMES) * SHAPE[0] * SHAPE[1] * 2
+
+
+def test_stat_identifies_no_copy_if_an_image_builder_chose_the_ctime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times in an ext4 image are whole seconds."""
+    mount_as("ext4", tmp_path, monkeypatch)
+    device, second = tmp_path.stat().st_dev, 10**9
+    times = {"st_mtime_ns": second, "st_ctime_ns": second}
+    in_image = os.stat_result([0o100644, 12, device, 1, 0, 0, 3, 1, 1, 1], times)
+    monkeypatch.setattr(store, "_stat_result", lambda key: in_image)
+    assert not STORE.copy_identity(str(tmp_path)).is_reliable
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_resume_compares_finished_tasks_where_the_ctime_can_be_chosen(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_changed: bool
+) -> None:
+    plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "float16")
+    mount_as("squashfs", tmp_path, monkeypatch)
+
+    def stop(event: object) -> None:
+        if isinstance(event, TaskDone):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ckpttools.cast(model, tmp_path / "out", dtype="float16", jobs=1, observe=stop)
+    if is_changed:
+        for file in model.iterdir():
+            for start in find_gaps(plan, file):
+                change(file, range(start, start + 1))
+        with pytest.raises(MixedCopiesError):
+            ckpttools.cast(model, tmp_path / "out", dtype="float16", jobs=1)
+    else:
+        assert ckpttools.cast(model, tmp_path / "out", dtype="float16", jobs=1).tasks_resumed
+    assert (tmp_path / "out").exists() != is_changed
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Create a small model with sidecars."""
+    model = tmp_path / "here" / "model"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(packed({"a": ("F32", (8, 8), bytes(256))}))
+    for name in SIDECARS:
+        (model / name).write_text('{"model_type": "one"}')
+        os.utime(model / name, ns=(0, 0))
+    return model
+
+
+SIDECARS = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "merges.txt")
+
+
+def test_publish_accepts_copies_of_sidecars_with_other_times(
+    small: Path, root: tuple[str, str], tmp_path: Path
+) -> None:
+    """`cp -r` gives copies new modification times."""
+    plan = planned(tmp_path, "cast", small, tmp_path / "out", "--dtype", "bfloat16")
+    shutil.copytree(small, tmp_path / "there" / "model", copy_function=shutil.copyfile)
+    shutil.rmtree(small)
+    for number in range(2):
+        run("run", plan, "--part", f"{number}/2", *root)
+    run("run", plan, "--publish", *root)
+    assert {each.name for each in (tmp_path / "out").iterdir()} >= {*SIDECARS}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [*((name, '{"model_type": "two"}') for name in SIDECARS), ("merges.txt", ""), ("vocab.json", "{}")],
+)
+def test_publish_refuses_other_sidecars_and_names_them(
+    name: str, content: str, small: Path, root: tuple[str, str], tmp_path: Path
+) -> None:
+    """A sidecar of the publisher's copy has other content, and the planned size and modification time."""
+    plan = planned(tmp_path, "cast", small, tmp_path / "out", "--dtype", "bfloat16")
+    other = shutil.copytree(small, tmp_path / "there" / "model") / name
+    run("run", plan, "--part", "0/1", *root)
+    other.write_text(content)
+    os.utime(other, ns=(0, 0))
+    if not content:
+        other.unlink()
+    refused = run("run", plan, "--publish", *root, code=3)
+    assert f"{name} differs from that in the planned model" in refused
+    assert not (tmp_path / "out").exists()
+    run("run", plan, "--publish")
+
+
+@pytest.mark.parametrize("block", [3, 7])
+def test_publish_names_the_file_whose_fingerprint_sample_differs(
+    block: int, model: Path, copy: Path, root: tuple[str, str], tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "bfloat16")
+    run("run", plan, "--part", "0/1")
+    start = sample_starts(shard(copy).stat().st_size, 8)[block] + BLOCK_BYTES // 2
+    change(shard(copy), range(start, start + 1))
+    refused = run("run", plan, "--publish", *root, code=3)
+    assert f"{shard(copy)} is not the file that the plan was made of" in refused and "other bytes" in refused
+
+
+@pytest.mark.parametrize("options", [("--part", "0/3"), ("--publish",), ("--status",)])
+def test_root_that_matches_no_path_is_refused(options: tuple[str, ...], model: Path, tmp_path: Path) -> None:
+    plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "bfloat16")
+    for old in (f"{model}-TYPO", str(model)[:-1], "model", "/TYPO"):
+        refused = ckpt("run", plan, *options, "--root", f"{old}=/x", "--root", f"{model}={model}")
+        assert refused.exit_code == 2 and f"no path of the plan begins with {old}" in refused.output
+        assert f"{model}, {tmp_path / 'out'}" in refused.output
+    assert not (tmp_path / "out.partial").exists()
+    assert f"`ckpt run {plan} --part 0/1`" in run("run", plan, "--publish", code=2)
 
 
 def replace_file(file: Path, offsets: range) -> None:

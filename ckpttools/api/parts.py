@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckpttools.api.calls import user_code
-from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
+from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import check_unpublished, published_at
 from ckpttools.api.replanning import replanned
@@ -85,11 +85,13 @@ def run_part(
     which = part_here(parts) if part is None else parse_part(part) if isinstance(part, str) else part
     allowed = None if memory is None else size_of("memory", memory)
     code = user_code(map=map, family=family)
-    with as_planned():
+    file = opened_plan(plan)
+    relocation = relocation_of(file, root)
+    with as_planned(file.place):
         return part_done(
-            opened_plan(plan),
+            file,
             which,
-            Relocation.of(root),
+            relocation,
             allowed,
             jobs,
             observe=observe,

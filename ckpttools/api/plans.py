@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.prepared import Prepared
@@ -12,9 +13,10 @@ from ckpttools.api.published import marks_of
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, FormatError, UsageError
-from ckpttools.core.text import plural
+from ckpttools.core.text import first_of, plural
 from ckpttools.core.version import __version__
 from ckpttools.core.wording import option
+from ckpttools.formats.sidecar import sidecar_versions
 from ckpttools.plan.plan_decoding import decoded, read_plan
 from ckpttools.plan.plan_encoding import encoded
 from ckpttools.plan.plan_file import Header, PlanFile
@@ -22,9 +24,11 @@ from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import staging_of
 from ckpttools.stores.registry import Where, parse
-from ckpttools.stores.relocation import AS_PLANNED, Relocation
+from ckpttools.stores.relocation import AS_PLANNED, Relocation, Roots
 from ckpttools.stores.shares import shared_staging
 
+# Paths in a message.
+_MAX_ROOTS = 4
 Planned = Where | PlanFile
 """A plan: the place of its file, or what `read_plan` has made of that."""
 
@@ -140,6 +144,7 @@ def header_of(prepared: Prepared) -> Header:
         scratch_bytes=plan.scratch_bytes,
         made=time.time(),
         replaced=marks_of(prepared.destination) if prepared.overwrite else {},
+        sidecars=sidecar_versions(conversion.writer),
     )
 
 
@@ -176,6 +181,37 @@ def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Place
             hint=f"leave {option('root')} for it out, or make the plan for this destination",
         )
     return destination
+
+
+def relocation_of(file: PlanFile, root: Roots) -> Relocation:
+    """Parse new roots for the paths of a plan.
+
+    Raises:
+        UsageError: a root is malformed, or matches no path of the plan.
+    """
+    relocation, header = Relocation.of(root), file.header
+    sources = [source.path for source in file.sources if not source.is_inline]
+    roots = dict.fromkeys([header.source, header.destination, *(str(parse(path).parent) for path in sources)])
+    paths = [*roots, *sources, header.directory, *_texts(header.call)]
+    for old, new in relocation.roots:
+        if not any(Relocation(((old, new),)).there(path) != path for path in paths if path) and old != new:
+            raise UsageError(
+                f"no path of the plan begins with {old}",
+                got=option("root", f"{old}={new}"),
+                wanted="the beginning of one of: " + first_of([root for root in roots if root], _MAX_ROOTS),
+                hint="correct or remove this root",
+            )
+    return relocation
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Iterate over all texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from chain.from_iterable(map(_texts, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from chain.from_iterable(map(_texts, value))
 
 
 def check_version(header: Header) -> None:

@@ -9,7 +9,7 @@ from shlex import quote
 
 from ckpttools.api.calls import user_code
 from ckpttools.api.parts import standing_of
-from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan
+from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import PublishedPlan, check_unpublished, note_published, published_at
 from ckpttools.api.replanning import replanned
@@ -68,10 +68,11 @@ def publish_plan(
         SourceChangedError: a source is not what it was when the plan was made; nothing is lost by that.
         CheckpointError: as `ckpttools.api.conversion.Conversion.run`.
     """
-    file, relocation = opened_plan(plan), Relocation.of(root)
+    file = opened_plan(plan)
+    relocation = relocation_of(file, root)
     code = user_code(map=map, family=family)
     check_version(file.header)
-    with as_planned():
+    with as_planned(file.place):
         was_done = wait and _waited(file, relocation, waiting)
         return _published(file, relocation, observe, warn, prepared, code, was_done=was_done)
 

@@ -11,7 +11,10 @@ from ckpttools.api.calls import Call
 from ckpttools.api.prepared import Prepared
 from ckpttools.array.fingerprint import identity
 from ckpttools.array.lazy import ByteSource
-from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, UsageError
+from ckpttools.core.wording import option
+from ckpttools.formats.base import Writer
+from ckpttools.formats.sidecar import sidecar_versions
 from ckpttools.plan.plan_file import PlanFile, PlannedSource
 from ckpttools.run.fingerprint import fingerprint, is_local
 from ckpttools.stores.memory import Bytes
@@ -57,14 +60,30 @@ def replanned(
         return bool(known.sample) if known else is_local(source)
 
     plan, writer = made.conversion.plan, made.conversion.writer
+    _check_sidecars(file, writer, relocation)
     if fingerprint(plan, writer, identify, relocation.back, is_timed) != file.header.plan:
         raise UsageError(
             "the same conversion makes another plan now",
             wanted=f"plan {file.header.plan[:12]}",
-            hint="see to it that the files beside the arrays, such as config.json and rules, are what they "
-            "were; or make the plan again",
+            hint="restore the other files that the command reads, such as rules and the model of "
+            f"{option('like')}; or make the plan again",
         )
     return made
+
+
+def _check_sidecars(file: PlanFile, writer: Writer, relocation: Relocation) -> None:
+    """Raise SourceChangedError if a sidecar differs from the planned one, and name it."""
+    planned, current = file.header.sidecars, sidecar_versions(writer, relocation.back)
+    for name in sorted(planned.keys() | current.keys()):
+        if planned.get(name) != current.get(name):
+            copies = f"copy {name} from the planned model to this host"
+            raise SourceChangedError(
+                f"{name} differs from that in the planned model",
+                place=relocation.there(file.header.source),
+                got=current.get(name, "no such file"),
+                wanted=planned.get(name, "no such file"),
+                hint=f"{copies if name in planned else f'move {name} away'}, or make the plan again",
+            )
 
 
 def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str]) -> Prepared:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 
 from ckpttools.api.parts import standing_of
-from ckpttools.api.plans import Planned, destination_of, opened_plan
+from ckpttools.api.plans import Planned, destination_of, opened_plan, relocation_of
 from ckpttools.api.published import PublishedPlan, is_new, published_at
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
@@ -22,7 +22,7 @@ from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import stretches
 from ckpttools.run.parts import finished_tasks
 from ckpttools.stores.place import Place
-from ckpttools.stores.relocation import Relocation, Roots
+from ckpttools.stores.relocation import Roots
 from ckpttools.stores.shares import Member, Share, Standing
 
 # A process that has more than so many times as much left to do as half of the others is waited for.
@@ -120,8 +120,8 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
         StorageError: the destination cannot be looked at.
         CheckpointError: the plan cannot be read.
     """
-    file, relocation = opened_plan(plan), Relocation.of(root)
-    header = file.header
+    file = opened_plan(plan)
+    relocation, header = relocation_of(file, root), file.header
     destination = destination_of(header, relocation)
     standing = standing_of(header, destination)
     if not standing.is_published and (found := published_at(file, destination)) is not None:

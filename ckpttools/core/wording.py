@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from shlex import quote
 
 # Switches of which one side has a name of its own, and a value that another command's option has.
 _FLAGS: Mapping[tuple[str, object], str] = {
@@ -34,6 +35,7 @@ _as_flags = False
 # What only whoever makes a plan can say, and whether somebody carries one out.
 _OF_PLANS = ("overwrite",)
 _is_planned: ContextVar[bool] = ContextVar("carries out a plan", default=False)
+_plan: ContextVar[str] = ContextVar("path of the plan", default="PLAN")
 
 
 @contextmanager
@@ -48,13 +50,30 @@ def as_flags() -> Iterator[None]:
 
 
 @contextmanager
-def as_planned() -> Iterator[None]:
-    """Within it messages say of options that a plan has settled that another plan can have them."""
+def as_planned(plan: object = None) -> Iterator[None]:
+    """Within it messages say of options that a plan has settled that another plan can have them.
+
+    Args:
+        plan: path of the plan, which `plan_step` inserts; None if it is not in a file.
+    """
     token = _is_planned.set(True)
+    path = _plan.set(_plan.get() if plan is None else quote(str(plan)))
     try:
         yield
     finally:
+        _plan.reset(path)
         _is_planned.reset(token)
+
+
+def plan_step(call: str, options: str, plan: str = "") -> str:
+    """Return the call, or the `ckpt run` command with the path of the plan.
+
+    Args:
+        call: for Python.
+        options: of the command.
+        plan: the path, quoted; "" for that of `as_planned`.
+    """
+    return step(call, f"ckpt run {plan or _plan.get()} {options}")
 
 
 def option(name: str, value: object = None) -> str:

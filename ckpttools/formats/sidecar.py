@@ -6,13 +6,16 @@ were tried); beside the items it would be taken for one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
+from functools import cached_property
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import FormatError, SourceChangedError
+from ckpttools.core.wording import again
 from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer, WritesSteps
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -38,6 +41,7 @@ PATTERNS = (
     "*.tiktoken",
 )
 _LARGEST = 256 << 20
+_HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,21 @@ class Companions:
     arrays: Mapping[str, LazyArray] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """With sizes and times of change: a writer's representation tells which files it makes."""
-        found = self.files.items()
-        files = [(name, str(parse(each.path).resolve()), each.size, each.version) for name, each in found]
-        return f"Companions({files})"
+        """Include the versions: the fingerprint of a run contains its writer's representation.
+
+        Raises:
+            FormatError, StorageError: a file cannot be read.
+        """
+        return f"Companions({self.versions})"
+
+    @cached_property
+    def versions(self) -> Mapping[str, str]:
+        """The digest of each local file by name, and the store's version of each other file.
+
+        Other content can have the size and the modification time of a local file, and a copy of the file can
+        have another modification time.
+        """
+        return {name: _version(file) for name, file in self.files.items()}
 
     def __bool__(self) -> bool:
         return bool(self.files or self.arrays)
@@ -169,10 +184,52 @@ class WithSidecars:
         own, _ = self._apart(tree)
         place = directory / self.directory
         for name, file in self.companions.files.items():
-            (place / name).write_bytes(read_file(file))
+            content = read_file(file)
+            if _is_local(file) and _digest([content]) != self.companions.versions[name]:
+                raise SourceChangedError(
+                    f"{file.path} was changed after the conversion was planned", hint=again()
+                )
+            (place / name).write_bytes(content)
         for name, content in self.made.items():
             (place / name).write_bytes(content)
         self.writer.finish(directory, own, self._without_companions(layout), extents)
+
+
+def sidecar_versions(writer: Writer, planned: Callable[[str], str] = str) -> dict[str, str]:
+    """Return the version of each sidecar of a writer, by name; see `Companions.versions`.
+
+    Args:
+        writer: the writer.
+        planned: replaces the paths in a text with those of the host that made the plan.
+
+    Raises:
+        FormatError, StorageError: a file cannot be read.
+    """
+    versions: dict[str, str] = {}
+    while isinstance(writer, WithSidecars):
+        made = writer.made.items()
+        versions |= writer.companions.versions
+        versions |= {name: _digest([planned(repr(content)).encode()]) for name, content in made}
+        writer = writer.writer
+    return versions
+
+
+def _version(file: File) -> str:
+    if not _is_local(file):
+        return f"{file.size} bytes, version {file.version}"
+    starts = range(0, file.size, _HASHED_AT_ONCE)
+    return _digest(file.read(start, min(_HASHED_AT_ONCE, file.size - start)) for start in starts)
+
+
+def _is_local(file: File) -> bool:
+    return parse(file.path).store.scheme == "file"
+
+
+def _digest(chunks: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return f"sha256 {digest.hexdigest()}"
 
 
 _PREFIX: Path = (COMPANIONS, CARRIED)

@@ -40,7 +40,7 @@ from ckpttools.stores.shares import this_process
 # Arrays named in a message.
 _MAX_NAMES = 4
 KINDS = "ckpttools-plan-"
-KIND = f"{KINDS}3"
+KIND = f"{KINDS}4"
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Header:
         made: when, in seconds since 1970: a plan that is made again is another one.
         replaced: what was at the destination when the plan was made, and may be replaced: size and version of
             a few files by name; empty where nothing was.
+        sidecars: name and version of each file next to the arrays, such as config.json
+            (`ckpttools.formats.sidecar.sidecar_versions`).
     """
 
     version: str
@@ -86,6 +88,7 @@ class Header:
     has_tasks: bool = True
     made: float = 0.0
     replaced: Mapping[str, Any] = field(default_factory=dict)
+    sidecars: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
-from ckpttools.core.wording import step
+from ckpttools.core.wording import plan_step
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
@@ -109,7 +109,7 @@ def unfinished(missing: Sequence[int], count: int, place: object, got: str | Non
         got: who is at work on them.
     """
     ask = who_does_what()
-    rest = step('ckpttools.run_part(plan, "0/1")', "ckpt run PLAN --part 0/1")
+    rest = plan_step('ckpttools.run_part(plan, "0/1")', "--part 0/1")
     listed = listing([_range_text(*stretch) for stretch in stretches(missing)], folds=False)
     return UnfinishedError(
         f"{len(missing)} of {plural(count, 'task')} are missing:{listed}",

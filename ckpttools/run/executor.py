@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 
 from ckpttools.core.dataclass import dataclass
@@ -205,6 +205,9 @@ def _made(
     """Makes the content, all but its name."""
     records, _ = select_sound_records(work)
     copy = identify_plan_copy(plan)
+    if not copy.is_known:
+        # When the work is resumed, only digests can show that the finished tasks read the same model.
+        plan = replace(plan, has_digests=True)
     # The fingerprint consists of sizes, times and samples, which other content can share.
     done: Sequence[FinishedTask] = select_comparable(kept(records, plan, work.content), copy)
     if only_last_steps and len(done) < len(plan.tasks):

@@ -8,9 +8,11 @@ copies are equal: only repeating a task can.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from shlex import quote
 
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import keystr
@@ -20,8 +22,9 @@ from ckpttools.core.text import plural
 from ckpttools.core.wording import step
 from ckpttools.plan.plan import Plan
 from ckpttools.run.entries import FinishedTask
+from ckpttools.run.fingerprint import source_of
 from ckpttools.run.run_task import hash_memory, open_task_values
-from ckpttools.stores.abilities import DistinguishesCopies
+from ckpttools.stores.abilities import CopyIdentity, DistinguishesCopies
 from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.base import File
 from ckpttools.stores.place import Place
@@ -38,12 +41,20 @@ class SourceCopy:
     """The copy of a model that a process reads.
 
     Attributes:
-        identity: equal only for processes that read the same files; "" if no file is read.
+        identity: equal only for processes that read the same files; "" if no file is read. It has two parts:
+            the first has the states of the files. The second, after "@", identifies the host and its mounts
+            if the files are local, or only this process if the states do not identify contents.
         process: the process that reads it and its host, for messages.
+        is_known: whether another process can have the same identity.
     """
 
     identity: str
     process: str
+    is_known: bool = True
+
+    def has_files_of(self, identity: str) -> bool:
+        """Whether a copy has files with the same states, even if the host was restarted since."""
+        return identity.partition("@")[0] == self.identity.partition("@")[0]
 
 
 NO_SOURCE_COPY = SourceCopy("", "")
@@ -65,7 +76,12 @@ def identify_copy(files: Iterable[tuple[str, str]]) -> SourceCopy:
     identities = sorted((path, _identity(parse(path), version)) for path, version in set(files))
     if not identities:
         return NO_SOURCE_COPY
-    return SourceCopy(xxhash.xxh3_128_hexdigest(repr(identities).encode()), this_process())
+    names = [(path, identity.file) for path, identity in identities]
+    is_known = all(identity.is_reliable for _, identity in identities)
+    mounts = [identity.mount for _, identity in identities] if is_known else [secrets.token_hex(16)]
+    ends = [xxhash.xxh3_64_hexdigest(repr(mounts).encode())] if any(mounts) else []
+    identity = "@".join([xxhash.xxh3_128_hexdigest(repr(names).encode()), *ends])
+    return SourceCopy(identity, this_process(), is_known)
 
 
 def identify_plan_copy(plan: Plan) -> SourceCopy:
@@ -74,14 +90,16 @@ def identify_plan_copy(plan: Plan) -> SourceCopy:
     return identify_copy((str(parse(file.path).absolute()), file.version) for file in files)
 
 
-def _identity(place: Place, version: str) -> str:
+def _identity(place: Place, version: str) -> CopyIdentity:
     store = place.store
-    return store.copy_identity(place.key) if isinstance(store, DistinguishesCopies) else version
+    if isinstance(store, DistinguishesCopies):
+        return store.copy_identity(place.key)
+    return CopyIdentity(version, is_reliable=bool(version))
 
 
 def select_comparable(done: Iterable[FinishedTask], copy: SourceCopy) -> list[FinishedTask]:
     """Select the finished tasks that read this copy or that `check_same_model` can compare with it."""
-    return [entry for entry in done if entry.digest or entry.copy == copy.identity]
+    return [entry for entry in done if entry.digest or copy.has_files_of(entry.copy)]
 
 
 def check_same_model(
@@ -136,11 +154,11 @@ def _mixed_copies_error(
 ) -> MixedCopiesError:
     arrays = dict.fromkeys((keystr(plan.tasks[entry.task].path), entry.process) for entry in wrong)
     listed = listing([f"{name}: {process}" for name, process in arrays], folds=False)
-    source = plan.tree.metadata.place or "the source"
+    source = source_of(plan) or "the source"
     # In a bucket the checkpoint is written under its final name, next to the journal.
     work = content.parent if content.store.streams is None else content.with_name(f"{content.name}.partial")
-    hash_source = step(f'ckpttools.hash("{source}")', f"ckpt hash {source}")
-    doctor = step(f'ckpttools.doctor("{work}")', f"ckpt doctor {work}")
+    hash_source = step(f'ckpttools.hash("{source}")', f"ckpt hash {quote(source)}")
+    doctor = step(f'ckpttools.doctor("{work}")', f"ckpt doctor {quote(str(work))}")
     return MixedCopiesError(
         f"parts read different copies of the model: {len(wrong)} of {plural(count, 'task')} differ:{listed}",
         place=work,

@@ -37,7 +37,7 @@ def read_source_states(plan: Plan) -> SourceStates:
             if isinstance(place.store, DistinguishesCopies):
                 status = place.status()
                 links = 0 if status is None else status.links
-                states[source.path] = place.store.copy_identity(place.key), links
+                states[source.path] = place.store.copy_identity(place.key).file, links
     return states
 
 
@@ -60,4 +60,4 @@ def is_written_from(records: Iterable[Record], copy: SourceCopy) -> bool:
     Returns True if there is no record of its state: earlier versions wrote none.
     """
     states = {record[1] for record in records if len(record) == 2 and record[0] == _SOURCE_STATE}
-    return not states or copy.identity in states
+    return not states or any(copy.has_files_of(str(state)) for state in states)

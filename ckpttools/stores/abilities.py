@@ -43,12 +43,26 @@ class Writes(Protocol):
         """Writes into a file that is there; errors as `write`."""
 
 
+class CopyIdentity(NamedTuple):
+    """Identifies a file among its copies.
+
+    Attributes:
+        file: changes with the file, and differs between its copies; "" if the file does not exist.
+        mount: the host and the mount, if `file` identifies the file only there; "" otherwise.
+        is_reliable: whether two different contents never have the same identity.
+    """
+
+    file: str
+    mount: str = ""
+    is_reliable: bool = True
+
+
 @runtime_checkable
 class DistinguishesCopies(Protocol):
     """A store whose file versions are times, so that different contents can have equal versions."""
 
-    def copy_identity(self, key: str) -> str:
-        """Return a text that changes with the file and differs between its copies; "" if it does not exist.
+    def copy_identity(self, key: str) -> CopyIdentity:
+        """Identify a file among its copies.
 
         Raises:
             StorageError: the store does not respond.

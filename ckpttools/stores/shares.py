@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.text import age, first_of
-from ckpttools.core.wording import step
+from ckpttools.core.wording import plan_step
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import DataFiles, LockedError, Purpose, Record
 
@@ -205,7 +205,7 @@ def published(destination: object) -> PublishedError:
     return PublishedError(
         f"{destination} is complete: all parts are done, and it has its name",
         wanted="nothing more to do",
-        hint=f"{step('ckpttools.publish_plan', 'ckpt run PLAN --publish')} removes what is left beside it",
+        hint=f"{plan_step('ckpttools.publish_plan', '--publish')} removes what is left beside it",
     )
 
 
@@ -248,9 +248,10 @@ def this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def who_does_what() -> str:
-    """How to see who does the parts of a plan."""
-    return step("ckpttools.plan_status(plan)", "ckpt run PLAN --status")
+def who_does_what(begun: Purpose | None = None) -> str:
+    """How to see who does the parts of a plan; `begun`: their work, whose command names the plan."""
+    words = begun.command.split(" --part ")[0].partition("ckpt run ") if begun else ("", "", "")
+    return plan_step("ckpttools.plan_status(plan)", "--status", words[2])
 
 
 def share_of(said: Any) -> Share | None:

@@ -63,6 +63,7 @@ def _quicken() -> None:
     """Many small tasks; nothing waits for the disk."""
     from ckpttools.plan import plan
     from ckpttools.run import journaled
+    from ckpttools.stores.abilities import CopyIdentity
     from ckpttools.stores.local.store import LocalStore
 
     plan.LARGEST_TASK, plan._SMALLEST_TASK, journaled._SYNC_SECONDS = (
@@ -71,7 +72,9 @@ def _quicken() -> None:
         _SYNC_SECONDS,
     )
     # Sources get another link in each state that is tried, and with it another time of status change.
-    LocalStore.copy_identity = LocalStore.absolute  # type: ignore[method-assign]
+    LocalStore.copy_identity = lambda self, key: CopyIdentity(  # type: ignore[method-assign]
+        self.absolute(key)
+    )
     os.fsync = os.fdatasync = lambda descriptor: None
     os.sync = lambda: None
 

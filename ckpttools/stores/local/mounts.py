@@ -1,15 +1,19 @@
-"""Where file systems are mounted: what is deleted below a mount lies elsewhere."""
+"""Where file systems are mounted, and of which type they are."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import Path
 
 # One line for each mount that this process can see; its place is the fifth word (proc(5)).
 _TABLE = "/proc/self/mountinfo"
 _DEVICE, _ROOT, _PLACE = 2, 3, 4
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -21,6 +25,44 @@ def first_mount(path: Path) -> Path | None:
     """
     place = Path(os.path.realpath(path.absolute().parent), path.name)
     return min((each for each in _mounts(place) if each == place or place in each.parents), default=None)
+
+
+def file_system_type(path: str, device: int) -> str:
+    """Return the type of the file system that a file is on, such as "ext4"; "" if it is unknown.
+
+    Args:
+        path: of the file; links are followed.
+        device: its `st_dev`.
+    """
+    # Models with 100,000 files are common, and a file system is rarely mounted within the same second.
+    by_device, by_path = _file_systems(int(time.monotonic()))
+    found = by_device.get(f"{os.major(device)}:{os.minor(device)}")
+    if found is not None:
+        return found
+    # Files of btrfs and overlayfs have other device numbers than their mounts.
+    real = Path(os.path.realpath(path))
+    return next((by_path[str(each)] for each in (real, *real.parents) if str(each) in by_path), "")
+
+
+@lru_cache(maxsize=1)
+def _file_systems(moment: int) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return the types of all mounted file systems by device number and by path."""
+    by_device, by_path = dict[str, str](), dict[str, str]()
+    with suppress(OSError), open(_TABLE, "rb") as table:  # noqa: PTH123
+        for line in table.read().splitlines():
+            words = line.split(b" ")
+            kind = os.fsdecode(words[words.index(b"-") + 1])
+            by_device[os.fsdecode(words[_DEVICE])] = kind
+            by_path[str(_unescaped(words[_PLACE]))] = kind
+    return by_device, by_path
+
+
+@cache
+def boot_id() -> str:
+    """Return a text that differs between hosts, and changes when a host is started again; "" if unknown."""
+    with suppress(OSError):
+        return Path(_BOOT_ID).read_text().strip()
+    return ""
 
 
 def _mounts(place: Path) -> Iterator[Path]:

@@ -164,7 +164,7 @@ class LocalStaging(StagingDirectory):
                 "other processes are writing this checkpoint, each a part of it",
                 found,
                 self.directory,
-                f"wait until they are done: {who_does_what()} lists them",
+                f"wait until they are done: {who_does_what(begun.purpose if begun else None)} lists them",
             ) from error
 
     def looked_at(self) -> Journal | None:
