@@ -51,6 +51,23 @@ def change_rows(*rows):
     return change
 
 
+@pytest.mark.parametrize(
+    ("name", "signaling"), [("float32", 0x7F800001), ("bfloat16", 0x7F81), ("float16", 0x7C01)]
+)
+@pytest.mark.filterwarnings("error")
+def test_nan_is_compared_without_a_warning(name, signaling):
+    dtype = DTYPES[name]
+    values = np.ones((ROWS, 8), dtype.numpy).view(f"u{dtype.numpy.itemsize}")
+    head, table = values.copy(), values.copy()
+    head[0, 0] = table[0, 0] = signaling
+    head[1, 0] = signaling
+    head[2, 0] = signaling + 1
+    table[2, 0] = signaling
+    arrays = [stored(each.view(dtype.carrier), dtype) for each in (head, table)]
+    found = StoredHead(NAMES, *arrays).deviation(memory=PLENTY)
+    assert (found.rows, found.largest) == (1, np.inf)
+
+
 def without(name):
     return lambda arrays: arrays.pop(name)
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
 
+import ckpttools
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree
 
@@ -97,9 +98,27 @@ def test_chunks_that_are_lost_and_those_that_are_not_stored(tmp_path):
 def test_steps_of_a_run_are_named(tmp_path):
     for step in ("step-10", "step-20"):
         write(tmp_path / step / "model/w", np.ones(3, "f4"))
-    told = run("hash", tmp_path, code=3)
-    assert f"name what lies in it: {tmp_path}/step-10, {tmp_path}/step-20" in told
+    for options in ((), ("--step", "10")):
+        told = ckpt("inspect", "tree", tmp_path, *options)
+        assert told.exit_code == 3
+        told = told.output
+        assert f"name what lies in it: {tmp_path}/step-10, {tmp_path}/step-20" in told
+        assert "is a directory of 2 steps" in told and "safetensors" not in told
     assert "\n2 checkpoints of zarr-tree\n" in ckpt("doctor", tmp_path).output
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("checkpoint_9", "checkpoint_10"), ("9/default", "10/default"), ("checkpoints/9", "checkpoints/10")],
+)
+def test_steps_of_early_orbax_are_listed(tmp_path, names):
+    for name in names:
+        write_legacy_item(tmp_path / "run" / name)
+    assert [each.step for each in ckpttools.ls(tmp_path / "run").finished] == [9, 10]
+    told = run("hash", tmp_path / "run", code=3)
+    assert "is a directory of 2 steps" in told and "zarr-tree" not in told
+    last = tmp_path / "run" / names[1].removesuffix("/default")
+    assert str(last) in told and open_tree(last).keys() == LEGACY
 
 
 @pytest.mark.parametrize(("name", "said", "keys"), [("step-10", 7, 2), ("7", 7, 2), ("7", None, 3)])

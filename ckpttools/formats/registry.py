@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from shlex import quote
+from string import digits
 from typing import Any
 
 import ckpttools.formats as package
@@ -101,7 +102,12 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
     refuse_empty(path)
     if left := begun_in(path):
         raise FormatError(f"{path} is not a checkpoint yet", hint=next_step(left))
-    raise foreign_error(path) or FormatError(
+    if error := foreign_error(path):
+        raise error
+    if len(below := _found_below(path)) > 1 and len({each.name.rstrip(digits) for each in below}) == 1:
+        what = f"{path} is a directory of {len(below):,} steps, which are opened by their own paths"
+        raise FormatError(what, wanted="the path of one of them", hint=_instead(path))
+    raise FormatError(
         f"{path} is not a checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
     )
 

@@ -235,5 +235,7 @@ def _to_float64(carriers: np.ndarray, array: LazyArray) -> np.ndarray:
 
     carriers = np.ascontiguousarray(carriers)
     made = np.empty(carriers.shape, wide(array.dtype))
-    widen(carriers, array.dtype, made)
-    return made.astype(np.float64, copy=False)
+    # Casts of signaling NaNs are invalid operations, and the caller compares NaNs itself.
+    with np.errstate(invalid="ignore"):
+        widen(carriers, array.dtype, made)
+        return made.astype(np.float64, copy=False)

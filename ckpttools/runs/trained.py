@@ -19,6 +19,8 @@ from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
 _STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
+# Early versions of Orbax, without the files by which steps of Orbax are recognized.
+_PLAIN = re.compile(r"(?P<number>\d{1,18})", re.ASCII)
 _TRACKED = re.compile(rf"(?:{_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
 _TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
 
@@ -33,7 +35,7 @@ def trained_run(place: Place) -> RunListing | None:
     run = next((each.parent for each in (here.parent, here) if _STEP.fullmatch(each.name)), here)
     if not run.is_dir():
         return None
-    names = in_natural_order(each.name for each in run.directories() if _STEP.fullmatch(each.name))
+    run, names = _steps_in(run)
     steps = at_once(run.store, _listed, [run / name for name in names])
     if not any(each.items for each in steps):
         return None
@@ -56,6 +58,19 @@ def trained_run(place: Place) -> RunListing | None:
     )
 
 
+def _steps_in(run: Place) -> tuple[Place, list[str]]:
+    """Return the directory above the steps, which may be `checkpoints` in a run, and their names."""
+    below = run / "checkpoints"
+    for pattern in (_STEP, _PLAIN):
+        for place in (run, below) if below.is_dir() else (run,):
+            names = in_natural_order(
+                each.name for each in place.directories() if pattern.fullmatch(each.name)
+            )
+            if names:
+                return place, names
+    return run, []
+
+
 def _tracked(run: Place) -> tuple[str, int | None]:
     """Which file says which step is gone on with, and that step; "" and None where none does."""
     for name in _TRACKERS:
@@ -66,7 +81,7 @@ def _tracked(run: Place) -> tuple[str, int | None]:
 
 
 def _listed(step: Place) -> StepListing:
-    match, usage = _STEP.fullmatch(step.name), usage_of(step)
+    match, usage = _STEP.fullmatch(step.name) or _PLAIN.fullmatch(step.name), usage_of(step)
     found = {"": step} if _is_one(step) else {each.name: each for each in step.directories() if _is_one(each)}
     items, wrong = list[ItemListing](), list[str]()
     for name, place in found.items():
