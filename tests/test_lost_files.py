@@ -16,7 +16,7 @@ from support.command_line import ckpt, run
 from support.object_stores import files_in
 
 import ckpttools
-from ckpttools.core.errors import SourceChangedError, StorageError
+from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError
 from ckpttools.run.bindings import (
     BindingSink,
     FileBinding,
@@ -29,6 +29,7 @@ from ckpttools.stores import parse
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.work import LocalWork
 from ckpttools.stores.local.written import WrittenFiles
+from ckpttools.stores.objects.work import ObjectWork
 from ckpttools.stores.publishing import Purpose, staging_of
 from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, sample_starts
 from ckpttools.testing.models import LlamaSizes, write_llama
@@ -51,6 +52,18 @@ def model(tmp_path_factory):
     arrays = {f"w{i:02}": rng.uniform(1, 2, SHAPE).astype(np.float32) for i in range(COUNT)}
     arrays["z0"], arrays["z1"] = np.zeros(SHAPE, np.float32), arrays["w00"].copy()
     arrays["z1"][3:] = 0
+    save_file(arrays, place / "model.safetensors")
+    (place / "config.json").write_text("{}")
+    return place
+
+
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory):
+    """A model with more bytes than one request of an upload takes."""
+    place = tmp_path_factory.mktemp("source") / "large"
+    place.mkdir()
+    rng = np.random.default_rng(0)
+    arrays = {f"w{i}": rng.uniform(1, 2, (1024, 512)).astype(np.float32) for i in range(5)}
     save_file(arrays, place / "model.safetensors")
     (place / "config.json").write_text("{}")
     return place
@@ -474,6 +487,48 @@ def test_convert_detects_deleted_object(model, cloud, is_replacing):
         assert ckpttools.hash(place).digest == digest
     ckpttools.convert(model, place, format="orbax", overwrite=is_replacing)
     assert ckpttools.hash(place).digest == digest
+
+
+@pytest.mark.parametrize(
+    ("is_replacing", "size"), [(False, "1MB"), (True, "20MB")], ids=["one-request-new", "multipart-overwrite"]
+)
+def test_convert_detects_replaced_object_on_resume(large_model, cloud, monkeypatch, is_replacing, size):
+    """An object of the same size that the plan has not written is never published."""
+    model = large_model
+    place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
+    options = {"format": "orbax", "target_data_file_size": size, "overwrite": is_replacing}
+    if is_replacing:
+        ckpttools.convert(model, place, format="orbax")
+
+    def stop(*arguments):
+        raise StopError
+
+    with monkeypatch.context() as patch, suppress(StopError):
+        patch.setattr(ObjectWork, "publish", stop)
+        ckpttools.convert(model, place, **options)
+    top = parse(f"{place}.partial/content") if is_replacing else place
+    name, status = max(top.walk(), key=lambda each: each[1].size)
+    (top / name).put(b"x" * status.size)
+    with pytest.raises(CheckpointError, match="was written by somebody else meanwhile"):
+        ckpttools.convert(model, place, **options)
+    top.store.remove((top / name).key)
+    receipt = ckpttools.convert(model, place, **options)
+    assert receipt.tasks_resumed > 0 or size == "20MB"
+    assert ckpttools.hash(place).digest == ckpttools.hash(model).digest
+
+
+def test_convert_detects_object_replaced_before_publishing(model, cloud):
+    place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
+    done = []
+
+    def observe(event):
+        if isinstance(event, Publishing) and not done:
+            name, status = max(place.walk(), key=lambda each: each[1].size)
+            (place / name).put(b"x" * status.size)
+            done.append(name)
+
+    with pytest.raises(StorageError, match="was removed or replaced while the checkpoint was written"):
+        ckpttools.convert(model, place, format="orbax", observe=observe)
 
 
 class TestChangedSource:

@@ -22,7 +22,7 @@ from ckpttools.core.errors import FormatError
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import File, FileKind, Status
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import IdentifiesFiles, Record, Sink, file_identity
+from ckpttools.stores.publishing import FindsChangedFiles, IdentifiesFiles, Record, Sink, file_identity
 
 _VOID = -1
 """Replaces the task index in a record that voids other records, and in an entry that voids all of a run."""
@@ -229,6 +229,21 @@ def select_sound_records(
         return records, False  # an object is complete, or it does not exist
     # Records of versions that wrote no bindings never count.
     bound = [parsed for record in records if (parsed := _BoundRecord.parse(record)) is not None]
+    if isinstance(work, FindsChangedFiles):
+        changed = set(work.changed_files())
+        names = [[text.split(" ", 3)[-1] for text in record.bindings] for record in bound]
+        void = {index for index, each in enumerate(names) if not changed.isdisjoint(each)}
+    else:
+        void = _find_void_records(work, bound, is_sampled)
+    if void:
+        work.enter([[_VOID, [[bound[index].run, bound[index].task] for index in sorted(void)]]])
+    return [record.record for index, record in enumerate(bound) if index not in void], bool(void)
+
+
+def _find_void_records(
+    work: _ResumedWork, bound: Sequence[_BoundRecord], is_sampled: Callable[[int], bool]
+) -> set[int]:
+    """Return the indexes of the records whose files do not hold the promised bytes."""
     # Bindings stay text until they are compared: there may be 100,000.
     files: dict[str, list[tuple[int, str, bool]]] = defaultdict(list)
     for index, record in enumerate(bound):
@@ -236,10 +251,7 @@ def select_sound_records(
             files[text.split(" ", 3)[-1]].append((index, text, is_sampled(record.task)))
     find_lost = partial(_find_lost_records, work.content, work.content.status())
     results = at_once(work.content.store, find_lost, list(files.items()))
-    void = {index for indexes in results for index in indexes}
-    if void:
-        work.enter([[_VOID, [[bound[index].run, bound[index].task] for index in sorted(void)]]])
-    return [record.record for index, record in enumerate(bound) if index not in void], bool(void)
+    return {index for indexes in results for index in indexes}
 
 
 def _find_lost_records(

@@ -167,6 +167,18 @@ class IdentifiesFiles(Protocol):
         """Return a text that differs for another file with the same name; see `file_identity`."""
 
 
+@runtime_checkable
+class FindsChangedFiles(Protocol):
+    """Work in a store whose files have versions."""
+
+    def changed_files(self) -> Sequence[str]:
+        """Return the names of files that are not what earlier runs of the plan wrote.
+
+        Raises:
+            StorageError: the store does not respond.
+        """
+
+
 def file_identity(root: object, file: object) -> str:
     """Identify a file by its inode and that of the checkpoint's root directory.
 

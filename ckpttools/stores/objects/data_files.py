@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import ExitStack
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
+from ckpttools.stores.base import Status
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.writing import Upload
+from ckpttools.stores.publishing import Record
+
+_VERSIONS = -3
+"""Replaces the task index in a record of the versions of objects."""
+
+Versions: TypeAlias = Mapping[str, Collection[tuple[int, str]]]
+"""For each object, the sizes and versions that uploads of the plan have given it; usually one."""
 
 
 class ObjectDataFiles:
@@ -34,6 +42,8 @@ class ObjectDataFiles:
         self._bucket, self._key, self._plan, self.check = bucket, key, plan, check
         self._sizes, self._heads = sizes, heads
         self._begun: set[str] = set()
+        self.versions: dict[str, tuple[int, str]] = {}
+        self._unrecorded: dict[str, tuple[int, str]] = {}
 
     def passes(self, group: int) -> Generator[ObjectSink]:
         """Once: what has been written is complete when the next is asked for, and there is none."""
@@ -51,8 +61,17 @@ class ObjectDataFiles:
         """
         self._begun.add(name)
         upload = Upload(self._bucket, f"{self._key}/{name}", self._sizes.get(name, size), self._plan)
+        upload.on_complete = lambda size, version: self._note(name, size, version)
         upload.write(memoryview(self._heads.get(name, b"")))
         return upload
+
+    def _note(self, name: str, size: int, version: str) -> None:
+        self.versions[name] = self._unrecorded[name] = size, version
+
+    def take_version_records(self) -> list[Record]:
+        """Return a record of the objects that were completed since the last call; none if there are none."""
+        versions, self._unrecorded = self._unrecorded, {}
+        return [[_VERSIONS, {name: list(each) for name, each in versions.items()}]] if versions else []
 
     def write_heads(self) -> None:
         """As `DataFiles.write_heads`: of files of which no task writes anything."""
@@ -100,6 +119,10 @@ class ObjectSink:
         upload = self._uploads[name] = self._stack.enter_context(self._files.begun(name, size))
         return upload
 
+    def identity(self, name: str) -> str:
+        """As `IdentifiesFiles.identity`: empty, because an object's version is recorded on its own."""
+        return ""
+
     def write_whole(self, name: str, data: bytes) -> None:
         self.write(name, 0, memoryview(data), 0, len(data))
 
@@ -109,3 +132,41 @@ class ObjectSink:
         offset = upload.position
         upload.write(memoryview(data))
         return file, offset
+
+
+def recorded_versions(records: Iterable[Record]) -> Versions:
+    """Return the versions that `ObjectDataFiles.take_version_records` recorded."""
+    found: dict[str, set[tuple[int, str]]] = {}
+    for record in records:
+        match record:
+            case [int(kind), dict(versions)] if kind == _VERSIONS:
+                for name, (size, version) in versions.items():
+                    found.setdefault(name, set()).add((size, version))
+    return found
+
+
+def find_changed_objects(
+    bucket: Bucket, key: str, there: Mapping[str, Status], versions: Versions
+) -> list[str]:
+    """Find objects that are missing, or have another size or version than after their upload.
+
+    Args:
+        bucket, key: the location of the objects.
+        there: a listing of it.
+        versions: the versions to expect.
+
+    Raises:
+        StorageError: the store does not respond.
+    """
+
+    def is_expected(name: str, status: Status | None) -> bool:
+        return status is not None and any(
+            size == status.size and version in ("", status.version) for size, version in versions[name]
+        )
+
+    # Some servers list another tag than they answer a request for the object with: only that one counts.
+    return sorted(
+        name
+        for name in versions
+        if not is_expected(name, there.get(name)) and not is_expected(name, bucket.head(f"{key}/{name}"))
+    )

@@ -10,7 +10,7 @@ from functools import partial
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.wording import again
-from ckpttools.stores.objects.data_files import ObjectDataFiles
+from ckpttools.stores.objects.data_files import ObjectDataFiles, find_changed_objects, recorded_versions
 from ckpttools.stores.objects.journal import JournalEntries, ObjectJournal
 from ckpttools.stores.objects.lock import locked_error, said_by, stored_lock
 from ckpttools.stores.objects.parts import PartClaim, claimed, members
@@ -132,6 +132,7 @@ class ObjectPartWork:
     journal: ObjectJournal
     plan: str
     entries: JournalEntries = field(init=False)
+    files: ObjectDataFiles | None = None
 
     def __post_init__(self) -> None:
         self.entries = JournalEntries(self.journal, self.claim.token)
@@ -153,11 +154,21 @@ class ObjectPartWork:
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
         staging, check = self.staging, self.claim.lock.check
         staging.check_copied(self.journal, sizes)
-        return ObjectDataFiles(staging.bucket, staging.content(self.journal), sizes, heads, self.plan, check)
+        content = staging.content(self.journal)
+        self.files = ObjectDataFiles(staging.bucket, content, sizes, heads, self.plan, check)
+        return self.files
+
+    def changed_files(self) -> Sequence[str]:
+        """See `FindsChangedFiles`. Takes one listing, and a request for each changed object."""
+        content = self.staging.content(self.journal)
+        there = dict(self.staging.objects(content))
+        versions = recorded_versions(self.journal.records)
+        return find_changed_objects(self.staging.bucket, content, there, versions)
 
     def enter(self, records: Iterable[Record]) -> None:
         self.claim.lock.check()
-        self.entries.enter(records)
+        versions = [] if self.files is None else self.files.take_version_records()
+        self.entries.enter([*records, *versions])
 
     def discard(self) -> None:
         self.entries.remove()

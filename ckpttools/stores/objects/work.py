@@ -12,7 +12,7 @@ from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.core.wording import again
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket, Object
-from ckpttools.stores.objects.data_files import ObjectDataFiles
+from ckpttools.stores.objects.data_files import ObjectDataFiles, find_changed_objects, recorded_versions
 from ckpttools.stores.objects.journal import Inventory, JournalEntries, ObjectJournal
 from ckpttools.stores.objects.lock import Lock
 from ckpttools.stores.objects.pending import PendingFiles
@@ -76,6 +76,12 @@ class ObjectWork:
         self.staging.store.forget(self.content.key)
         return self.journal.records
 
+    def changed_files(self) -> Sequence[str]:
+        """See `FindsChangedFiles`. Takes one listing, and a request for each changed object."""
+        there = dict(self.staging.objects(self._content))
+        versions = recorded_versions(self.journal.records)
+        return find_changed_objects(self._bucket, self._content, there, versions)
+
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> ObjectDataFiles:
         self.staging.check_copied(self.journal, sizes)
         bucket, plan = self._bucket, self.purpose.plan
@@ -84,7 +90,8 @@ class ObjectWork:
 
     def enter(self, records: Iterable[Record]) -> None:
         self.lock.check()
-        self.entries.enter(records)
+        versions = [] if self.files is None else self.files.take_version_records()
+        self.entries.enter([*records, *versions])
         # Who looks for what is done finds it.
         self.staging.store.forget(self.content.key)
 
@@ -115,18 +122,32 @@ class ObjectWork:
         self.journal.note_published(self._checked_inventory())
 
     def _check_written(self) -> None:
-        """Raise StorageError if a written object is missing or shorter than it was. Takes one listing."""
+        """Raise StorageError if a written object is missing, or not the one that was written.
+
+        Takes one listing.
+        """
         if self.files is None or self.journal.replacing is not None:
             return
-        sizes = {name: item.size for name, item in self.staging.objects(self._content)}
-        lost = [name for name, size in self.files.written.items() if sizes.get(name, -1) < size]
+        there = dict(self.staging.objects(self._content))
+        lost = [
+            name
+            for name, size in self.files.written.items()
+            if (there[name].size if name in there else -1) < size
+        ]
+        versions = {
+            **recorded_versions(self.journal.records),
+            **{name: [each] for name, each in self.files.versions.items()},
+        }
+        lost += find_changed_objects(self._bucket, self._content, there, versions)
         if lost:
             name = min(lost)
             raise StorageError(
                 f"{self.content / name} was removed or replaced while the checkpoint was written",
-                got=f"{sizes[name]:,} bytes" if name in sizes else "no such object",
-                wanted=f"at least {self.files.written[name]:,} bytes",
-                hint=f"find out what deletes objects there; then {again()} to rewrite the lost data",
+                got=f"{there[name].size:,} bytes, version {there[name].version}"
+                if name in there
+                else "no such object",
+                wanted="the object that was written",
+                hint=f"find out what changes objects there; then {again()} to rewrite the lost data",
             )
 
     def _checked_inventory(self) -> Inventory:

@@ -95,23 +95,25 @@ def put_if(bucket: Bucket, key: str, content: bytes, mode: Any, plan: str = "") 
     return _version(done)
 
 
-def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> None:
+def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> Version:
     """Writes an object where nothing is yet but what an earlier run of the plan put.
+
+    Returns:
+        Its version.
 
     Raises:
         DestinationExistsError: something else is there.
         StorageError: it cannot be written.
     """
     try:
-        put(bucket, key, content, plan=plan)
-        return
+        return put(bucket, key, content, plan=plan)
     except TakenError:
         found = read(bucket, key)
     try:
         if found is None or mark(bucket, key) != plan:
             raise TakenError(key)
         # Such as one that tells when it was made.
-        put(bucket, key, content, instead_of=found[1], plan=plan)
+        return put(bucket, key, content, instead_of=found[1], plan=plan)
     except TakenError:
         raise taken_error(bucket, key) from None
 
@@ -194,6 +196,9 @@ class Upload:
             bucket, key: where.
             size: bytes that it will have at least: what is missing in the end is filled with zeros.
             plan: the mark that it gets; "" where whatever is there may be replaced.
+
+        `on_complete` is called with the size and the version of the complete object; the version is "" if it
+        is unknown.
         """
         self._bucket, self._key, self._size, self._plan = bucket, key, size, plan
         self.position = 0
@@ -201,6 +206,7 @@ class Upload:
         self._part_bytes = max(PART_BYTES, ceil_div(size, _MOST_PARTS))
         self._writer: Any = None
         self._is_complete = False
+        self.on_complete: Callable[[int, str], object] = lambda size, version: None
 
     def write(self, data: memoryview) -> None:
         """Writes what comes next.
@@ -270,11 +276,16 @@ class Upload:
             except StorageError:
                 if not self._is_there_after_all():
                     raise
+            found = self._bucket.head(self._key) if self._plan else None
+            version = "" if found is None else found.version
         elif self._plan:
-            put_again(self._bucket, self._key, bytes(self._start), self._plan)
+            done = put_again(self._bucket, self._key, bytes(self._start), self._plan)
+            version = done.get("e_tag", "").strip('"')
         else:
             replace(self._bucket, self._key, bytes(self._start))
+            version = ""
         self._start, self._is_complete = bytearray(), True
+        self.on_complete(self.position, version)
 
     def _is_there_after_all(self) -> bool:
         """Whether only the response was lost. False if that is unknown."""
