@@ -1,11 +1,12 @@
 """Settings of an adapter that are printed, as MaxText's parsers read them."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
@@ -72,3 +73,19 @@ def test_layers_scanned_within_a_scan_get_a_note(tmp_path, model, is_nested, sca
     planned = ckpttools.adapter_to_maxtext.plan(adapter, tmp_path / "mt", base=folder, scan=scan)
     remarks = " ".join(planned.plan.notes.remarks)
     assert ("scanned within a scan" in remarks) == (is_nested and scan)
+
+
+@pytest.mark.parametrize("is_partial", [True, False])
+def test_modules_without_factors_are_noted(tmp_path, is_partial):
+    adapter = shutil.copytree(PEFT / "plain", tmp_path / "adapter")
+    file = next(adapter.glob("*.safetensors"))
+    tensors = load_file(file)
+    if is_partial:
+        lacking = sorted({name.rpartition(".lora_")[0] for name in tensors})[0]
+        tensors = {name: each for name, each in tensors.items() if not name.startswith(f"{lacking}.lora_")}
+    save_file(tensors, file, {"format": "pt"})
+    base = PEFT / "bases" / "llama-float32"
+    planned = ckpttools.adapter_to_maxtext.plan(adapter, tmp_path / "out", base=base)
+    remarks = " ".join(planned.plan.notes.remarks)
+    assert ("1 module without factors" in remarks) == is_partial
+    assert "pass lora.lora_rank and lora.lora_alpha as well" in remarks

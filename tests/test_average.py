@@ -24,7 +24,14 @@ from support.trees import lazy, tree_with
 import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CheckpointError, CoverageError, FormatError, MappingError, UsageError
+from ckpttools.core.errors import (
+    CheckpointError,
+    ConfigError,
+    CoverageError,
+    FormatError,
+    MappingError,
+    UsageError,
+)
 from ckpttools.maxtext.average import Average
 from ckpttools.stores import parse
 from ckpttools.testing.strategies import noise, stored
@@ -430,3 +437,24 @@ def test_of_adapters_it_is_told_that_products_have_another_mean(tmp_path):
     for model, adapter in zip(models, adapters, strict=True):
         run("adapter", "merge", FIXTURES / "peft/bases/llama-float32", adapter, model)
     assert "factors of adapters" not in run("average", *models, tmp_path / "of-models")
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_average_notes_a_model_without_configuration(tmp_path, lacking):
+    names = [tmp_path / "a", tmp_path / "b"]
+    for seed, name in enumerate(names):
+        write_llama(name, seed=seed, num_hidden_layers=1)
+    (names[lacking] / "config.json").unlink()
+    planned = ckpttools.average.plan(names[0], tmp_path / "mean", others=[names[1]])
+    assert f"{names[lacking]} has no config.json" in " ".join(planned.plan.notes.remarks)
+    ckpttools.average(names[0], tmp_path / "mean", others=[names[1]])
+    config = (tmp_path / "mean" / "config.json").read_bytes()
+    assert config == (names[1 - lacking] / "config.json").read_bytes()
+
+
+def test_average_shows_the_default_type_of_rotary_embeddings(tmp_path):
+    scaled = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+    write_llama(tmp_path / "a", num_hidden_layers=1, rope_scaling=scaled)
+    write_llama(tmp_path / "b", num_hidden_layers=1, rope_parameters={"rope_type": "default"})
+    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_type: llama3 and default"):
+        ckpttools.average(tmp_path / "a", tmp_path / "mean", others=[tmp_path / "b"])

@@ -253,7 +253,10 @@ def test_an_output_head_alone(tmp_path):
     tensors = load_file(tmp_path / "one/model.safetensors")
     both = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
     save_file(both, tmp_path / "one/model.safetensors", {"format": "pt"})
-    head = "only {} has an output head: `ckpt diff {} {}` says whether it is the table of embeddings"
+    head = (
+        "only {} has an output head: `ckpt diff {} {}` reports if it equals the embedding; otherwise it has "
+        "values of its own"
+    )
     sides = tmp_path / "one", tmp_path / "tied"
     in_tied = head.format("SRC", *sides)
     assert hints("verify", sides[0], "--against", sides[1]) == [head.format("DST", *sides[::-1])]

@@ -19,6 +19,7 @@ from support.trees import tree_of
 import ckpttools
 from ckpttools.api.next_steps import next_steps
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.errors import ConfigError
 from ckpttools.formats.interrupted import going_on
 from ckpttools.maxtext.model_config import absent_layers
 from ckpttools.stores import parse
@@ -408,3 +409,15 @@ def test_peft_is_advised_for_names_that_it_loads(tmp_path):
         ckpttools.select(PEFT / "plain", tmp_path / "out", keep="*", prefix=prefix, overwrite=True)
         uses = next_steps(tmp_path / "out").uses
         assert [use.startswith("PeftModel") for use in uses] == [True, False][-count:]
+
+
+def test_conversion_explains_why_maxtext_cannot_be_configured(tmp_path):
+    write_llama(tmp_path / "hf", num_hidden_layers=1, hidden_act="gelu")
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt")
+    (problem, *_) = next_steps(tmp_path / "mt").surprises
+    assert problem.startswith("MaxText cannot be configured for this model: MaxText has no mlp_activations")
+    assert 'hidden_act "gelu"' in problem
+    with pytest.raises(ConfigError) as refused:
+        ckpttools.maxtext_config(tmp_path / "hf")
+    assert refused.value.place == f"{tmp_path / 'hf'}/config.json"
+    assert "cannot run this model" in refused.value.hint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Literal
 
@@ -31,6 +31,7 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
+from ckpttools.core.text import plural, some
 from ckpttools.core.wording import step
 from ckpttools.formats.adapters import BASE_NAME
 from ckpttools.mapping.mapped import Mapped, notes_of
@@ -103,7 +104,7 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: said, **named})
     is_rslora = bool(adapter.config.get("use_rslora"))
-    notes = _notes(mapped, fit.factors, ratios, said, is_rslora=is_rslora)
+    notes = _notes(mapped, fit.factors, ratios, said, rows, sizes, is_rslora=is_rslora)
     nested = [_NESTED] if options.scan and any(len(group.stacked) > 1 for group in family.layers) else []
     of_another = said_of_another(base, adapter, "converted as one of")
     another = Notes(remarks=(*of_another, *skip_remarks(adapter), *nested))
@@ -230,6 +231,8 @@ def _notes(
     factors: Sequence[FactorPair],
     ratios: Mapping[str, float],
     said: Mapping[str, object],
+    rows: Sequence[FactorRow],
+    sizes: Mapping[str, int],
     *,
     is_rslora: bool,
 ) -> Notes:
@@ -245,7 +248,25 @@ def _notes(
         values.append(
             Note("factors", f"of ranks {', '.join(map(str, sorted(ranks)))} get zeros up to the largest")
         )
-    remark = f"MaxText takes rank {said['lora_rank']} and alpha {said['lora_alpha']:g} from the checkpoint"
+    remark = (
+        f"the metadata has rank {said['lora_rank']} and alpha {said['lora_alpha']:g}; pass lora.lora_rank "
+        "and lora.lora_alpha as well, because MaxText's trainers need them before they read the metadata"
+    )
     if is_rslora:
-        remark += ", an alpha that gives the scale of rsLoRA: MaxText divides by the rank, not by its root"
-    return notes_of(mapped.values) + Notes(tuple(inexact), tuple(values), remarks=(remark,))
+        remark += "; the alpha gives the scale of rsLoRA: MaxText divides by the rank, not by its root"
+    remarks = (remark, *_filled_remarks(rows, sizes, factors))
+    return notes_of(mapped.values) + Notes(tuple(inexact), tuple(values), remarks=remarks)
+
+
+def _filled_remarks(
+    rows: Iterable[FactorRow], sizes: Mapping[str, int], factors: Iterable[FactorPair]
+) -> Iterator[str]:
+    """Report modules that the adapter changes in other layers only: their factors become zeros."""
+    changed = {factor.name for factor in factors}
+    names = [name for each in rows for name in each.row.right.keys(sizes)]
+    lacking = [name.removesuffix(WEIGHT) for name in names if name not in changed]
+    if lacking:
+        yield (
+            f"{plural(len(lacking), 'module')} without factors: {some(lacking)}; MaxText has factors in all "
+            "layers, so theirs are zeros, which changes nothing"
+        )

@@ -75,7 +75,8 @@ def hf_to_maxtext(
         drop: patterns of source arrays to leave out; one of keys above names takes all that is below.
         family: name of the family whose rows are used, or a file that describes one.
         rope_layout: order of rotary pairs in MaxText's query and key.
-        tied: what becomes of the output head: as the arrays are, without one, or made from the embedding.
+        tied: what becomes of the output head: as the arrays are, without one, or made from the embedding if
+            none is stored.
         quantized: what becomes of quantised weights: numbers of `dtype`, bfloat16 by default, or FP8 as it
             is, with its scales beside it, as MaxText from 0.2.5 on keeps it; `dtype` then is of the others.
         max_header_bytes: longest safetensors header that is accepted.

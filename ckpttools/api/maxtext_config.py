@@ -9,11 +9,12 @@ from ckpttools.api.arguments import text_of
 from ckpttools.api.sources import Opening, Source, config_alone, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
+from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config.checking import contradictions
 from ckpttools.maxtext.config.deviations import deviations
 from ckpttools.maxtext.config.given import Given, given
@@ -69,7 +70,10 @@ def maxtext_config(
     version = version_called(maxtext)
     with requesting(requests):
         model = _seen(source, text_of(like), text_of(family), read_options(reading))
-        values = model_settings(model.family, model.facts, model.place)
+        try:
+            values = model_settings(model.family, model.facts, model.place)
+        except ConfigError as error:
+            raise error.at(_config_place(source, model)) from error
         stored = {each.name: each for each in _stored(model, scan)}
         found = fitting_model(values)
         named = None if found in version.absent_models else found
@@ -90,6 +94,12 @@ def maxtext_config(
         contradictions=(*contradictions(said, every), *(model.fp8.contradictions(said) if model.fp8 else ())),
         mistakes=tuple(mistakes(said.said, version.name)),
     )
+
+
+def _config_place(source: Source, model: SeenModel) -> str:
+    """Return where the configuration of a model is, for errors."""
+    place = source.metadata.place if isinstance(source, Tree) else str(source)
+    return model.place if model.stored or model.place != CONFIG or not place else f"{place}/{CONFIG}"
 
 
 def _seen(source: Source, like: str | None, family: str | None, read: ReadOptions) -> SeenModel:

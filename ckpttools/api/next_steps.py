@@ -31,6 +31,8 @@ from ckpttools.stores.web.hub_name import HubName
 from ckpttools.transforms.as_numbers import as_numbers
 from ckpttools.transforms.dequantize import is_half_quantised, is_said_to_be_quantized
 
+# Labels of the lines of an error that are repeated in a remark.
+_FACTS = ("got", "wanted", "expected")
 _LOAD_STATE = "load_full_state_path"
 _CHECKPOINTS = "checkpoints"
 # How parameters alone are nested for MaxText.
@@ -118,21 +120,26 @@ def _of_maxtext(tree: Tree, place: Place) -> NextSteps | None:
     if view_of(tree).optimizer is None and view_of(tree).flavour.name != _LOADED_FLAVOUR:
         made = f"`ckpt strip-optimizer {quote(str(place))} DST --flavour {_LOADED_FLAVOUR}`"
         return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {made}",))
-    config = _config_of(tree)
+    config, problem = _config_of(tree)
     told = config.told if config is not None and config.is_named else ()
     said = [str(each) for each in told if each.name not in (LOAD_PARAMETERS, SCAN_LAYERS, PARAM_SCAN_AXIS)]
     uses = [join([*said, *_stored(tree)])]
     if config is not None and not config.is_named:
         uses.append(f"all settings: `ckpt maxtext-config {quote(str(place))}`")
     resumed = _resumed(tree)
-    return NextSteps((*uses, *resumed), (*_surprises(tree), *_of_model(tree, config)))
+    problems = [problem] if problem else []
+    return NextSteps((*uses, *resumed), (*problems, *_surprises(tree), *_of_model(tree, config)))
 
 
-def _config_of(tree: Tree) -> MaxTextConfig | None:
+def _config_of(tree: Tree) -> tuple[MaxTextConfig | None, str]:
+    """Return the settings of a model, and why there are none although its configuration is known."""
     try:
-        return maxtext_config(tree)
-    except CheckpointError:
-        return None
+        return maxtext_config(tree), ""
+    except CheckpointError as error:
+        if ModelFiles.of(tree, None).config is None:
+            return None, ""
+        facts = "; ".join(f"{label} {text}" for label, text in error.details() if label in _FACTS)
+        return None, f"MaxText cannot be configured for this model: {error.line} ({facts})"
 
 
 def _stored(tree: Tree) -> Iterator[str]:

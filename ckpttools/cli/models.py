@@ -43,7 +43,7 @@ _tied_option = click.option(
     "--tied",
     type=click.Choice(("keep", "drop", "materialize")),
     help="What to do with the output head: keep the arrays as they are, leave it out, or make it from the "
-    "embedding. By default config.json decides, and arrays that contradict it are refused.",
+    "embedding if none is stored. By default config.json decides, and arrays that contradict it are refused.",
 )
 model_options = together(rope_layout_option, family_option, _tied_option)
 """Adds what a user may say of the model, whatever its configuration says."""

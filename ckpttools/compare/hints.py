@@ -44,7 +44,10 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray], compar
     reasons = {each.reason for each in rest}
     if reasons in ({"missing"}, {"extra"}) and all(each.name.endswith(_HEAD) for each in rest):
         has = place("against" if reasons == {"missing"} else "checkpoint")
-        told = f"only {has} has an output head: {compared} says whether it is the table of embeddings"
+        told = (
+            f"only {has} has an output head: {compared} reports if it equals the embedding; otherwise it has "
+            "values of its own"
+        )
         return (told, cast) if dtypes else (told,)
     if not _are_state(rest, both.a, both.b):
         if both.head is not None and {each.reason for each in found} == {"missing"}:

@@ -149,8 +149,8 @@ EXPERT_SETTINGS = """
 
 TIED = FlagRule(
     ("tie_word_embeddings", "text_config.tie_word_embeddings"),
-    remedy="{tied} keep, drop or materialize decides otherwise: drop where it is the embedding once more, "
-    "as FSDP and DeepSpeed save it",
+    remedy="{tied} keep, drop or materialize decides otherwise: use drop if the stored head duplicates the "
+    "embedding, as FSDP and DeepSpeed save it",
 )
 # transformers 5 computes with two arrays for all experts of a layer, which what is saved of its state has;
 # published files have arrays for each expert.

@@ -33,6 +33,8 @@ from ckpttools.transforms.tables import is_table
 
 # Whole numbers that are compared at once.
 _COMPARED = 1 << 18
+# The format of models, which have a configuration as a file next to their arrays.
+_MODELS = "safetensors"
 # Weights that are listed.
 _SHOWN = 8
 # In names of the low-rank factors of adapters, whoever wrote them.
@@ -87,7 +89,7 @@ class Average:
             else leaf
             for path, leaf in last.items()
         }
-        made = Tree(leaves, last.metadata)
+        made = Tree(leaves, _with_config(plain).metadata)
         notes = self._notes(made, averaged, plain, weights) + _of_quantized(counted[:-1])
         return made.with_metadata(notes=last.metadata.notes + notes + differing)
 
@@ -236,11 +238,21 @@ def _check_alike(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]
             )
 
 
+def _with_config(trees: Sequence[Tree]) -> Tree:
+    """Return the tree whose files the result gets: the last, or the last model that has a configuration."""
+    last = trees[-1]
+    if last.metadata.format != _MODELS or config_of(last) is not None:
+        return last
+    configured = (each for each in reversed(trees) if each.metadata.format == _MODELS and config_of(each))
+    return next(configured, last)
+
+
 def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
     """Compare the configurations of models with that of the last model, which is written.
 
     Returns:
-        A remark for each model with differences, if `force` accepts them.
+        A remark for each model with differences, if `force` accepts them, and for each model whose
+        configuration cannot be compared.
 
     Raises:
         ConfigError: they describe different computations, and `force` is not set.
@@ -249,6 +261,12 @@ def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
     written, remarks = config_of(last), []
     for tree in others:
         config = config_of(tree)
+        if (config is None) != (written is None):
+            lacking, other = (tree, last) if config is None else (last, tree)
+            remarks.append(
+                f"{_place(lacking)} has no {CONFIG}, so its configuration was not compared with that of "
+                f"{_place(other)}"
+            )
         differences = [] if config is None or written is None else config_differences(config, written)
         if differences and not force:
             raise _differing_configs_error(tree, last, differences)

@@ -78,6 +78,7 @@ _HARMLESS = (
 _MISSING = "not stated"
 _ROPES = ("rope_scaling", "rope_parameters")
 _ROPE, _THETA = "rope_parameters", "rope_theta"
+_TYPE, _DEFAULT_TYPE = "rope_type", "default"
 # Layers with a window may have their own rotary embedding. Before transformers 5, Gemma 3 had a separate
 # field for its base, and OLMo 3 used the base of all layers.
 _LOCAL, _LOCAL_THETA = "sliding_attention", "rope_local_base_freq"
@@ -86,7 +87,7 @@ _DEFAULT_LOCAL_THETA = 10000.0
 _WINDOWS, _WINDOW = "use_sliding_window", ("sliding_window", "max_window_layers")
 _POSITIONS = "max_position_embeddings"
 # Types of rotary embeddings that ignore the number of trained positions.
-_PLAIN_ROPES = (None, "default", "linear", "llama3")
+_PLAIN_ROPES = (None, _DEFAULT_TYPE, "linear", "llama3")
 
 
 def config_of(tree: Tree) -> Mapping[str, Any] | None:
@@ -131,7 +132,14 @@ def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Confi
     names = sorted(one.keys() | other.keys())
     pairs = ((name, one.get(name, _MISSING), other.get(name, _MISSING)) for name in names)
     different = ((name, x, y) for name, x, y in pairs if x != y and not _is_default(name, x, y))
-    return [ConfigDifference(name, x, y, _is_known(name)) for name, x, y in different]
+    return [
+        ConfigDifference(name, _shown(name, x), _shown(name, y), _is_known(name)) for name, x, y in different
+    ]
+
+
+def _shown(name: str, value: object) -> object:
+    """Return a value for people. The default type of a rotary embedding is compared as an absent one."""
+    return _DEFAULT_TYPE if value == _MISSING and name.endswith(f".{_TYPE}") else value
 
 
 def _is_known(name: str) -> bool:
@@ -187,7 +195,7 @@ def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
     if part.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads > 0:
         part["head_dim"] = width // heads
     unused = {*(_WINDOW if part.get(_WINDOWS) is False else ())}
-    kind = part.get(_ROPE, {}).get("rope_type")
+    kind = part.get(_ROPE, {}).get(_TYPE)
     if kind in _PLAIN_ROPES:
         unused.add(_POSITIONS)
     for name, value in part.items():
@@ -236,7 +244,7 @@ def _plain_rope(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rotary embedding with the newer name of its type, and without a default type."""
     found = dict(stated)
     if "type" in found:
-        found.setdefault("rope_type", found.pop("type"))
-    if found.get("rope_type") == "default":
-        del found["rope_type"]
+        found.setdefault(_TYPE, found.pop("type"))
+    if found.get(_TYPE) == _DEFAULT_TYPE:
+        del found[_TYPE]
     return found

@@ -171,7 +171,9 @@ def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, mem
     else:
         got = f"{names.head} differs from {names.embedding}: {deviation}"
         hint = f"{option('tied', 'keep')} keeps both"
-    extended = error.at(hint=f"{hint}; {error.hint}")
+    # The comparison has settled the choice that the other sentences explain.
+    reasons = [each for each in coverage.reasons if not each.startswith(option("tied"))]
+    extended = error.at(hint="; ".join((hint, *reasons)))
     extended.got = got
     return extended
 

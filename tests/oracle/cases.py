@@ -69,6 +69,11 @@ CHUNK_BY_CHUNK = (
     f"{PATCHES}; sound is heard with one chunk of 100 frames (n_window_infer) here: MaxText's ears take no "
     "more at a time, whatever the model says, and have GELU by tanh as well"
 )
+YARN_WHERE_FULL = (
+    "like released models, only layers with full attention have YaRN; MaxText has one rotary embedding for "
+    "all layers, and is made to have both here: with rope_type=default, which ckpt prints, logits are 0.3 "
+    "apart, with rope_type=yarn 1.8"
+)
 BY_PATCH: Mapping[str, Mapping[str, float]] = {"unrounded": {}, "smooth": {}}
 DEVIATIONS = {
     "deepseek4": Deviation(TIES, COMPRESSED, tokens=288),
@@ -102,6 +107,7 @@ DEVIATIONS = {
         {"thinker_config.audio_config.n_window": 50, "thinker_config.audio_config.n_window_infer": 100},
         mends=BY_PATCH,
     ),
+    "olmo3-yarn": Deviation(YARN_WHERE_FULL, mends={"yarn_where_full": {}}),
     "qwen3-vl": Deviation(PATCHES, mends=BY_PATCH),
     "qwen3-vl-moe": Deviation(PATCHES, mends=BY_PATCH),
     "qwen3-next": Deviation(STEEP, steep=True),

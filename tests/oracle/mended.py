@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 with contextlib.redirect_stdout(sys.stderr):
-    from maxtext.layers import embeddings, linears, nnx_decoders
+    from maxtext.common.common_types import AttentionType
+    from maxtext.layers import attentions, embeddings, linears, nnx_decoders
     from maxtext.models import qwen3
     from maxtext.multimodal import processor
 
@@ -119,9 +120,21 @@ def _exact(plain: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
+def _yarn_where_full() -> contextlib.AbstractContextManager[Any]:
+    """Give layers with full attention YaRN, and no other: MaxText's OLMo 3 has one rotary embedding."""
+    plain = attentions.Attention.__init__
+
+    def begin(attention: Any, *args: Any, **options: Any) -> None:
+        is_full = options["attention_type"] == AttentionType.GLOBAL
+        plain(attention, *args, **{**options, "rope_type": "yarn" if is_full else "default"})
+
+    return mock.patch.object(attentions.Attention, "__init__", begin)
+
+
 _MENDS: Mapping[str, Callable[..., contextlib.AbstractContextManager[Any]]] = {
     "stretched": _stretched,
     "clipped": _clipped,
     "unrounded": _unrounded,
     "smooth": _smooth,
+    "yarn_where_full": _yarn_where_full,
 }

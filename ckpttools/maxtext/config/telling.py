@@ -75,6 +75,7 @@ def _setting(rule: Setting, reading: Reading, place: str) -> ModelSetting:
                 place=place,
                 got=f"{reading.called(term)} {json.dumps(facts.field(term.name))}",
                 wanted="one of " + ", ".join(term.words or ()),
+                hint="MaxText cannot run this model; correct the field if it is not the model's",
             ) from error
         if value is not None:
             if term.kind == "field" and term.words is None:
