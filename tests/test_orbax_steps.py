@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt
 from support.orbax_items import LITTLE, change_json, write_item, zarr3
@@ -152,6 +152,7 @@ def inspected(path: Path) -> dict[str, object] | int:
 
 @settings(max_examples=15, deadline=None)
 @given(steps=STEPS, prefix=st.sampled_from(["", "step_"]))
+@example(steps=[("finished", "items", True), ("no tree", "items", True)], prefix="")
 def test_everyone_says_the_same_of_a_run(steps, prefix):
     with TemporaryDirectory() as top:
         run = Path(top) / "run"

@@ -34,10 +34,13 @@ def _damaged_steps(run: Place, inventory: Inventory) -> Iterator[Finding]:
     """Report steps that were saved and are damaged now, if the run has complete steps to go on from."""
     steps = OrbaxRun(run).steps
     complete = [number for number, step in steps.items() if step.why_unfinished is None]
-    for number, step in steps.items() if complete else ():
+    if not complete:
+        return
+    # A step without its metadata and tree is not in the list of steps.
+    for step in (*steps.values(), *remains_after(steps[max(complete)])):
         if step.why_unfinished is None or not step.is_damaged or step.said.is_uncommitted:
             continue
-        is_latest = number > max(complete)
+        is_latest = (step.number or 0) > max(complete)
         what = f"{'the latest step' if is_latest else 'a step'} is damaged: {step.why_unfinished}"
         do = f"fetch that step again; until then open {pasted(run / steps[max(complete)].path.name)}"
         fix, command = None, None
