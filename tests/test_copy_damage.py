@@ -177,7 +177,7 @@ class TestDestinationThatChanges:
 
 class TestLinks:
     @pytest.mark.parametrize("verify", [False, True])
-    @pytest.mark.parametrize("kind", ["absolute", "relative", "chain", "one"])
+    @pytest.mark.parametrize("kind", ["absolute", "relative", "chain", "one", "hard"])
     def test_links_out_of_the_destination_are_not_a_copy(self, model, tmp_path, kind, verify):
         out = tmp_path / "out"
         shutil.copytree(model, out)
@@ -187,6 +187,9 @@ class TestLinks:
                 (tmp_path / name).symlink_to(target)
                 target = tmp_path / name
             (out / name).unlink()
+            if kind == "hard":
+                os.link(target, out / name)
+                continue
             (out / name).symlink_to(f"../model/{name}" if kind == "relative" else target)
         with pytest.raises(DestinationExistsError) as refused:
             ckpttools.copy(model, out, verify=verify)

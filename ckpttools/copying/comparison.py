@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
@@ -61,7 +61,7 @@ def compare_status(part: FileGroup, place: Place, *, verify: bool) -> CopyCompar
     }
     if not there:
         return None
-    difference = _by_size(part, there) or _by_link(place, there)
+    difference = _by_size(part, there) or _by_link(part, place, there)
     if difference:
         return CopyComparison(difference)
     proof = combine_part_evidence(part, place, there)
@@ -110,11 +110,13 @@ def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:
     return f"{missing[0]} is missing" if missing else None
 
 
-def _by_link(place: Place, there: Iterable[str]) -> str | None:
-    """Describe a file that is a link to another place: if that is deleted, no copy is left."""
+def _by_link(part: FileGroup, place: Place, there: Mapping[str, Status]) -> str | None:
+    """Describe a file that is the source's own or a link to another place, and so depends on that place."""
+    for name, found in part.files.items():
+        if name in there and found.identity is not None and there[name].identity == found.identity:
+            return f"{name} is a link to {part.source / name}, not a copy"
     links = outside_links(place, ((place / name).key for name in there))
-    name = min(links, default=None)
-    return None if name is None else f"{name} is a link to {links[name]}, not a copy"
+    return next((f"{name} is a link to {links[name]}, not a copy" for name in sorted(links)), None)
 
 
 class _DifferenceError(Exception):
