@@ -41,6 +41,17 @@ says: the comparison is about where numbers end up, not how they are rounded. Th
 Weights are drawn with a fixed seed by the version of transformers below, so every row can be made again. Each
 row names the commits whose code made it; a + means that files were changed.
 
+Rows have the settings of released models and smaller sizes, except these, which were not run with them:
+
+| row | in the row | in released models |
+| --- | --- | --- |
+| deepseek2 | the default rotary embedding | YaRN, factor 40, `mscale` 0.707 (V2-Lite) |
+| deepseek3, deepseek3.2 | one group of experts | 8 groups, of which 4 are chosen |
+| gemma3, gemma3-vision | the default rotary embedding | linear, factor 8, if attention is full (from 4B on) |
+| llama4-scout | the default rotary embedding | type llama3 |
+| qwen2.5, qwen3, qwen3-moe | `rope_theta` 10,000 | 1,000,000 |
+| mistral-7b | `rms_norm_eps` 1e-6, `rope_theta` 10,000 | 1e-5, 1,000,000 (v0.3) |
+
 Differences that were found outside this table, and where they come from:
 
 - Gemma in bfloat16: MaxText stores embeddings times sqrt(hidden size), and its converter, and `ckpt` like it,
@@ -52,8 +63,8 @@ Differences that were found outside this table, and where they come from:
   `--tied materialize`, logits for hidden sizes 1152 and 5376 are 8e-6 from those of transformers with the
   rounded root, as it has it in bfloat16.
 - OLMo 3 as released: layers with full attention alone have YaRN in transformers, all layers in MaxText.
-  Logits of the model below with the rotary embedding of OLMo 3 7B are 1.8 apart of 3.6; with
-  `rope_type=default`, 0.3.
+  olmo3-yarn below has that rotary embedding, and MaxText is made to follow transformers. Without that, logits
+  are 1.8 apart of 3.6; with `rope_type=default`, which `ckpt maxtext-config` prints, 0.3.
 - DeepSeek V3.2: with more tokens than `index_topk`, logits of a tiny model are 7 apart. The scores that
   choose tokens are 0 where all index heads reject a token, which is frequent with 2 heads, and among equal
   scores torch and MaxText choose differently. Once transformers takes the first of them, as MaxText does,

@@ -93,3 +93,17 @@ def test_anything_else_is_refused(formula):
         with pytest.raises(MappingError, match="must follow from others") as caught:
             function(formula)
         assert caught.value.got == formula
+
+
+def test_minimum_of_two():
+    assert value("min(layers, block + 2)", LENGTHS) == 6
+    assert value("heads - min(block, 9)", LENGTHS) == 3
+    assert axes_in("min(layers, block)") == {"layers", "block"}
+
+
+@pytest.mark.parametrize(
+    "formula", ["max(layers, 2)", "min(layers)", "min(1, 2, 3)", "min(a=1)", "a.min(1, 2)"]
+)
+def test_other_functions_are_refused(formula):
+    with pytest.raises(MappingError):
+        axes_in(formula)

@@ -154,3 +154,14 @@ def test_error_names_the_layer_of_another_kind(tmp_path, case, count, index):
 def config_at(path, config):
     path.write_text(json.dumps(config))
     return path
+
+
+def test_shrink_refuses_an_incomplete_cycle_of_stacked_layers(tmp_path):
+    ckpttools.synth(written(tmp_path / "config.json", "olmo3", 8), tmp_path / "hf")
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt")
+    with pytest.raises(ConfigError, match="complete cycles of layers, and 2 layers would be left") as refused:
+        ckpttools.shrink(tmp_path / "mt", tmp_path / "small", layers=6)
+    assert "layers=4 or layers=8 fits" in refused.value.hint
+    ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "single", scan=False)
+    ckpttools.shrink(tmp_path / "single", tmp_path / "small", layers=6)
+    assert ckpttools.maxtext_config(tmp_path / "small").as_mapping()["base_num_decoder_layers"] == 6

@@ -80,10 +80,13 @@ class Shrink:
         small = smaller_config(config, family, self.how)
         _check_cycle(_cycle(family), small)
         plain = UnstackLayers()(tree).tree if view.is_stacked else tree
+        scan_axis = view.scan_axis or 0 if view.is_stacked else None
         try:
+            # A stacked model must have complete cycles, if MaxText scans those only.
+            family.table(small.config, CONFIG, scan_axis=scan_axis)
             made = _Cut.of(plain, family, config, small)
         except ConfigError as error:
-            raise error.at(hint=_counts_that_fit(config, family, self.how)) from error
+            raise error.at(hint=_counts_that_fit(config, family, self.how, scan_axis)) from error
         found = made.tree
         if view.is_stacked:
             cycle = _cycle_in(tree)
@@ -99,7 +102,9 @@ def _refuse_quantised(tree: Tree) -> None:
         raise quantized_error(found.values(), tree.metadata.config, tree.metadata.place, done="cut")
 
 
-def _counts_that_fit(config: Mapping[str, Any], family: Family, how: Smaller) -> str | None:
+def _counts_that_fit(
+    config: Mapping[str, Any], family: Family, how: Smaller, scan_axis: int | None
+) -> str | None:
     """The nearest numbers of layers of which the family has a model, as a next step."""
     if how.layers is None:
         return None
@@ -107,7 +112,7 @@ def _counts_that_fit(config: Mapping[str, Any], family: Family, how: Smaller) ->
     def fits(count: int) -> bool:
         try:
             small = smaller_config(config, family, replace(how, layers=range(count)))
-            family.table(small.config, CONFIG)
+            family.table(small.config, CONFIG, scan_axis=scan_axis)
         except CheckpointError:
             return False
         return True
