@@ -16,7 +16,7 @@ from support.command_line import ckpt, run
 from support.object_stores import files_in
 
 import ckpttools
-from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError
+from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError, UsageError
 from ckpttools.run.bindings import (
     BindingSink,
     FileBinding,
@@ -487,6 +487,94 @@ def test_convert_detects_deleted_object(model, cloud, is_replacing):
         assert ckpttools.hash(place).digest == digest
     ckpttools.convert(model, place, format="orbax", overwrite=is_replacing)
     assert ckpttools.hash(place).digest == digest
+
+
+def grow(file, tmp_path):
+    os.truncate(file, file.stat().st_size + 4096)
+
+
+def link_elsewhere(file, tmp_path):
+    (tmp_path / "victim").write_bytes(file.read_bytes())
+    file.unlink()
+    file.symlink_to(tmp_path / "victim")
+
+
+def link_directory_elsewhere(file, tmp_path):
+    shutil.copytree(file.parent, tmp_path / "victims")
+    shutil.rmtree(file.parent)
+    file.parent.symlink_to(tmp_path / "victims")
+
+
+def add_foreign_file(file, tmp_path):
+    file.with_name("generation_config.json").write_text("{}")
+
+
+class TestForeignContent:
+    """Files that another process changed or added between two runs."""
+
+    FORMATS = ("safetensors", "zarr3", "orbax")
+
+    def interrupted(self, model, out, format, monkeypatch):
+        def stop(*arguments):
+            raise StopError
+
+        with monkeypatch.context() as patch, suppress(StopError):
+            patch.setattr(LocalWork, "publish_checked", stop)
+            ckpttools.convert(model, out, format=format)
+        files = (out.with_name(out.name + ".partial") / "content").rglob("*")
+        return max((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
+
+    @pytest.mark.parametrize("format", FORMATS)
+    def test_convert_cuts_files_that_have_grown(self, model, tmp_path, monkeypatch, format):
+        grow(self.interrupted(model, tmp_path / "out", format, monkeypatch), tmp_path)
+        ckpttools.convert(model, tmp_path / "out", format=format)
+        ckpttools.convert(model, tmp_path / "expected", format=format)
+        assert content(tmp_path / "out") == content(tmp_path / "expected")
+
+    @pytest.mark.parametrize("format", FORMATS)
+    @pytest.mark.parametrize(
+        ("act", "words"),
+        [
+            (link_elsewhere, "is a symbolic link"),
+            (link_directory_elsewhere, "is a symbolic link"),
+            (add_foreign_file, "is not a file of the checkpoint"),
+        ],
+    )
+    def test_convert_refuses_foreign_files(self, model, tmp_path, monkeypatch, format, act, words):
+        out = tmp_path / "out"
+        file = self.interrupted(model, out, format, monkeypatch)
+        if act is link_directory_elsewhere and file.parent.name == "content":
+            pytest.skip("the format has no directories")
+        act(file, tmp_path)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("victim*/*") if path.is_file()}
+        with pytest.raises(UsageError, match=words):
+            ckpttools.convert(model, out, format=format)
+        assert before == {path: path.read_bytes() for path in before}
+        assert not out.exists()
+
+    def test_convert_detects_file_that_grows_before_publishing(self, model, tmp_path):
+        def observe(event):
+            if isinstance(event, Publishing):
+                grow(tmp_path / "out.partial" / DATA, tmp_path)
+
+        with pytest.raises(StorageError, match="was removed, replaced or cut while it was written"):
+            ckpttools.convert(model, tmp_path / "out", format="orbax", observe=observe)
+
+    def test_link_that_leads_elsewhere_for_a_moment_is_not_read(self, model, tmp_path):
+        """The link leads to the planned file before and after the run."""
+        shutil.copytree(model, tmp_path / "blobs")
+        (tmp_path / "other").write_bytes(
+            bytes(1 << 20) + (model / "model.safetensors").read_bytes()[1 << 20 :]
+        )
+        (tmp_path / "model").mkdir()
+        for file in (tmp_path / "blobs").iterdir():
+            (tmp_path / "model" / file.name).symlink_to(file)
+        file = parse(tmp_path / "model" / "model.safetensors").open()
+        link = tmp_path / "model" / "model.safetensors"
+        link.unlink()
+        link.symlink_to(tmp_path / "other")
+        with pytest.raises(SourceChangedError, match="another file has the name"):
+            file.read(0, 16)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,14 @@ from ckpttools.core.errors import FormatError
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import File, FileKind, Status
 from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import FindsChangedFiles, IdentifiesFiles, Record, Sink, file_identity
+from ckpttools.stores.publishing import (
+    FindsChangedFiles,
+    IdentifiesFiles,
+    KeepsFiles,
+    Record,
+    Sink,
+    file_identity,
+)
 
 _VOID = -1
 """Replaces the task index in a record that voids other records, and in an entry that voids all of a run."""
@@ -237,7 +244,10 @@ def select_sound_records(
         void = _find_void_records(work, bound, is_sampled)
     if void:
         work.enter([[_VOID, [[bound[index].run, bound[index].task] for index in sorted(void)]]])
-    return [record.record for index, record in enumerate(bound) if index not in void], bool(void)
+    sound = [record for index, record in enumerate(bound) if index not in void]
+    if isinstance(work, KeepsFiles):
+        work.keep_files(text.split(" ", 3)[-1] for record in sound for text in record.bindings)
+    return [record.record for record in sound], bool(void)
 
 
 def _find_void_records(

@@ -11,7 +11,7 @@ from ckpttools.core.errors import UsageError, listing
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
 from ckpttools.core.wording import plan_step
-from ckpttools.formats.placement import Range
+from ckpttools.formats.placement import ChunkFiles, Range
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.stores.place import Place
@@ -86,7 +86,14 @@ def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[Finished
         return -1 if found is None else found.size
 
     found = {entry.task: entry for entry in entries(records) if 0 <= entry.task < len(plan.tasks)}
-    return [entry for entry in found.values() if all(size(file) >= stop for file, stop in _ends(entry, plan))]
+
+    def is_held(entry: FinishedTask) -> bool:
+        # A chunk in a file of its own is all of that file.
+        is_exact = isinstance(plan.layout.placements[plan.tasks[entry.task].path].home, ChunkFiles)
+        sizes = ((size(file), stop) for file, stop in _ends(entry, plan))
+        return all(there == stop if is_exact else there >= stop for there, stop in sizes)
+
+    return [entry for entry in found.values() if is_held(entry)]
 
 
 def left_of(plan: Plan, done: Iterable[FinishedTask]) -> list[Task]:
@@ -149,7 +156,11 @@ def _ends(entry: FinishedTask, plan: Plan) -> Iterator[tuple[str, int]]:
     task = plan.tasks[entry.task]
     placement = plan.layout.placements[task.path]
     if placement.codec is None:
-        yield from ((run.file, run.offset + run.nbytes) for run in placement.runs(task.region))
+        if isinstance(placement.home, ChunkFiles):
+            cells = placement.cells(task.region)
+            yield from ((placement.home.name(index), placement.chunk_nbytes) for index in cells)
+        else:
+            yield from ((run.file, run.offset + run.nbytes) for run in placement.runs(task.region))
         return
     for index in placement.cells(task.region):
         place = entry.chunks.get(index)

@@ -13,6 +13,7 @@ from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.resident import peak_bytes
 from ckpttools.core.wording import again, option
 from ckpttools.formats.base import Extents, Writer
+from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import errors_of, without_errors
 from ckpttools.run.apart import check_apart, check_unread
@@ -34,6 +35,7 @@ from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import (
     DataFiles,
+    KeepsFiles,
     PublishesChecked,
     Purpose,
     Staging,
@@ -204,6 +206,9 @@ def _made(
 ) -> _Done:
     """Makes the content, all but its name."""
     records, _ = select_sound_records(work)
+    if isinstance(work, KeepsFiles):
+        homes = (placement.home for placement in plan.layout.placements.values())
+        work.keep_files((), {home.file for home in homes if isinstance(home, Appended)})
     copy = identify_plan_copy(plan)
     if not copy.is_known:
         # When the work is resumed, only digests can show that the finished tasks read the same model.

@@ -168,6 +168,20 @@ class IdentifiesFiles(Protocol):
 
 
 @runtime_checkable
+class KeepsFiles(Protocol):
+    """Work that publishes only files of its plan."""
+
+    def keep_files(self, names: Iterable[str], series: Iterable[str] = ()) -> None:
+        """Expect files that earlier runs of the plan wrote.
+
+        Args:
+            names: their names below the checkpoint's root.
+            series: names of series to which data is appended. An interrupted run may have left any of their
+                files.
+        """
+
+
+@runtime_checkable
 class FindsChangedFiles(Protocol):
     """Work in a store whose files have versions."""
 

@@ -44,7 +44,7 @@ class LocalFile(File):
         self.version = version
         self.identity = identity
         self._head = 0, 0
-        self._file = Reopened(_Opener(path))
+        self._file = Reopened(_Opener(path, _expected_status(size, version, identity)))
         weakref.finalize(self, self._file.close).atexit = False
 
     @classmethod
@@ -134,19 +134,27 @@ def _summary(file: LocalFile) -> str:
     return f"{file.size} bytes, changed at {iso_time(int(file.version))}"
 
 
+def _expected_status(size: int, version: str, identity: object) -> tuple[int, ...] | None:
+    """Return what a file must be when it is opened: a link can lead elsewhere by then, and back later."""
+    match identity:
+        case (int(device), int(inode)) if version.isdecimal():
+            return device, inode, size, int(version)
+    return None
+
+
 class _Opener:
     """Opens a file for reading, and refuses another one that has its name by then."""
 
     __slots__ = ("_first", "_path")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, first: tuple[int, ...] | None = None) -> None:
         self._path = path
-        self._first: tuple[int, ...] | None = None
+        self._first = first
 
     def __call__(self) -> int:
         """
         Raises:
-            FormatError: it is gone, or not the file, or not as long and as old, as when it was opened first.
+            FormatError: it is gone, or not the file, or not as long and as old, as at first.
             StorageError: the system reports an error other than too many open files.
         """
         try:
@@ -169,7 +177,7 @@ class _Opener:
         return SourceChangedError(
             f"{self._path} {what}",
             got="another file has the name" if now[:2] != first[:2] else _described(now),
-            wanted=f"the file that was read before: {_described(first)}",
+            wanted=f"the file as it was before: {_described(first)}",
             hint=f"wait until nothing writes to it, then {again()}",
         )
 

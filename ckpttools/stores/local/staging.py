@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
@@ -254,9 +255,24 @@ class LocalStaging(StagingDirectory):
                 self.content.mkdir()
                 write_synced(self.content / PLAN_MARK, plan.encode())
                 sync_directory(self.content)
-            elif journal.preparing:
-                journal.note_preparing("")
+            else:
+                self._refuse_links()
+                if journal.preparing:
+                    journal.note_preparing("")
             self.sync_names()
+
+    def _refuse_links(self) -> None:
+        """Raise UsageError if the content has a symbolic link: a write would change the link's target."""
+        for directory, names, files in os.walk(self.content):
+            for name in (*names, *files):
+                path = Path(directory, name)
+                if path.is_symlink():
+                    raise UsageError(
+                        f"{path} is a symbolic link",
+                        got=path.readlink(),
+                        wanted="only files and directories that an interrupted run created",
+                        hint=f"delete the link; then {again()}",
+                    )
 
     def discard(self, journal: Journal) -> None:
         """Gives up what was done.
@@ -290,6 +306,7 @@ class LocalStaging(StagingDirectory):
             if files is not None:
                 journal.check_in_place()
                 files.written.check()
+                files.written.check_no_others()
             journal.note_publishing(inventory(self.content))
             self.rename()
             self.sync_names()

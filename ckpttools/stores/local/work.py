@@ -50,6 +50,10 @@ class LocalWork:
             parts = members(self.staging.directory, self.plan)
         return [*self.journal.records, *(record for each in parts for record in each.records)]
 
+    def keep_files(self, names: Iterable[str], series: Iterable[str] = ()) -> None:
+        if self.files is not None:
+            self.files.written.keep(names, series)
+
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
         written = None if self.files is None else self.files.written
         return LocalDataFiles(self.staging.content, sizes, heads, written=written)

@@ -7,21 +7,22 @@ before records enter the journal and before the checkpoint is published, at 2 mi
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckpttools.core.errors import StorageError
+from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.core.wording import again
 from ckpttools.stores.base import File
-from ckpttools.stores.local.files import moved_error
+from ckpttools.stores.local.files import moved_error, write_error
 from ckpttools.stores.local.store import LocalStore
-from ckpttools.stores.publishing import file_identity
+from ckpttools.stores.publishing import PLAN_MARK, file_identity
 
 
 class WrittenFiles:
-    """The inodes and minimum sizes of the files written below a directory."""
+    """The inodes and sizes of the files written below a directory."""
 
     def __init__(self, directory: Path) -> None:
         """Record the directory's identity. Raises OSError if it cannot be inspected."""
@@ -29,8 +30,10 @@ class WrittenFiles:
         status = os.stat(directory)
         self._root = status.st_dev, status.st_ino
         self._lock = threading.Lock()
-        # Inode and minimum size by name. There may be 100,000.
-        self._files: dict[str, tuple[int, int]] = {}
+        # Inode, size, and whether it may not be larger, by name. There may be 100,000.
+        self._files: dict[str, tuple[int, int, bool]] = {}
+        self._kept: set[str] = set()
+        self._series: set[str] = set()
 
     def check_directory(self, directory: Path | None = None) -> None:
         """Raise StorageError if the path, by default the recorded one, leads to another directory."""
@@ -47,30 +50,57 @@ class WrittenFiles:
         """Whether a file is registered."""
         return name in self._files
 
-    def register(self, name: str, file: int | str, size: int = 0) -> None:
+    def register(self, name: str, file: int | str, size: int = 0, *, is_exact: bool = False) -> None:
         """Register a file, or check that it is the one already registered.
 
         Args:
             name: the file's name below the directory.
             file: descriptor or path.
             size: its minimum size from now on, in bytes.
+            is_exact: whether `size` is its size from now on, whatever it was before.
 
         Raises:
-            StorageError: it is another file, or it became shorter.
+            StorageError: it is another file, or it has another size.
             OSError: it cannot be inspected.
         """
         with self._lock:
             status = os.stat(file)
-            inode, min_size = self._files.get(name, (status.st_ino, 0))
-            if inode == status.st_ino and status.st_size >= min_size:
-                self._files[name] = inode, max(min_size, size)
+            expected = self._files.get(name, (status.st_ino, 0, False))
+            if is_exact:
+                expected = expected[0], size, True
+            if _is_expected(status, expected):
+                self._files[name] = expected[0], max(expected[1], size), expected[2]
                 return
-        raise self._mismatch_error(name, status, inode, min_size)
+        raise self._mismatch_error(name, status, expected)
 
     def set_size(self, name: str, size: int) -> None:
-        """Set the minimum size of a registered file after this process resized it."""
+        """Set the size of a registered file after this process resized it."""
         with self._lock:
-            self._files[name] = self._files[name][0], size
+            self._files[name] = self._files[name][0], size, True
+
+    def keep(self, names: Iterable[str], series: Iterable[str]) -> None:
+        """Expect files of earlier runs; arguments as of `KeepsFiles.keep_files`."""
+        self._kept.update(names)
+        self._series.update(series)
+
+    def check_no_others(self) -> None:
+        """Raise UsageError if the directory has a file that is not registered and not of an earlier run.
+
+        Raises:
+            OSError: the directory cannot be listed.
+        """
+        series = tuple(f"{name}-" for name in self._series)
+        start = len(os.path.join(self._directory, ""))
+        for directory, _, files in os.walk(self._directory):
+            for file in files:
+                name = os.path.join(directory, file)[start:]
+                is_known = name in self._files or name in self._kept or name == PLAN_MARK
+                if not (is_known or name.startswith(series)):
+                    raise UsageError(
+                        f"{self._directory / name} is not a file of the checkpoint",
+                        wanted="only files that this command writes",
+                        hint=f"move it away, or delete it; then {again()}",
+                    )
 
     def forget(self, name: str) -> None:
         """Unregister a file, before another file with its name is registered."""
@@ -79,7 +109,7 @@ class WrittenFiles:
 
     def identity(self, name: str) -> str:
         """Return the identity of a registered file; see `IdentifiesFiles.identity`."""
-        inode, _ = self._files[name]
+        inode = self._files[name][0]
         return file_identity(self._root, (self._root[0], inode))
 
     def check(self, names: Iterable[str] | None = None, directory: Path | None = None) -> None:
@@ -97,18 +127,21 @@ class WrittenFiles:
             chosen = [*(self._files if names is None else names)]
         self.check_directory(directory)
         for name in chosen:
-            inode, min_size = self._files[name]
             try:
                 status = os.stat(os.path.join(directory, name))
             except OSError as error:
                 raise self._lost_error(name, error.strerror) from error
-            if status.st_ino != inode or status.st_size < min_size:
-                raise self._mismatch_error(name, status, inode, min_size)
+            if not _is_expected(status, self._files[name]):
+                raise self._mismatch_error(name, status, self._files[name])
 
-    def _mismatch_error(self, name: str, status: os.stat_result, inode: int, min_size: int) -> StorageError:
+    def _mismatch_error(
+        self, name: str, status: os.stat_result, expected: tuple[int, int, bool]
+    ) -> StorageError:
+        inode, size, is_exact = expected
         if status.st_ino != inode:
             return self._lost_error(name, "another file has the name")
-        return self._lost_error(name, f"{status.st_size:,} bytes", f"at least {min_size:,} bytes")
+        wanted = f"{size:,} bytes" if is_exact else f"at least {size:,} bytes"
+        return self._lost_error(name, f"{status.st_size:,} bytes", wanted)
 
     def _lost_error(
         self, name: str, got: str | None, expected: str = "the file that was written"
@@ -119,6 +152,12 @@ class WrittenFiles:
             wanted=expected,
             hint=f"find out what changes files there; then {again()} to rewrite the lost data",
         )
+
+
+def _is_expected(status: os.stat_result, expected: tuple[int, int, bool]) -> bool:
+    inode, size, is_exact = expected
+    has_size = status.st_size == size if is_exact else status.st_size >= size
+    return status.st_ino == inode and has_size
 
 
 class StagingFiles:
@@ -142,12 +181,14 @@ class StagingStore(LocalStore):
         self._written = written
         self._prefix = f"{directory}/"
 
-    def _register(self, key: str, size: int) -> None:
-        self._written.register(key.removeprefix(self._prefix), key, size)
+    def _register(self, key: str, size: int, *, is_exact: bool = True) -> None:
+        self._written.register(key.removeprefix(self._prefix), key, size, is_exact=is_exact)
 
     def write(self, key: str, content: bytes) -> None:
         """Write a file; see `Writes.write`."""
         self._written.check_directory()
+        if os.path.islink(key):
+            raise write_error(key, OSError(errno.ELOOP, "it is a symbolic link"))
         super().write(key, content)
         self._register(key, len(content))
 
@@ -161,7 +202,7 @@ class StagingStore(LocalStore):
     def write_at(self, key: str, offset: int, content: bytes) -> None:
         """Write into a file; see `Writes.write_at`."""
         super().write_at(key, offset, content)
-        self._register(key, offset + len(content))
+        self._register(key, offset + len(content), is_exact=False)
 
     def link(self, source: File, key: str) -> bool:
         """Link a file; see `Links.link`."""
