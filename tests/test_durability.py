@@ -142,7 +142,7 @@ def entered(conversion: Conversion, directory: Path) -> Iterator[tuple[int, list
         journals = [staging / JOURNAL, *staging.glob(f"{PARTS}/*")]
         for line in "".join(journal.read_text() for journal in journals).split("\n")[:-1]:
             kind, content = json.loads(line.partition(" ")[2])
-            if kind == "task":
+            if kind == "task" and content[0] >= 0:  # others are about the source or void tasks
                 number, chunks, *_ = content
                 ranges = [place for _, *place in chunks] or as_they_are(conversion, number)
                 yield number, [(ending_in(name, files), *place) for name, *place in ranges]

@@ -3,7 +3,8 @@
 A data file can be lost, cut short or replaced after its record was written. Another process then creates a
 file of full length with that name: zeros, where the record promises data. So a record holds, for each file,
 its identity, the end of the data, and samples of the data. After the last sample, all data is zeros: wherever
-a file was cut, either a sample is lost or only zeros are.
+a file was cut, either a sample is lost or only zeros are. Every byte was written, so a hole is lost data.
+File systems that store zeros as holes, such as ZFS with compression, only cause repeated tasks.
 
 A record that fails the check is voided in the journal before anything is written. No later process counts it.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import field
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +21,7 @@ import numpy as np
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
+from ckpttools.stores.abilities import FindsHoles
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import File, FileKind, Status
 from ckpttools.stores.place import Place
@@ -35,6 +38,7 @@ _VOID = -1
 """Replaces the task index in a record that voids other records, and in an entry that voids all of a run."""
 
 _SAMPLE_BYTES = 16
+_MAX_RANGES = 16
 _SCANNED_AT_ONCE = 1 << 20
 
 
@@ -55,25 +59,35 @@ class FileBinding:
         identity: distinguishes the file from another one that gets its name.
         end: offset after the last byte written.
         samples: offset and bytes of some of the data; empty if all of it is zeros.
+        ranges: first byte and end of each range that was written; empty if there are many.
     """
 
     file: str
     identity: str
     end: int
     samples: tuple[tuple[int, bytes], ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()
 
     def to_text(self) -> str:
         """Encode the binding as one string: a journal with 100,000 records stays in memory."""
         samples = ",".join(f"{offset}:{data.hex()}" for offset, data in self.samples)
-        return f"{self.identity} {self.end} {samples} {self.file}"
+        ranges = ",".join(f"{start}-{stop}" for start, stop in self.ranges)
+        return f"{self.identity} {self.end} {samples} {ranges} {self.file}"
 
     @classmethod
     def from_text(cls, text: str) -> FileBinding:
         """Decode the result of `to_text`. Raises ValueError for any other string."""
-        identity, end, encoded, file = text.split(" ", 3)
+        identity, end, encoded, encoded_ranges, file = text.split(" ", 4)
         pairs = (sample.split(":") for sample in encoded.split(",") if sample)
         samples = tuple((int(offset), bytes.fromhex(data)) for offset, data in pairs)
-        return cls(file, identity, int(end), samples)
+        pairs = (each.split("-") for each in encoded_ranges.split(",") if each)
+        ranges = tuple((int(start), int(stop)) for start, stop in pairs)
+        return cls(file, identity, int(end), samples, ranges)
+
+    @staticmethod
+    def file_of(text: str) -> str:
+        """Return the file's name, without decoding the rest."""
+        return text.split(" ", 4)[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +120,19 @@ def new_run_id() -> str:
 
 @dataclass(slots=True)
 class _WrittenData:
-    """The extent and samples of the data that was written to one file."""
+    """The ranges and samples of the data that was written to one file."""
 
     end: int = 0
     first: tuple[int, bytes] | None = None
     last: tuple[int, bytes] | None = None
+    ranges: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, offset: int, data: memoryview) -> None:
         self.end = max(self.end, offset + len(data))
+        if self.ranges and self.ranges[-1][1] == offset:
+            self.ranges[-1] = self.ranges[-1][0], offset + len(data)
+        elif len(self.ranges) <= _MAX_RANGES:
+            self.ranges.append((offset, offset + len(data)))
         if self.first is None and any(head := bytes(data[:_SAMPLE_BYTES])):
             self.first = offset, head
         if self.last is None or offset + len(data) > self.last[0] + len(self.last[1]):
@@ -122,6 +141,10 @@ class _WrittenData:
     @property
     def samples(self) -> tuple[tuple[int, bytes], ...]:
         return tuple(sample for sample in dict.fromkeys((self.first, self.last)) if sample is not None)
+
+    @property
+    def known_ranges(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self.ranges) if len(self.ranges) <= _MAX_RANGES else ()
 
 
 def _last_sample(offset: int, data: memoryview) -> tuple[int, bytes] | None:
@@ -177,7 +200,9 @@ class BindingSink:
         if not isinstance(self._sink, IdentifiesFiles):
             return ()
         return tuple(
-            FileBinding(name, self._sink.identity(name), written.end, written.samples).to_text()
+            FileBinding(
+                name, self._sink.identity(name), written.end, written.samples, written.known_ranges
+            ).to_text()
             for name, written in self._written.items()
         )
 
@@ -238,7 +263,7 @@ def select_sound_records(
     bound = [parsed for record in records if (parsed := _BoundRecord.parse(record)) is not None]
     if isinstance(work, FindsChangedFiles):
         changed = set(work.changed_files())
-        names = [[text.split(" ", 3)[-1] for text in record.bindings] for record in bound]
+        names = [[FileBinding.file_of(text) for text in record.bindings] for record in bound]
         void = {index for index, each in enumerate(names) if not changed.isdisjoint(each)}
     else:
         void = _find_void_records(work, bound, is_sampled)
@@ -246,7 +271,7 @@ def select_sound_records(
         work.enter([[_VOID, [[bound[index].run, bound[index].task] for index in sorted(void)]]])
     sound = [record for index, record in enumerate(bound) if index not in void]
     if isinstance(work, KeepsFiles):
-        work.keep_files(text.split(" ", 3)[-1] for record in sound for text in record.bindings)
+        work.keep_files(FileBinding.file_of(text) for record in sound for text in record.bindings)
     return [record.record for record in sound], bool(void)
 
 
@@ -258,7 +283,7 @@ def _find_void_records(
     files: dict[str, list[tuple[int, str, bool]]] = defaultdict(list)
     for index, record in enumerate(bound):
         for text in record.bindings:
-            files[text.split(" ", 3)[-1]].append((index, text, is_sampled(record.task)))
+            files[FileBinding.file_of(text)].append((index, text, is_sampled(record.task)))
     find_lost = partial(_find_lost_records, work.content, work.content.status())
     results = at_once(work.content.store, find_lost, list(files.items()))
     return {index for indexes in results for index in indexes}
@@ -298,6 +323,9 @@ def _is_held(text: str, file: File, identity: str, *, is_sampled: bool) -> bool:
     if file.size < binding.end or not _is_same_file(binding.identity, identity):
         return False
     samples = binding.samples if is_sampled else ()
+    ranges = binding.ranges if is_sampled and isinstance(file, FindsHoles) else ()
+    if any(file.has_hole(start, stop) for start, stop in ranges):  # type: ignore[attr-defined]
+        return False
     try:
         return all(file.read(offset, len(data)) == data for offset, data in samples)
     except FormatError:

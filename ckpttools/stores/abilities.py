@@ -70,6 +70,18 @@ class DistinguishesCopies(Protocol):
 
 
 @runtime_checkable
+class FindsHoles(Protocol):
+    """A file in a file system that knows which bytes were never written."""
+
+    def has_hole(self, start: int, stop: int) -> bool:
+        """Whether a range has bytes that are not stored; False if the file system cannot tell.
+
+        Raises:
+            FormatError, StorageError: as `File.read_into`.
+        """
+
+
+@runtime_checkable
 class HasAliases(Protocol):
     """A store in which one directory can have several paths that are not links."""
 

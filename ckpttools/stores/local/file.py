@@ -105,6 +105,14 @@ class LocalFile(File):
         with self._file.lent() as descriptor:
             self._fill(descriptor, offset, rest)
 
+    def has_hole(self, start: int, stop: int) -> bool:
+        """Whether bytes of a range are not stored; see `FindsHoles`."""
+        with self._file.lent() as descriptor:
+            try:
+                return os.lseek(descriptor, start, os.SEEK_HOLE) < stop
+            except OSError:
+                return False
+
     def _fill(self, descriptor: int, offset: int, rest: memoryview) -> None:
         wanted = len(rest)
         while rest:
