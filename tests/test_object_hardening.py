@@ -17,8 +17,8 @@ from support.places import GOLDEN, HF
 
 from ckpttools.core.errors import DestinationExistsError
 from ckpttools.stores import parse
+from ckpttools.stores.objects import known, writing
 from ckpttools.stores.objects import lock as locking
-from ckpttools.stores.objects import writing
 from ckpttools.stores.objects.writing import MARK, PART_BYTES, Upload
 
 # A process of its own with a lock that others take over after 2 s.
@@ -78,6 +78,21 @@ def woken(process):
     os.kill(process.pid, signal.SIGCONT)
     output, _ = process.communicate(timeout=60)
     return process.returncode, output
+
+
+@pytest.mark.parametrize("most", [1, 5000])
+def test_object_with_the_name_of_a_directory_is_refused(cloud, most, monkeypatch, tmp_path):
+    """A file system cannot hold both. Neither is left out silently, however the bucket is listed."""
+    monkeypatch.setattr(known, "_MOST_OBJECTS", most)
+    model = files_in(HF)
+    cloud.put({f"{name}/{key}": content for name in ("good", "m") for key, content in model.items()})
+    cloud.put({"m/original": b"a file", "m/original/params.json": b"{}", "good/x/a": b"", "good/x": b""})
+    base = f"{cloud.scheme}://{cloud.bucket}"
+    refused = run("copy", f"{base}/m", tmp_path / "out", code=3)
+    assert f"{base}/m/original is both an object and the directory of other objects" in refused
+    assert not (tmp_path / "out").exists()
+    run("copy", f"{base}/good", tmp_path / "good")
+    assert files_in(tmp_path / "good").items() >= model.items()
 
 
 class TestSleepers:

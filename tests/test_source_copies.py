@@ -19,6 +19,7 @@ from support.object_stores import Google, files_in
 from support.safetensors_files import packed
 
 import ckpttools
+from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.plan.plan_decoding import read_plan
 from ckpttools.run.events import Comparing, TaskDone
 from ckpttools.run.source_copies import MixedCopiesError
@@ -301,6 +302,24 @@ def test_root_that_matches_no_path_is_refused(options: tuple[str, ...], model: P
         assert f"{model}, {tmp_path / 'out'}" in refused.output
     assert not (tmp_path / "out.partial").exists()
     assert f"`ckpt run {plan} --part 0/1`" in run("run", plan, "--publish", code=2)
+
+
+@pytest.mark.parametrize("option", [(), ("--resume",)])
+def test_resume_after_source_changed_names_the_cause(
+    option: tuple[str, ...], small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--resume and --no-progress do not change what a command does."""
+    words = ("cast", small, tmp_path / "out", "--dtype", "bfloat16")
+    with monkeypatch.context() as patch:
+        patch.setattr(SafetensorsWriter, "finish", interrupt)
+        assert ckpt(*words).exit_code != 0
+    assert (tmp_path / "out.partial").is_dir()
+    (small / "tokenizer.json").write_text("{}")
+    assert "begun when its source was not what it is now" in run(*words, *option, code=2)
+
+
+def interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 def replace_file(file: Path, offsets: range) -> None:

@@ -405,6 +405,24 @@ class TestFaults:
         with pytest.raises(SourceChangedError, match="was changed"):
             file.read(1, 900)
 
+    @pytest.mark.parametrize("etag", ["", "weak", "shorter"])
+    def test_later_response_needs_the_same_validator(self, server, etag):
+        """Another server behind the address can send another state without a validator."""
+        file = placed("data.bin", "http", server).open()
+        assert file.read(1, 10)
+        others = {"": "", "weak": f"W/{file.version}", "shorter": file.version[:-2] + '"'}
+        server.fault("GET .*data.bin", stating(ETag=others[etag]))
+        with pytest.raises(SourceChangedError, match="was changed"):
+            file.read(500, 10)
+
+    def test_later_response_needs_the_same_time_without_etags(self, server):
+        server.etags = False
+        file = placed("data.bin", "http", server).open()
+        assert file.read(1, 10)
+        server.fault("GET .*data.bin", stating(Last_Modified=""))
+        with pytest.raises(SourceChangedError, match="was changed"):
+            file.read(500, 10)
+
     def test_a_file_that_changes_within_a_read_is_refused(self, server):
         file = placed("data.bin", "http", server).open()
 

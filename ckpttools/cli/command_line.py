@@ -11,11 +11,17 @@ COMPLETION_VARIABLE = "_CKPT_COMPLETE"
 """The environment variable through which a shell asks for completions, as click derives it from `ckpt`."""
 
 _KEY = "ckpttools.command_line"
+_NEUTRAL = frozenset(("--resume", "--progress", "--no-progress"))
 
 
 def remember_command(context: click.Context, words: Sequence[str]) -> None:
     """Takes note of the words after `ckpt`."""
     context.meta[_KEY] = shlex.join(["ckpt", *words])
+
+
+def resumable_command() -> str:
+    """Return the command line without flags that do not change what the command writes."""
+    return shlex.join(word for word in shlex.split(command_line()) if word not in _NEUTRAL)
 
 
 def command_line() -> str:

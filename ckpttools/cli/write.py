@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpttools.cli.command_line import command_line
+from ckpttools.cli.command_line import resumable_command
 from ckpttools.cli.lazy import note_written
 from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.planning import is_only_planned, is_taken_over
@@ -46,7 +46,7 @@ def write(
         options = {
             name: absolute(each) if isinstance(each, Place) else each for name, each in options.items()
         }
-    plan = partial(call, source, destination, command=command_line(), **options)
+    plan = partial(call, source, destination, command=resumable_command(), **options)
     if is_dealt_out and not is_only_planned():
         from ckpttools.cli.together import carry_out_together
 

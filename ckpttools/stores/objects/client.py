@@ -204,8 +204,13 @@ class Bucket:
             return {}
         count = len(found["common_prefixes"]) + len(found["objects"])
         self._meter.add(requests=max(0, count - 1) // _NAMES_TO_A_PAGE)
-        names = (each.rpartition("/")[2] for each in found["common_prefixes"])
-        return {**dict(_below(key, found["objects"])), **dict.fromkeys(names, Status(FileKind.DIRECTORY))}
+        names = [each.rpartition("/")[2] for each in found["common_prefixes"]]
+        objects = dict(_below(key, found["objects"]))
+        for name in names:
+            # Consoles make empty objects for directories.
+            if name in objects and objects[name].size:
+                raise name_collision(self.uri(f"{key}/{name}" if key else name))
+        return {**objects, **dict.fromkeys(names, Status(FileKind.DIRECTORY))}
 
     def read(self, key: str, version: str, start: int, length: int) -> memoryview:
         """The bytes of an object from `start` on, so many, in memory of their own.
@@ -383,6 +388,16 @@ def _below(key: str, found: Sequence[Any]) -> list[Object]:
     """Objects by the rest of their keys; not the empty one that stands for the directory itself."""
     start = f"{key}/" if key else ""
     return [(each["path"][len(start) :], _status(each)) for each in found if each["path"] != key]
+
+
+def name_collision(place: str) -> FormatError:
+    """Return the error for an object whose key is also the directory of other objects."""
+    return FormatError(
+        f"{place} is both an object and the directory of other objects",
+        got=f"objects {place} and {place}/…",
+        wanted="a name that is either a file or a directory",
+        hint="rename or delete the object, or move the objects below it",
+    )
 
 
 class _Pages:

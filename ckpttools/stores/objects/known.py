@@ -16,7 +16,7 @@ from typing import Protocol
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.base import FileKind, Status
-from ckpttools.stores.objects.client import Object
+from ckpttools.stores.objects.client import Object, name_collision
 
 # Beyond so many objects a directory is listed without what is in its directories: 5 requests in vain.
 _MOST_OBJECTS = 5000
@@ -29,6 +29,9 @@ _DIRECTORY = Status(FileKind.DIRECTORY)
 
 class Source(Protocol):
     """Who is asked. Raises StorageError where there is no answer."""
+
+    def uri(self, key: str) -> str:
+        """Return a key as users write it."""
 
     def head(self, key: str) -> Status | None:
         """The object of a key; None if there is none."""
@@ -110,8 +113,15 @@ class KnownObjects:
         """What is directly below a key, by name; nothing if it is no directory."""
         for listing, rest in self._listed(key, time.monotonic()):
             if listing.is_deep or not rest:
-                return listing.directories.get(rest, {})
-        return self._list(key).directories[""]
+                break
+        else:
+            listing, rest = self._list(key), ""
+        found = listing.directories.get(rest, {})
+        start = f"{rest}/" if rest else ""
+        for name, status in found.items():
+            if status.kind is FileKind.FILE and start + name in listing.directories:
+                raise name_collision(self._source.uri(f"{key}/{name}"))
+        return found
 
     def objects(self, key: str) -> Sequence[Object]:
         """All objects below a key."""
@@ -119,9 +129,17 @@ class KnownObjects:
             if listing.objects is not None:
                 start = f"{rest}/" if rest else ""
                 below = (each for each in listing.objects if each[0].startswith(start))
-                return [(name[len(start) :], found) for name, found in below]
+                return self._distinct(key, [(name[len(start) :], found) for name, found in below])
         found = self._list(key).objects
-        return self._source.objects_below(key) or () if found is None else found
+        return self._distinct(key, self._source.objects_below(key) or () if found is None else found)
+
+    def _distinct(self, key: str, objects: Sequence[Object]) -> Sequence[Object]:
+        """Return objects below a key. Raises FormatError if one has the name of a directory of others."""
+        directories = _directories(objects)
+        for name, _ in objects:
+            if name in directories:
+                raise name_collision(self._source.uri(f"{key}/{name}"))
+        return objects
 
     def _listed(self, key: str, now: float = 0.0) -> Iterator[tuple[Listing, str]]:
         """Listings that are believed at a time of what is above a key, the nearest first; the rest of it."""

@@ -57,16 +57,17 @@ class Validator(NamedTuple):
     @property
     def version(self) -> str:
         """One text for both; "" where the server says nothing."""
-        return self.etag.removeprefix("W/") or self.modified
+        return self.etag or self.modified
 
-    def differs(self, other: Validator) -> bool:
-        """Whether both cannot be of the same state, or nothing shows that they are."""
-        if self.etag and other.etag:
-            return self.etag.removeprefix("W/") != other.etag.removeprefix("W/")
-        if self.modified and other.modified:
-            return self.modified != other.modified
-        # What one says of an ETag and the other of a time may be of two states.
-        return bool(self.version and other.version)
+    def is_confirmed_by(self, later: Validator) -> bool:
+        """Whether a later response has the same validator, so that it is of the same state.
+
+        A response without the validator can be from another server with another state. A weak ETag can stay
+        the same when the content changes. Without a validator in the first response nothing can be compared.
+        """
+        if self.etag:
+            return later.etag == self.etag
+        return not self.modified or later.modified == self.modified
 
     def condition(self) -> Mapping[str, str]:
         """The header by which a range is sent of this state alone; a weak ETag may not stand in it."""
@@ -314,8 +315,8 @@ class WebFile(File):
 
     def _check_same(self, response: BaseHTTPResponse, size: int, pinned: _Pinned) -> None:
         found = Validator.of(response)
-        first = pinned.validator or found
-        if found.differs(first):
+        first = pinned.validator if pinned.validator and pinned.validator.version else found
+        if not first.is_confirmed_by(found):
             raise self._changed_to(response)
         if size != self.size:
             if not (first.version and found.version):
