@@ -47,7 +47,7 @@ Rows have the settings of released models and smaller sizes, except these, which
 | --- | --- | --- |
 | deepseek2 | the default rotary embedding | YaRN, factor 40, `mscale` 0.707 (V2-Lite) |
 | deepseek3, deepseek3.2 | one group of experts | 8 groups, of which 4 are chosen |
-| gemma3, gemma3-vision | the default rotary embedding | linear, factor 8, if attention is full (from 4B on) |
+| gemma3-vision | the default rotary embedding | linear, factor 8, if attention is full (from 4B on) |
 | llama4-scout | the default rotary embedding | type llama3 |
 | qwen2.5, qwen3, qwen3-moe | `rope_theta` 10,000 | 1,000,000 |
 | mistral-7b | `rms_norm_eps` 1e-6, `rope_theta` 10,000 | 1e-5, 1,000,000 (v0.3) |

@@ -114,6 +114,17 @@ DEVIATIONS = {
     **dict.fromkeys(("qwen3.5", "qwen3.5-fp8"), Deviation(f"{STEEP}; {PATCHES}", steep=True, mends=BY_PATCH)),
 }
 NONE = Deviation("")
+# What released models have and the golden configurations do not: config.json, by dotted path.
+RELEASED: Mapping[str, Mapping[str, Any]] = {
+    # 4B, 12B and 27B stretch the positions of layers with full attention.
+    "gemma3": {
+        "text_config.rope_parameters.full_attention": {
+            "rope_type": "linear",
+            "factor": 8.0,
+            "rope_theta": 1000000.0,
+        }
+    },
+}
 # MaxText scans no layers that take what a tower's inner blocks see: scanned, these are their text alone.
 TEXT_WHERE_SCANNED = frozenset({"qwen3-omni", "qwen3-vl", "qwen3-vl-moe"})
 # Models that see, and why MaxText is shown nothing.
@@ -180,7 +191,8 @@ def configuration(case: str) -> dict[str, Any]:
     """What its config.json says here: weights are made in full, and of few bits in a step of their own."""
     config = json.loads(configurations()[case].read_bytes())
     config.pop("quantization_config", None)
-    for path, value in DEVIATIONS.get(case, NONE).config.items():
+    changes = {**RELEASED.get(case, {}), **DEVIATIONS.get(case, NONE).config}
+    for path, value in changes.items():
         *parents, last = path.split(".")
         inner = config
         for parent in parents:
