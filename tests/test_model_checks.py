@@ -294,7 +294,7 @@ def test_layer_lists_have_one_entry_per_layer(changes, count):
 
 
 @pytest.mark.parametrize("types", [[FULL] * 2, [FULL] * 5, [FULL, SLIDING, FULL, FULL]])
-@pytest.mark.parametrize("writer", ["convert", "cast", "back"])
+@pytest.mark.parametrize("writer", ["convert", "cast"])
 def test_written_layer_types_match_the_layers(tmp_path, writer, types):
     model = save_model(tmp_path / "m", layers=3, layer_types=types)
     WRITERS[writer](model, tmp_path / "out")
@@ -302,11 +302,19 @@ def test_written_layer_types_match_the_layers(tmp_path, writer, types):
     assert config["layer_types"] == [*types, FULL][:3]
 
 
-@pytest.mark.parametrize("writer", ["convert", "back"])
-def test_unknown_layer_types_are_never_invented(tmp_path, writer):
+@pytest.mark.parametrize("types", [[FULL] * 2, [FULL] * 5, [FULL, SLIDING, FULL, FULL], [FULL, SLIDING]])
+def test_conversion_to_maxtext_refuses_layer_types_of_another_number_of_layers(tmp_path, types):
+    model = save_model(tmp_path / "m", layers=3, layer_types=types)
+    expected = f"layer_types has {len(types)} entries, and num_hidden_layers is 3"
+    with pytest.raises(FormatError, match=expected):
+        WRITERS["back"](model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_layer_types_are_never_invented(tmp_path):
     model = save_model(tmp_path / "m", layers=3, layer_types=[FULL, SLIDING])
     with pytest.raises(FormatError, match="layer_types has 2 entries, and num_hidden_layers is 3"):
-        WRITERS[writer](model, tmp_path / "out")
+        WRITERS["convert"](model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
