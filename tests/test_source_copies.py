@@ -318,6 +318,27 @@ def test_resume_after_source_changed_names_the_cause(
     assert "begun when its source was not what it is now" in run(*words, *option, code=2)
 
 
+def test_resume_with_other_options_names_them(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("cast", small, tmp_path / "out", "--dtype")
+    with monkeypatch.context() as patch:
+        patch.setattr(SafetensorsWriter, "finish", interrupt)
+        assert ckpt(*words, "bfloat16").exit_code != 0
+    refused = " ".join(run(*words, "float16", "--memory", "2GiB", code=2).split())
+    assert "begun with other options (with --dtype bfloat16, now --dtype float16 --memory 2GiB)" in refused
+
+
+def test_part_after_single_run_names_the_single_run(small: Path, tmp_path: Path) -> None:
+    words = ("cast", small, tmp_path / "out", "--dtype", "bfloat16")
+    plan = planned(tmp_path, *words)
+    run("run", plan, "--part", "0/2")
+    run(*words)
+    for options in (("--part", "0/1"), ("--publish",)):
+        refused = run("run", plan, *options, code=2)
+        assert "a single run of the plan's command" in refused
+
+
 def interrupt(*arguments: object) -> None:
     raise KeyboardInterrupt
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
+from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DestinationExistsError
@@ -94,14 +95,16 @@ def is_new(file: PlanFile, destination: Place) -> bool:
 
 
 def _new(file: PlanFile, destination: Place) -> DestinationExistsError:
-    note = "a note beside the plan" if file.place is None else str(_trace(file.place))
+    note = "a note next to the plan" if file.place is None else str(_trace(file.place))
     since = "is not what was there" if file.header.replaced else "was not there"
     return DestinationExistsError(
         f"{destination} exists, and {since} when the plan was made",
-        got="what this plan makes, if all was published; or what somebody else has written since",
-        wanted=f"{note}, which says that all was published",
-        hint="if it was, nothing is left to do, and that file may be put beside the plan again; else choose "
-        f"another destination, or {option('overwrite', True)}: it replaces what is there when it is made",
+        got="a checkpoint that a single run of the plan's command has completed, or that another command "
+        "wrote; or this plan's, whose note was lost",
+        wanted=f"no change since the plan was made, or {note}, which publishing writes",
+        hint=f"if `ckpt {quote(str(destination))}` shows the expected checkpoint, nothing is left to do; "
+        f"otherwise choose another destination, or {option('overwrite', True)}: it replaces what exists when "
+        "it is made",
     )
 
 

@@ -156,7 +156,7 @@ def _check_done(file: PlanFile, standing: Standing, destination: Place) -> None:
             f"nothing of this plan is at {destination}",
             got=f"the beginning of another conversion: {standing.other}"
             if standing.other
-            else "a checkpoint or something else, complete: this plan's, if all was published before",
+            else "a checkpoint that a single run of the plan's command, or another command, has completed",
             wanted=f"the parts of plan {file.header.plan[:12]}",
             hint=f"`ckpt {quote(str(destination))}` says what is there",
         )

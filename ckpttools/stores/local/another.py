@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def held_by_another(directory: Path, begun: Purpose | None, purpose: Purpose) ->
         go_on = f"to resume it, {_again(begun)}"
     hint = f"{go_on}; otherwise {discard}"
     if _is_alike(begun, purpose):
-        what = "another conversion: the same command, begun with other options"
+        what = f"another conversion: the same command, begun with other options{_changes(begun, purpose)}"
         hint = f"to start over with the new options, {discard}; {go_on}"
     return UsageError(
         f"{directory} holds the beginning of {what}",
@@ -47,6 +48,23 @@ def _is_alike(begun: Purpose, purpose: Purpose) -> bool:
     """Whether the same is made of the same source, but for options."""
     names = [each.command.split()[:2] for each in (begun, purpose)]
     return begun.command != purpose.command and begun.source == purpose.source and names[0] == names[1]
+
+
+def _changes(begun: Purpose, purpose: Purpose) -> str:
+    """Describe the options that differ between two commands; "" if none do."""
+    before, now = (dict.fromkeys(_options(each.command)) for each in (begun, purpose))
+    old = [each for each in before if each not in now]
+    new = [each for each in now if each not in before]
+    changes = [f"{word} {' '.join(options)}" for word, options in (("with", old), ("now", new)) if options]
+    return f" ({', '.join(changes)})" if changes else ""
+
+
+def _options(command: str) -> Iterator[str]:
+    """Iterate over the options of a command, with their values."""
+    words = command.split()
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if word.startswith("--"):
+            yield word if following.startswith("-") else f"{word} {following}"
 
 
 def conversion_words(purpose: Purpose) -> str:
