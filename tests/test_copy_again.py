@@ -37,7 +37,7 @@ def is_old(request, monkeypatch):
 def own_records(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # The tests may run on a file system whose ctime is not evidence, such as an overlay.
-    monkeypatch.setattr(evidence, "_has_own_ctime", lambda descriptor: True)
+    monkeypatch.setattr(evidence, "_has_own_ctime", lambda path, descriptor: True)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from ckpttools.stores.objects.work import ObjectWork
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 AT = 600_000
 # tmpfs, squashfs, NFS, FUSE, exFAT, overlay
-FOREIGN_CTIMES = (0x01021994, 0x73717368, 0x6969, 0x65735546, 0x2011BAB0, 0x794C7630)
+FOREIGN_CTIMES = ("tmpfs", "squashfs", "nfs4", "fuse.sshfs", "exfat", "overlay", "")
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -105,14 +105,9 @@ class TestEvidence:
             is_strong = each != "" and not each.startswith(("W/", "changed "))
             assert stamp.is_evidence == (is_strong and not scheme.startswith("http"))
 
-    @pytest.mark.parametrize("kind", [0xEF53, 0x9123683E, *FOREIGN_CTIMES])
+    @pytest.mark.parametrize("kind", ["ext4", "btrfs", *FOREIGN_CTIMES])
     def test_ctime_counts_on_known_file_systems(self, model, monkeypatch, kind):
-        def answer(descriptor, found):
-            found.raw = kind.to_bytes(8, "little") + found.raw[8:]
-            return 0
-
-        known = {"fstatfs": answer, "sync_file_range": lambda *arguments: 0}
-        monkeypatch.setattr(evidence, "_c_function", known.get)
+        monkeypatch.setattr(evidence, "file_system_type", lambda path, device: kind)
         status = parse(model / WEIGHTS).stat()
         assert evidence.get_stamp(parse(model / WEIGHTS), status).is_evidence == (kind not in FOREIGN_CTIMES)
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from ckpttools.core.errors import CheckpointError
 from ckpttools.stores.base import Status
+from ckpttools.stores.local.mounts import LOCAL_CTIME_TYPES, file_system_type
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
@@ -29,13 +30,8 @@ from ckpttools.stores.registry import parse
 _RECENT_NS = 2 * 10**9
 # Stores whose versions depend on content or are never reused. Web servers make ETags of size and time.
 _VERSIONED_SCHEMES = ("s3", "gs", "az", "hf")
-# statfs(2): ext2 to ext4, XFS, Btrfs, ZFS, F2FS and bcachefs set the ctime themselves. In images (squashfs),
-# in FUSE and on exFAT it can be the modification time. Writes through a mapping do not change it on tmpfs.
-# An overlay does not tell which file systems are below it.
-_CTIME_TYPES = frozenset((0xEF53, 0x58465342, 0x9123683E, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E))
 # sync_file_range(2): wait before, write, wait after.
 _WRITE_AND_WAIT = 7
-_STATFS_BYTES = 256
 
 
 class Stamp(NamedTuple):
@@ -86,7 +82,7 @@ def _get_local_stamp(path: str, *, is_source: bool) -> Stamp:
     try:
         status = os.fstat(descriptor)
         is_recent = is_source and status.st_ctime_ns > time.time_ns() - _RECENT_NS
-        if is_recent or not _has_own_ctime(descriptor) or not _flush_mapped_pages(descriptor):
+        if is_recent or not _has_own_ctime(path, descriptor) or not _flush_mapped_pages(descriptor):
             return Stamp(_format_stamp(status))
         return Stamp(_format_stamp(os.fstat(descriptor)), is_evidence=True)
     except OSError:
@@ -99,21 +95,13 @@ def _format_stamp(status: os.stat_result) -> str:
     return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
-def _has_own_ctime(descriptor: int) -> bool:
+def _has_own_ctime(path: str, descriptor: int) -> bool:
     """Whether a file's ctime is that of this system's last change, which no program can set.
 
     A file system that is mounted read-only can be an image, whose times its maker chose.
     """
-    import ctypes
-
-    call = _c_function("fstatfs")
-    if call is None or os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
-        return False
-    found = ctypes.create_string_buffer(_STATFS_BYTES)
-    if call(descriptor, found):
-        return False
-    kind = int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder)
-    return kind & 0xFFFFFFFF in _CTIME_TYPES
+    is_read_only = os.fstatvfs(descriptor).f_flag & os.ST_RDONLY
+    return not is_read_only and file_system_type(path, os.fstat(descriptor).st_dev) in LOCAL_CTIME_TYPES
 
 
 def _flush_mapped_pages(descriptor: int) -> bool:

@@ -12,6 +12,12 @@ from pathlib import Path
 
 # One line for each mount that this process can see; its place is the fifth word (proc(5)).
 _TABLE = "/proc/self/mountinfo"
+LOCAL_CTIME_TYPES = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"))
+"""File systems that assign the ctime themselves, and that no tool builds with a chosen ctime.
+
+On squashfs, ISO 9660 and EROFS the ctime is in the image, and on FUSE, SMB and exFAT it can be any. On tmpfs,
+writes through a mapping do not change it. An overlay does not show which file systems are below it.
+"""
 _DEVICE, _ROOT, _PLACE = 2, 3, 4
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ESCAPED = re.compile(rb"\\([0-7]{3})")

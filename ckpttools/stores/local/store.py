@@ -14,18 +14,15 @@ from ckpttools.core.errors import StorageError
 from ckpttools.stores.abilities import CopyIdentity, LinkTrials
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
-from ckpttools.stores.local.mounts import boot_id, file_system_type
+from ckpttools.stores.local.mounts import LOCAL_CTIME_TYPES, boot_id, file_system_type
 from ckpttools.stores.publishing import Purpose, Unfinished
 
 if TYPE_CHECKING:
     from ckpttools.stores.local.shared_staging import SharedLocalStaging
     from ckpttools.stores.place import Place
 
-# File systems that assign the ctime when a file changes, and that no tool builds with a chosen ctime: on
-# squashfs, ISO 9660 and EROFS the ctime is in the image, and on FUSE and SMB the server can report any. On
-# tmpfs, writes through a mapping do not change it.
+# Clusters keep checkpoints on these, where each host reads the same files.
 _SHARED = frozenset(("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph"))
-_LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"))
 # As `pathlib` takes them for names of nothing: links in a circle, too. Nor can there be anything under a name
 # that the system calls too long.
 _NOTHING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG))
@@ -66,7 +63,7 @@ class LocalStore(Store):
         mount = "" if kind in _SHARED else f"{boot_id()} {status.st_dev}"
         # Tools that build images set the ctime, to whole seconds. Lustre stores whole seconds.
         is_clock = kind == "lustre" or status.st_ctime_ns % 10**9 != 0
-        return CopyIdentity(file, mount, is_clock and kind in _SHARED | _LOCAL)
+        return CopyIdentity(file, mount, is_clock and kind in _SHARED | LOCAL_CTIME_TYPES)
 
     def list(self, key: str) -> Iterator[DirEntry]:
         try:
