@@ -844,6 +844,43 @@ def test_tensors_that_an_index_misplaces_are_read_as_transformers_does(tmp_path)
         assert values_of(out) == held and index_findings(out) == []
 
 
+@pytest.mark.parametrize("spelling", ["./{}", ".//{}", "sub/.././{}", "././{}"])
+@pytest.mark.parametrize("some", [True, False])
+def test_spellings_of_one_file_in_an_index_are_one_file(tmp_path, spelling, some):
+    named = dict(save_shards(tmp_path, 2, 1))
+    respelled = {
+        key: spelling.format(file) if not some or key == "t0" else file for key, file in named.items()
+    }
+    write_index(tmp_path, respelled)
+    if ".." in spelling:
+        with pytest.raises(FormatError, match="outside of its directory"):
+            ckpttools.open(tmp_path)
+        return
+    tree = ckpttools.open(tmp_path)
+    assert {path[0] for path in tree.arrays} == named.keys()
+    assert tree.metadata.notes.remarks == ()
+    assert index_findings(tmp_path) == []
+
+
+def test_the_last_spelling_decides_which_file_counts(tmp_path):
+    # transformers sorts names as the index spells them: `./z` before `a`.
+    save_file({"t": np.zeros(4, np.float32), "z": np.zeros(4, np.float32)}, tmp_path / "z.safetensors")
+    save_file({"t": np.ones(4, np.float32), "a": np.ones(4, np.float32)}, tmp_path / "a.safetensors")
+    write_index(tmp_path, {"z": "./z.safetensors", "a": "a.safetensors", "t": "a.safetensors"})
+    assert ckpttools.open(tmp_path).arrays["t",].read()[0] == 1
+    assert [each.level for each in index_findings(tmp_path)] == ["warning"]
+
+
+def test_a_shard_whose_ending_transformers_does_not_know_is_reported(tmp_path):
+    named = dict(save_shards(tmp_path, 2, 1))
+    first = min(named.values())
+    upper = first.replace(".safetensors", ".SAFETENSORS")
+    (tmp_path / first).rename(tmp_path / upper)
+    write_index(tmp_path, {key: upper if file == first else file for key, file in named.items()})
+    (found,) = [each for each in index_findings(tmp_path) if each.level == "error"]
+    assert upper in found.what and found.command is not None
+
+
 def test_a_file_that_the_index_does_not_name_is_skipped_if_others_have_its_tensors(tmp_path):
     named = dict(save_shards(tmp_path, 2, 1))
     extra = tmp_path / "model-00003-of-00002.safetensors"

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from support import command_line
 from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
@@ -17,6 +19,7 @@ from support.large_pairs import differing_models, said_within
 from support.places import GOLDEN
 from support.stored_trees import write
 
+import ckpttools
 from ckpttools.array.nodes import stack, take
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.compare.verify import compare
@@ -30,6 +33,7 @@ from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
 
 run = partial(command_line.run, "verify")
@@ -217,6 +221,49 @@ def test_parameters_alone_can_be_compared(tmp_path):
     assert "2 arrays missing" in text
     assert "opt_state/mu/kernel: missing\nstep: missing\n" in text
     run(tmp_path / "weights", "--against", tmp_path / "training", "--parameters")
+
+
+@pytest.mark.parametrize("other", ["b", None, "absent", [], {}])
+def test_leaves_that_are_no_arrays_count_in_every_way_of_comparing(tmp_path, other):
+    kernel = np.ones((2, 3), np.float32)
+    for name, tag in ("one", "a"), ("same", "a"), ("two", other):
+        tags = {} if tag == "absent" else {"tag": tag}
+        ckpttools.save({"params": {"kernel": kernel, **tags}}, tmp_path / name)
+    for ways in [], ["--whole"]:
+        run(tmp_path / "same", "--against", tmp_path / "one", *ways)
+        for a, b in ("one", "two"), ("two", "one"):
+            assert "tag" in run(tmp_path / a, "--against", tmp_path / b, *ways, code=1)
+    run(tmp_path / "one", "--against", tmp_path / "two", "--whole", "--parameters")
+
+
+def test_a_manifest_states_how_many_texts_it_does_not_compare(tmp_path):
+    ckpttools.save({"params": {"kernel": np.ones(3, np.float32), "tag": "a", "more": "b"}}, tmp_path / "one")
+    command_line.run("hash", tmp_path / "one", "--manifest", tmp_path / "m.json")
+    assert "not compared: 2 texts" in run(tmp_path / "one", "--manifest", tmp_path / "m.json")
+
+
+def test_a_conversion_that_rounds_lists_the_same_arrays_in_both_directions(tmp_path):
+    # MaxText divides queries by the root of 32, so the way back does not give every value again.
+    sizes = LlamaSizes(layers=3, hidden=64, mlp=64, heads=2, kv_heads=1, head_dim=32, vocab=64)
+    write_llama(tmp_path / "hf", sizes)
+    rng = np.random.default_rng(0)
+    arrays = load_file(tmp_path / "hf/model.safetensors")
+    noisy = {name: rng.standard_normal(each.shape).astype(each.dtype) for name, each in arrays.items()}
+    save_file(noisy, tmp_path / "hf/model.safetensors")
+    command_line.run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "mt", "--no-scan")
+    command_line.run("convert", "to-safetensors", tmp_path / "mt", tmp_path / "st")
+    run(tmp_path / "hf", "--against", tmp_path / "st")
+    (file,) = (tmp_path / "st").glob("*.safetensors")
+    with safe_open(file, "numpy") as opened:
+        metadata = opened.metadata()
+    made = load_file(file)
+    (name,) = [each for each in made if "layers_1" in each and "query" in each]
+    made[name] = made[name].copy()
+    made[name].flat[5] += 1
+    save_file(made, file, metadata)
+    for a, b in ("st", "hf"), ("hf", "st"):
+        found = run(tmp_path / a, "--against", tmp_path / b, code=1)
+        assert "1 array with other values" in found
 
 
 def test_many_differences_are_folded():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
 
 # The names that transformers looks for, in order.
 _EXPECTED = (
@@ -32,6 +33,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         model.is_output
         or not names
         or not is_of_transformers
+        or config.get(WEIGHTS_FIELD) is not None
         or any(map(model.files.__contains__, _EXPECTED))
     ):
         return

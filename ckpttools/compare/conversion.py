@@ -9,6 +9,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import whole_branches
 from ckpttools.array.tree import Tree, by_name, dotted, keystr
 from ckpttools.compare.align import AlignOptions, align, plain_names, with_keys
+from ckpttools.compare.leaves import differing_leaves
 from ckpttools.compare.unnamed_side import with_joints_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, UsageError
@@ -89,6 +90,7 @@ def paired(
         both: Pairing[LazyArray] = Pairing(mine, with_joints_of(theirs, mine))
         if selection.parameters:
             both = Pairing(_parameters(both.a), _parameters(both.b))
+        both = replace(both, leaves=differing_leaves(made, source, selection.parameters))
     else:
         dropped: tuple[str, ...] = ()
         if said.drop and view_of(made).is_maxtext:

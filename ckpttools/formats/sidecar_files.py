@@ -14,6 +14,8 @@ from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
 CONFIG = "config.json"
+# The field of it that names the weights which transformers reads, in place of files under usual names.
+WEIGHTS_FIELD = "transformers_weights"
 
 
 def is_file(path: Place) -> bool:
@@ -63,6 +65,24 @@ def sidecar_config(folder: Place) -> dict[str, Any] | None:
         )
     # Duplicate keys pass, as they do in transformers.
     return sidecar_json(path, ConfigError, hint, unique=False)
+
+
+def weights_in_config(folder: Place) -> object:
+    """Return the value of `transformers_weights` in the configuration beside the weights; None without one.
+
+    Raises:
+        StorageError: The configuration cannot be read.
+    """
+    path = folder / CONFIG
+    if not is_file(path):
+        return None
+    raw = path.read_bytes()
+    if WEIGHTS_FIELD.encode() not in raw:
+        return None
+    try:
+        return json_object(raw, str(path), ConfigError, "").get(WEIGHTS_FIELD)
+    except ConfigError:
+        return None  # `sidecar_config` reports it
 
 
 def is_saved_by_peft(tree: Tree) -> bool:

@@ -11,18 +11,28 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
+from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.formats.sidecar_files import is_file
-from ckpttools.formats.weight_index import WeightsLocation, refuse_missing, visible_files
+from ckpttools.core.text import first_of
+from ckpttools.formats.sidecar_files import CONFIG, WEIGHTS_FIELD, is_file, weights_in_config
+from ckpttools.formats.weight_index import WeightsLocation, normalized, refuse_missing, visible_files
+from ckpttools.stores.base import is_inside
 from ckpttools.stores.place import Place
 
 _INDEX = ".index.json"
 # Of torch's distributed checkpoints in safetensors: a process writes no file of which it has nothing.
 _PROCESS = re.compile(r"^shard-\d+-")
+# The files that `transformers_weights` may name.
+_SAFETENSORS = ".safetensors"
 # A count beyond any real one is somebody's own scheme of names.
 _MOST_FILES = 100_000
+_MOST_NAMED = 4
+
+
+class UnusableChoiceError(FormatError):
+    """`transformers_weights` in `config.json` does not name a file that can be read."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,45 @@ class WeightNames:
         """Why there are none of these at a path; None if there are. Raises StorageError as `reason`."""
         try:
             self.find(path)
+        except UnusableChoiceError:
+            return None  # no other file is read: whoever opens the directory gets the error
         except CheckpointError as error:
             return reason(error, path)
         return None
 
+    def chosen(self, folder: Place) -> WeightsLocation | None:
+        """Find the weights that `transformers_weights` in `config.json` names; None if it names none.
+
+        transformers reads that file, or the index and the files that it names, and no other.
+
+        Raises:
+            FormatError: The field names files of another format.
+            UnusableChoiceError: It does not name a file that exists here and that transformers can load.
+        """
+        name = weights_in_config(folder)
+        if name is None:
+            return None
+        if self.suffix != _SAFETENSORS:
+            raise FormatError(f"{CONFIG} names other weights: {WEIGHTS_FIELD} is {name!r}", place=folder)
+        if isinstance(name, str) and is_inside(name) and is_file(folder / normalized(name)):
+            if name.endswith(self.suffix + _INDEX):
+                return WeightsLocation(folder, index=normalized(name), is_chosen=True)
+            if name.endswith(self.suffix):
+                return WeightsLocation(folder, (normalized(name),), is_chosen=True)
+        visible = [each for each in visible_files(folder) if each.endswith(self.suffix)]
+        kind = UnusableChoiceError if visible else FormatError
+        instead = f"; to read another file, pass it: {quote(str(folder / visible[0]))}" if visible else ""
+        raise kind(
+            f"{CONFIG} names weights that transformers cannot load: {WEIGHTS_FIELD} is {name!r}",
+            place=folder / CONFIG,
+            got=first_of(visible, _MOST_NAMED) if visible else "no such file",
+            wanted=f"the name of a {self.suffix} file here, or of an index of such files",
+            hint=f"fetch that file, or remove {WEIGHTS_FIELD} from {CONFIG}{instead}",
+        )
+
     def _find_in(self, folder: Place) -> WeightsLocation:
+        if (chosen := self.chosen(folder)) is not None:
+            return chosen
         # transformers takes model.safetensors where there is one and looks at no index beside it
         # (PreTrainedModel.from_pretrained); whoever opens the directory means the same weights.
         if is_file(folder / self.whole):

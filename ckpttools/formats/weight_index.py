@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import posixpath
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,27 +26,45 @@ _NUMBERED = re.compile(r"(?P<stem>.*)-\d+-of-(?P<rest>\d+\..*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class WeightsLocation:
-    """Where the weights are: file names in a folder, or an index that names them."""
+    """Where the weights are: file names in a folder, or an index that names them.
+
+    Attributes:
+        folder: The folder.
+        files: Names of the files, if no index names them.
+        index: Name of the index. The files that it names are relative to the folder.
+        is_chosen: Whether `transformers_weights` in `config.json` names the file or the index.
+    """
 
     folder: Place
     files: tuple[str, ...] = ()
     index: str | None = None
+    is_chosen: bool = False
 
     @cached_property
     def named(self) -> Mapping[str, str] | None:
-        """Tensor name to file name, as the index has it; None without one. Errors as `_weight_map`."""
+        """Tensor name to file name, normalized, by the index; None without one. Errors as `_weight_map`."""
+        if self._as_written is None:
+            return None
+        names = {name: sys.intern(normalized(name)) for name in {*self._as_written.values()}}
+        return {tensor: names[name] for tensor, name in self._as_written.items()}
+
+    @cached_property
+    def _as_written(self) -> Mapping[str, str] | None:
         return None if self.index is None else _weight_map(self.folder / self.index)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the files, sorted where an index names them, which is how they are numbered.
+        """Names of the files, normalized; those of an index as `in_reading_order`.
 
         Raises:
             FormatError: the index is damaged; one is not there, or lies outside of the folder.
         """
-        if self.named is None or self.index is None:
+        if self._as_written is None or self.index is None:
             return self.files
-        return _files_of_index(self.folder, self.folder / self.index, self.named)
+        written = sorted({*self._as_written.values()})
+        for name in written:
+            _check_inside(name, self.folder / self.index)
+        return _files_of_index(self.folder, self.folder / self.index, in_reading_order(written))
 
     @cached_property
     def unnamed(self) -> tuple[str, ...]:
@@ -261,15 +280,31 @@ def _weight_map(path: Place) -> dict[str, str]:
     )
 
 
-def _files_of_index(folder: Place, index: Place, named: Mapping[str, str]) -> tuple[str, ...]:
-    """The files that an index names, sorted, which is how they are numbered.
+def normalized(name: str) -> str:
+    """Return one spelling for all names of a file below a folder, such as `a` for `./a`.
+
+    Names that lead outside stay as they are, for `is_inside` to refuse. So does a slash at the end, which
+    only directories have.
+    """
+    return posixpath.normpath(name) if is_inside(name) and not name.endswith("/") else name
+
+
+def in_reading_order(names: Iterable[str]) -> list[str]:
+    """Normalize the names of an index, in the order in which transformers reads the files.
+
+    transformers sorts the names as they are spelled. Of several spellings of one file, the last counts.
+    """
+    last = {normalized(name): position for position, name in enumerate(sorted({*names}))}
+    return sorted(last, key=last.__getitem__)
+
+
+def _files_of_index(folder: Place, index: Place, named: Sequence[str]) -> tuple[str, ...]:
+    """Return the files that an index names, if all of them exist.
 
     Raises:
-        FormatError: one is not there, or lies outside of the folder.
+        FormatError: A file does not exist.
     """
-    names = tuple(sorted(set(named.values())))
-    for name in names:
-        _check_inside(name, index)
+    names = tuple(named)
     # Symbolic links are followed: in the Hugging Face cache every file is one, to a blob elsewhere.
     there = at_once(folder.store, lambda name: is_file(folder / name), names)
     missing = [name for name, is_there in zip(names, there, strict=True) if not is_there]

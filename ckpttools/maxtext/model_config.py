@@ -18,6 +18,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.families.family import FlagRule, Spelling
 from ckpttools.families.silent import meant_otherwise
+from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
 from ckpttools.mapping.sizes import nested, states
 from ckpttools.maxtext.prediction import FIELDS as PREDICTION
 from ckpttools.maxtext.prediction import prediction_layers
@@ -103,6 +104,9 @@ def true_config(
     if vocab is not None:
         changes += _with_vocab(made, vocab)
     changes += _with_layer_lists(made)
+    if WEIGHTS_FIELD in made:
+        name = made.pop(WEIGHTS_FIELD)
+        changes.append(f"{WEIGHTS_FIELD} is left out, as it names a file of the source: {name}")
     said = says_quantized(made)
     if said and _is_plain(arrays, config):
         made = without_quantization(made)

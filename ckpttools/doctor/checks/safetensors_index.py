@@ -30,6 +30,8 @@ from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.format import NAMES
 from ckpttools.formats.safetensors.header import SafetensorsHeader
 from ckpttools.formats.safetensors.sharded import is_sharded
+from ckpttools.formats.sidecar_files import CONFIG, WEIGHTS_FIELD
+from ckpttools.formats.weight_index import WeightsLocation, in_reading_order, normalized
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.place import Place
 
@@ -45,6 +47,14 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding]:
+    try:
+        chosen = NAMES.chosen(weights.folder)
+    except CheckpointError as error:
+        yield finding_of(error, weights.folder / CONFIG, why="transformers reads no other file")
+        return
+    if chosen is not None:
+        yield from _chosen(inventory, weights, chosen)
+        return
     unread = [name for name in weights.indexes if name == _NAME and _WHOLE in weights.files]
     for name in weights.indexes:
         found = _index(inventory, weights, name)
@@ -54,6 +64,19 @@ def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding
         yield _missing(weights.folder, lost, "the names of the others imply them")
     if not weights.indexes and len(weights.files) > 1 and not lost:
         yield _beside_the_model(weights) if _WHOLE in weights.files else _without_index(inventory, weights)
+
+
+def _chosen(inventory: Inventory, weights: SafetensorsFiles, chosen: WeightsLocation) -> Iterator[Finding]:
+    """Report the weights that `transformers_weights` names, and what is wrong with an index that it names."""
+    if chosen.index is not None:
+        yield from _index(inventory, weights, chosen.index)
+    name = chosen.index or chosen.files[0]
+    others = [each for each in (*weights.files, *weights.indexes) if each != name]
+    if chosen.index is not None and chosen.named is not None:
+        others = [each for each in others if each not in {*chosen.named.values()}]
+    why = f"transformers and ckpttools read {name}" + (f", not {_some(others)}" if others else "")
+    do = f"nothing need be done; ckpttools leaves {WEIGHTS_FIELD} out of the {CONFIG} that it writes"
+    yield Finding(INFO, str(weights.folder / CONFIG), f"{WEIGHTS_FIELD} is {name}", why, do)
 
 
 def _unread(place: Place, found: Iterable[Finding]) -> Iterator[Finding]:
@@ -144,13 +167,24 @@ def _index(inventory: Inventory, weights: SafetensorsFiles, name: str) -> Iterat
         what = "no usable weight_map"
         yield Finding(ERROR, str(place), what, "nothing tells which file has which tensor", "fetch it again")
         return
-    yield from _against_files(inventory, weights, place, named)
+    other = sorted({file for file in named.values() if not file.endswith(SAFETENSORS)})
+    if other:
+        what = f"names files that do not end in {SAFETENSORS}: {_some(other)}"
+        why = "transformers takes them for files of torch.save and refuses them"
+        command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
+        do = f"`{command}` writes files under usual names"
+        yield Finding(ERROR, str(place), what, why, do, command=command)
+    paths = {tensor: normalized(file) for tensor, file in named.items()}
+    yield from _against_files(inventory, weights, place, paths, in_reading_order(named.values()))
 
 
 def _against_files(
-    inventory: Inventory, weights: SafetensorsFiles, place: Place, named: Mapping[str, str]
+    inventory: Inventory,
+    weights: SafetensorsFiles,
+    place: Place,
+    named: Mapping[str, str],
+    shards: Sequence[str],
 ) -> Iterator[Finding]:
-    shards = sorted(set(named.values()))
     outside = [file for file in shards if not is_inside(file)]
     if outside:
         what = f"names files outside of its directory: {_some(outside)}"
@@ -264,7 +298,7 @@ def _repeated(
     absent: Collection[str],
 ) -> Iterator[Finding]:
     """Report tensors in several files. transformers reads the last one, regardless of the index."""
-    repeated = {name: max(places) for name, places in files.items() if len(places) > 1 and name in named}
+    repeated = {name: places[-1] for name, places in files.items() if len(places) > 1 and name in named}
     overlaid = [name for name, last in repeated.items() if named[name] == last]
     unclear = [name for name in repeated if name not in {*overlaid, *absent}]
     if unclear:

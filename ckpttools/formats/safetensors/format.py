@@ -28,7 +28,13 @@ from ckpttools.formats.safetensors.sharded import (
     whole_tensors,
     without_entries,
 )
-from ckpttools.formats.sidecar_files import is_saved_by_peft, sidecar_config, sidecar_directory
+from ckpttools.formats.sidecar_files import (
+    CONFIG,
+    WEIGHTS_FIELD,
+    is_saved_by_peft,
+    sidecar_config,
+    sidecar_directory,
+)
 from ckpttools.formats.weight_files import WeightNames
 from ckpttools.formats.weight_index import WeightsLocation
 from ckpttools.stores.at_once import at_once
@@ -176,10 +182,11 @@ def _of_others(directory: Place, found: WeightsLocation) -> Notes:
     visible = (each.name for each in directory.entries() if not each.is_dir and each.name[0] != ".")
     files = (name for name in visible if name.endswith(NAMES.suffix) and name not in found.names)
     others = sorted(name for name in files if name not in (*_BESIDE, *found.unnamed))
-    if not others:
-        return Notes()
     read = f"what {found.index} names" if found.index is not None else found.files[0]
-    return Notes(remarks=(f"of the files of weights here {read} is read, not {first_of(others)}",))
+    instead = f", not {first_of(others)}" if others else ""
+    if found.is_chosen:
+        return Notes(remarks=(f"{read} is read, as {WEIGHTS_FIELD} in {CONFIG} asks for it{instead}",))
+    return Notes(remarks=(f"of the files of weights here {read} is read{instead}",)) if others else Notes()
 
 
 def _stitched(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:

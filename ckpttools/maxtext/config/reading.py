@@ -83,6 +83,7 @@ _IDLE = (
     "torch_dtype",
     "torchscript",
     "transformers*version",
+    "transformers_weights",
     "unsloth_*",
     "use_cache",
     "use_return_dict",
