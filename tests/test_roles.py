@@ -601,11 +601,13 @@ class TestNamesOfBookkeeping:
         *(("epoch", "float32", (16, 16)), ("state/step", "bfloat16", (4,)), ("rng", "float16", (2,))),
         *(("loss_scale/weight", "float32", (4,)), ("dynamic_scale", "float64", (3,))),
         *(("net/rngs/table", "float32", ()), ("prng", "complex64", (2,))),
+        *(("rngs/table", "int32", (8,)), ("params/rngs/codes", "int8", (4, 2)), ("rng", "int64", (3,))),
     )
     # Whatever is beside them, and beside the state of an optimizer alone.
     BOOKS = (
         *(("step", "int32", ()), ("0/global_step", "int64", ()), ("epoch", "uint32", ())),
-        *(("rng", "uint32", (2,)), ("state/dropout_rng", "uint32", (8, 2)), ("rngs/table", "int32", (8,))),
+        *(("rng", "uint32", (2,)), ("state/dropout_rng", "uint32", (8, 2)), ("rng", "uint8", (16,))),
+        *(("rngs/dropout/count", "int32", (8,)), ("rngs/dropout/key", "uint32", (8, 2))),
         *(("loss_scale/counter", "int32", ()), ("dynamic_scale/fin_steps", "int32", ())),
     )
     OF_TRAINING = (
@@ -1061,6 +1063,31 @@ class TestRandomStates:
         assert {roles(tree).of(path) for path in state} == {"other"}
         assert refusal(tree) == set(learned)
 
+    @pytest.mark.parametrize("head", ["params/vq", "params/net/0", "vq"])
+    @pytest.mark.parametrize(
+        ("key", "dtype", "count", "is_random"),
+        [
+            ((512, 4), "int32", (512,), False),
+            ((512, 2), "uint8", (512,), False),
+            ((512, 4), "uint32", (), False),
+            ((512, 4), "uint32", (4,), False),
+            ((4,), "int64", (), False),
+            ((2,), "bool", (), False),
+            ((512, 3), "uint32", (512,), False),
+            ((2,), "uint32", (), True),
+            ((4,), "uint32", (), True),
+            ((8, 2), "uint32", (8,), True),
+        ],
+    )
+    def test_a_table_of_codes_with_its_uses_is_kept(self, head, key, dtype, count, is_random):
+        state = {
+            (*keys(head), "key"): np.zeros(key, dtype),
+            (*keys(head), "count"): np.zeros(count, np.int32),
+        }
+        tree = tree_of({**below(("params", "net"), NET), **state, **adam(NET, "opt_state")})
+        kept = StripOptimizer()(tree).tree.arrays.keys() & state.keys()
+        assert kept == (set() if is_random else set(state))
+
 
 def test_a_copy_with_a_counter_above_it_is_not_the_model():
     """Of two that are alike, in names that say nothing; the first is not always the model."""
@@ -1163,6 +1190,23 @@ class TestKeras:
         assert {found.of(path) for path in state} == {"optimizer"}
         stripped = StripOptimizer()(tree).tree
         assert set(stripped.arrays) == {(*model, *path) for path in KERAS_MODEL}
+
+    @pytest.mark.parametrize("suffix", ["norm", "linear", "momentum", "accumulator"])
+    @pytest.mark.parametrize("others", [{}, {("blk", "wq"): np.ones((3, 3), np.float32)}])
+    @pytest.mark.parametrize("steps", [np.int32(1), np.ones(8, np.int32)])
+    def test_a_block_with_iterations_is_kept(self, suffix, others, steps):
+        model = {
+            ("attn",): np.ones(8, np.float32),
+            ("head", "kernel"): np.ones((8, 2), np.float32),
+            ("tail", "kernel"): np.ones((8, 2), np.float32),
+            ("blk", "iterations"): steps,
+            ("blk", f"attn_{suffix}"): np.ones(8, np.float32),
+            **others,
+        }
+        for tree in (model, {**below(("params",), model), **adam({("attn",): model["attn",]}, "opt_state")}):
+            assert all(
+                roles(tree_of(tree)).of(path) == "parameter" for path in tree if "opt_state" not in path
+            )
 
     @pytest.mark.parametrize(
         ("optimizer", "suffix"), [("adam_w", "average"), ("schedule_free_adam_w", "momentum")]

@@ -25,10 +25,11 @@ _SAME = 8
 
 
 class ArrayFacts(NamedTuple):
-    """What must be known of an array; whole numbers are those of integers and booleans."""
+    """What must be known of an array; whole numbers are those of integers and booleans, words are uint32."""
 
     shape: Shape
     is_whole_number: bool
+    is_words: bool = False
 
 
 _PathIndex = Mapping[Path, list[Path]]

@@ -13,6 +13,7 @@ from ckpttools.roles.mirrors import ArrayFacts, Mirrors, below_moments, is_momen
 from ckpttools.roles.names import (
     ENCLOSED,
     KERAS,
+    KERAS_RATE,
     KERAS_STEPS,
     MOMENTS,
     PER_PARAMETER,
@@ -32,7 +33,7 @@ from ckpttools.roles.names import (
     unwrapped,
     wraps_states,
 )
-from ckpttools.roles.subtrees import Heads, inside, lifted, outside
+from ckpttools.roles.subtrees import Heads, inside, lifted, mostly, outside, sizes
 
 
 def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
@@ -54,18 +55,40 @@ def _around_enclosed(paths: Collection[Path]) -> set[Path]:
 
 
 def _around_keras(arrays: Mapping[Path, ArrayFacts]) -> set[Path]:
-    """Keys right above the variables of one of Keras' optimizers: its steps, and moments of parameters."""
-    heads = {path[:-1] for path in arrays if path[-1:] and path[-1] in KERAS_STEPS} - {()}
+    """Keys right above the variables of one of Keras' optimizers: its steps, and moments of parameters.
+
+    A block of a model may have an iteration and a norm. An optimizer has a learning rate as well, or moments
+    of most of the model and nothing else.
+    """
+    steps = (path for path, each in arrays.items() if each.shape == () and path[-1:])
+    heads = {path[:-1] for path in steps if path[-1] in KERAS_STEPS} - {()}
     if not heads:
         return set()
-    joined = {
-        ("_".join(map(str, tail)), each.shape) for path, each in arrays.items() for tail in unwrapped(path)
-    }
-    return heads & {
-        path[:-1]
-        for path, each in arrays.items()
-        if path[:-1] in heads and (keras_parameter(path[-1]), each.shape) in joined
-    }
+    large = {path: each for path, each in arrays.items() if each.shape}
+    joined: dict[tuple[str, Shape], list[Path]] = {}
+    variables: dict[Path, list[Path]] = {}
+    for path, each in large.items():
+        for tail in unwrapped(path):
+            joined.setdefault(("_".join(map(str, tail)), each.shape), []).append(path)
+        if path[:-1] in heads:
+            variables.setdefault(path[:-1], []).append(path)
+    inner = sizes(list(large), heads)
+    found: set[Path] = set()
+    for head, paths in variables.items():
+        names = [(keras_parameter(path[-1]), arrays[path].shape) for path in paths]
+        of = {
+            name
+            for name, shape in names
+            if name and any(each[: len(head)] != head for each in joined.get((name, shape), ()))
+        }
+        is_whole = all(name for name, _ in names) and mostly(len(of), len(large) - inner[head])
+        if of and (is_whole or _is_rate(arrays.get((*head, KERAS_RATE)))):
+            found.add(head)
+    return found
+
+
+def _is_rate(array: ArrayFacts | None) -> bool:
+    return array is not None and array.shape == () and not array.is_whole_number
 
 
 def _containers(

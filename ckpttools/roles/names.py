@@ -14,6 +14,7 @@ _CONTAINERS = frozenset(
 # Keras' state tree: the variables of all optimizers, and their numbers of steps, which older versions call
 # iterations.
 KERAS = "optimizer_variables"
+KERAS_RATE = "learning_rate"
 KERAS_STEPS = frozenset(("iteration", "iterations"))
 # What Keras' optimizers append to the joined path of a parameter, as in dense_kernel_momentum. An average is
 # learned, so it is not among them.

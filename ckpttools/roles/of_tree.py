@@ -49,6 +49,9 @@ from ckpttools.roles.unnamed_state import in_branches, unnamed_state
 Role = Literal["parameter", "optimizer", "other"]
 # Keys that tell the largest parts of a tree from one another, but for wrappers of wrappers.
 _HEAD = 4
+# The dtype of keys of jax's random number generators, and that of the states that torch stores.
+_COUNT = "count"
+_WORDS, _BYTES = "uint32", "uint8"
 
 
 class Typed(Protocol):
@@ -158,7 +161,11 @@ def _below_moment(keys: Path) -> Iterator[Path]:
 
 def _is_learned(keys: Path, array: Typed) -> bool:
     """Whether an array cannot be the bookkeeping that it is called, even of a training."""
-    return _is_fraction(array) and (bool(array.shape) or is_random(keys))
+    if _is_fraction(array):
+        return bool(array.shape) or is_random(keys)
+    # Arrays of other whole numbers are tables, but a generator has a counter.
+    is_state = _name(array) in (_WORDS, _BYTES) or core_of(keys)[-1] == _COUNT
+    return is_random(keys) and bool(array.shape) and _is_whole_number(array) and not is_state
 
 
 def _is_of_any_model(keys: Path, array: Typed) -> bool:
@@ -182,7 +189,10 @@ def _inferred(
     # A tree of 100,000 tensors has a budget of its own, which copies of all names would not fit into.
     if not (any(map(may_tell, keys)) or _may_be_random(arrays, keys) or _may_be_twice(arrays)):
         return Roles(others=frozenset(random))
-    known = {core_of(path): ArrayFacts(each.shape, _is_whole_number(each)) for path, each in arrays.items()}
+    known = {
+        core_of(path): ArrayFacts(each.shape, _is_whole_number(each), _name(each) == _WORDS)
+        for path, each in arrays.items()
+    }
     others = frozenset((*random, *_random_states(known)))
     own = set(map(core_of, learned))
     paths = outside((path for path in known if path in own or not is_bookkeeping(path)), others)
@@ -257,13 +267,18 @@ def _is_whole_number(array: Typed) -> bool:
 
 
 def _random_states(known: Mapping[Path, ArrayFacts]) -> Iterator[Path]:
-    """Keys of random number generators with their counters beside them, as NNX and optax keep them."""
+    """Keys of random number generators with their counters beside them, as NNX and optax keep them.
+
+    A key has words along its last axis and a counter for each of its other elements, so that a table of
+    codes with a number of uses is not taken for one.
+    """
     for path, array in known.items():
         if path[-1] not in KEYS or is_random(path):
             continue
-        if not array.is_whole_number or array.shape[-1:] not in ((2,), (4,)):
+        if not array.is_words or array.shape[-1:] not in ((2,), (4,)):
             continue
-        count = (*path[:-1], "count")
-        is_counted = count in known and known[count].is_whole_number
+        count = (*path[:-1], _COUNT)
+        beside = known.get(count)
+        is_counted = beside is not None and beside.is_whole_number and beside.shape == array.shape[:-1]
         yield from (path,) * (is_counted or path[-1] == LONE_KEY)
         yield from (count,) * is_counted
