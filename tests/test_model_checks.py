@@ -682,6 +682,74 @@ def test_absent_config_fields_have_defaults_of_transformers(kind, missing):
     }
 
 
+# Defaults of transformers 5.23 -> the types with them, in none of which the neutral value is the default.
+NOT_NEUTRAL = {
+    ("norm_topk_prob", False, True): ["qwen3_next", "deepseek_v3", "deepseek_v32", "deepseek_v4", "kimi_k25"],
+    ("rope_interleave", False, True): ["deepseek_v3", "kimi_k25"],
+    ("routed_scaling_factor", 1.0, 1.5): ["deepseek_v4"],
+    ("hc_eps", 0.0, 1e-6): ["deepseek_v4"],
+    ("attn_temperature_tuning", False, True): ["llama4_text", "llama4"],
+    ("use_qk_norm", False, True): ["llama4_text"],
+    ("attn_scale", 1.0, 0.1): ["llama4_text"],
+    ("attention_bias", False, True): ["gpt_oss"],
+    ("attention_bias", True, False): ["llama", "qwen3", "gemma4_text"],
+    ("swiglu_alpha", 1.0, 1.702): ["gpt_oss"],
+    ("swiglu_limit", 1.0, 7.0): ["gpt_oss"],
+}
+
+
+@pytest.mark.parametrize("part", ["", "text_config"])
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "default"),
+    [
+        *((kind, *case) for case, kinds in NOT_NEUTRAL.items() for kind in kinds),
+        *((kind, "layer_types", [FULL, "sliding_attention"], [FULL, FULL]) for kind in ("llama", "qwen2")),
+    ],
+)
+def test_absent_config_fields_equal_their_default_alone(kind, field, value, default, part):
+    silent, stated, other = ({"model_type": kind, **each} for each in ({}, {field: default}, {field: value}))
+    if part:
+        silent, stated, other = ({"model_type": "x", part: each} for each in (silent, stated, other))
+    assert config_differences(silent, stated) == []
+    for one in (silent, stated):
+        (found,) = config_differences(one, other)
+        assert found.name.rpartition(".")[2] == field
+        assert found.is_known
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 1.0, False, "", [], True, 2])
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("llama", "new_field"),
+        ("deepseek_v4", "num_hash_layers"),
+        ("new_type", "norm_topk_prob"),
+        ("qwen3_next", "layer_types"),
+    ],
+)
+def test_absent_config_fields_without_known_default_differ(kind, field, value):
+    (found,) = config_differences({"model_type": kind}, {"model_type": kind, field: value})
+    assert "not stated" in str(found)
+    assert "no known default" in str(found) or "unknown field" in str(found)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "gpt_oss", "gemma3_text", "olmo3", "new_type"])
+def test_full_attention_is_no_default_of_hybrid_models(kind):
+    assert config_differences({"model_type": kind}, {"model_type": kind, "layer_types": [FULL, FULL]})
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v4", "gemma3_text", "olmo3", "llama"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_base_of_rotary_embeddings_at_the_top(kind, is_nested):
+    """Some classes ignore the base in `rope_parameters`, unless it is given for each part."""
+    names = ("main", "compress") if kind == "deepseek_v4" else (FULL, "sliding_attention")
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    one = {"model_type": kind, "rope_parameters": dict.fromkeys(names, rope) if is_nested else rope}
+    at_top = not is_nested and kind != "llama"
+    found = config_differences({**one, "rope_theta": 5e4}, {**one, "rope_theta": 7.0})
+    assert bool(found) == at_top
+
+
 @pytest.mark.parametrize(
     ("kind", "older", "newer"),
     [

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from ckpttools.families.transformers_defaults import DEFAULTS
+from ckpttools.families.transformers_defaults import COMPARED_DEFAULTS, DEFAULTS
 from ckpttools.mapping.documents import pairs
 from ckpttools.mapping.sizes import nested, states
 
@@ -31,6 +31,7 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_pytorch_tanh",
     "gelu_python_tanh": "gelu_pytorch_tanh",
 }
+_ByType = Mapping[str, Mapping[str, Any]]
 _ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function")
 
 
@@ -60,9 +61,13 @@ def silent_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Fields are the text model's, and those of towers below `vision_config` and `audio_config`.
     """
-    whole = _of_type(config.get("model_type"))
+    return _values(config, _by_type())
+
+
+def _values(config: Mapping[str, Any], by_type: _ByType) -> Mapping[str, Any]:
+    whole = _of_type(config.get("model_type"), by_type)
     part = _text_part(config)
-    text = _of_type(nested(config, f"{part}.model_type")) if part else {}
+    text = _of_type(nested(config, f"{part}.model_type"), by_type) if part else {}
     return {**whole, **text, **{name: whole[name] for name in _OF_THE_WHOLE if name in whole}}
 
 
@@ -71,10 +76,30 @@ def silent_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
     A field that is null is stated. Of a tower of which nothing is said at all, nothing is taken.
     """
+    return _filled(config, silent_values(config))
+
+
+def compared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `silent_fields` with the known defaults of all other fields that may affect the computation."""
+    return _filled(config, _values(config, _compared_by_type()))
+
+
+def compared_values(model_type: str) -> Mapping[str, Any]:
+    """Return all known defaults of one type, but that of the types of layers, which depends on windows."""
+    found = _compared_by_type().get(model_type, {})
+    return {name: value for name, value in found.items() if name != "layer_types"}
+
+
+def compared_names() -> frozenset[str]:
+    """Return the names of fields with a known default, without the parts that contain them."""
+    return frozenset(name.rpartition(".")[2] for fields in _compared_by_type().values() for name in fields)
+
+
+def _filled(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     part = _text_part(config)
     around = _THINKER if isinstance(config.get(_THINKER), Mapping) else ""
     made: dict[str, Any] = {}
-    for name, value in silent_values(config).items():
+    for name, value in values.items():
         place = around if "." in name or name in _OF_THE_WHOLE else part
         full = f"{place}.{name}" if place else name
         parent = full.rpartition(".")[0]
@@ -126,22 +151,31 @@ def _text_part(config: Mapping[str, Any]) -> str:
     return next((name for name in TEXT_PARTS if isinstance(nested(config, name), Mapping)), "")
 
 
-def _of_type(model_type: object) -> Mapping[str, Any]:
-    return _by_type().get(model_type, {}) if isinstance(model_type, str) else {}
+def _of_type(model_type: object, by_type: _ByType) -> Mapping[str, Any]:
+    return by_type.get(model_type, {}) if isinstance(model_type, str) else {}
 
 
 @cache
-def _by_type() -> Mapping[str, Mapping[str, Any]]:
+def _by_type() -> _ByType:
+    return _parsed(DEFAULTS)
+
+
+@cache
+def _compared_by_type() -> _ByType:
+    return _parsed(DEFAULTS + COMPARED_DEFAULTS)
+
+
+def _parsed(table: str) -> _ByType:
     found: dict[str, dict[str, Any]] = {}
-    for names, line in _entries():
+    for names, line in _entries(table):
         for name in names:
             found.setdefault(name, {}).update(pairs(line))
     return found
 
 
-def _entries() -> Iterator[tuple[list[str], str]]:
+def _entries(table: str) -> Iterator[tuple[list[str], str]]:
     names: list[str] = []
-    for line in DEFAULTS.strip().splitlines():
+    for line in table.strip().splitlines():
         if line.startswith(" "):
             yield names, line
         else:

@@ -126,3 +126,100 @@ qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text
 gemma
     hidden_act="gelu_pytorch_tanh"
 """
+
+# Defaults that only comparisons of configurations use, in the same form, without those in `DEFAULTS`.
+# A `layer_types` means that all layers are of this type unless windows are switched on.
+COMPARED_DEFAULTS = """
+deepseek_v2
+    norm_topk_prob=false routed_scaling_factor=1.0
+deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text kimi_k25
+    attention_bias=false
+llama llama4 llama4_text olmo2 olmo3 qwen3 qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe
+    attention_bias=false
+qwen3_omni_moe_text qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text
+    attention_bias=false
+deepseek_v2 deepseek_v3 gemma kimi_k25 llama mistral mixtral olmo2 qwen2 qwen3 qwen3_moe qwen3_omni_moe
+    layer_types="full_attention"
+qwen3_omni_moe_text qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text
+    layer_types="full_attention"
+deepseek_v2 deepseek_v32 deepseek_v4 llama
+    mlp_bias=false
+deepseek_v3 deepseek_v32 deepseek_v4 kimi_k25 qwen3_next
+    norm_topk_prob=true
+deepseek_v3 deepseek_v32 kimi_k25
+    num_key_value_heads=128
+deepseek_v3 kimi_k25
+    rope_interleave=true
+deepseek_v32
+    head_dim=64
+deepseek_v4
+    compress_rope_theta=160000.0 hc_eps=1e-06 hc_sinkhorn_iters=20 num_nextn_predict_layers=1
+    routed_scaling_factor=1.5 scoring_func="sqrtsoftplus" sliding_window=128
+deepseek_v4 llama4 llama4_text mixtral
+    router_jitter_noise=0.0
+gemma gemma2
+    max_position_embeddings=8192
+gemma3
+    vision_config.layer_norm_eps=1e-06 vision_config.vision_use_head=true
+gemma3 gemma3_text
+    use_bidirectional_attention=false
+gemma3 gemma3_text gemma4 gemma4_text gpt_oss llama4 llama4_text mistral mixtral
+    max_position_embeddings=131072
+gemma3 kimi_k25 qwen3_5_moe qwen3_omni_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe
+    vision_config.hidden_act="gelu_pytorch_tanh"
+gemma4
+    audio_config.attention_chunk_size=12 audio_config.attention_context_left=13
+    audio_config.attention_context_right=0 audio_config.attention_invalid_logits_value=-1000000000.0
+    audio_config.attention_logit_cap=50.0 audio_config.conv_kernel_size=5
+    audio_config.gradient_clipping=10000000000.0 audio_config.hidden_act="silu"
+    audio_config.hidden_size=1024 audio_config.num_attention_heads=8 audio_config.num_hidden_layers=12
+    audio_config.residual_weight=0.5 audio_config.rms_norm_eps=1e-06
+    audio_config.use_clipped_linears=true vision_config.attention_bias=false
+    vision_config.hidden_activation="gelu_pytorch_tanh" vision_config.max_position_embeddings=131072
+    vision_config.patch_size=16 vision_config.pooling_kernel_size=3 vision_config.rms_norm_eps=1e-06
+    vision_config.use_clipped_linears=false
+gpt_oss
+    attention_bias=true swiglu_alpha=1.702 swiglu_limit=7.0
+kimi_k25
+    vision_config.hidden_size=1152 vision_config.intermediate_size=4304
+    vision_config.num_attention_heads=16 vision_config.num_hidden_layers=27
+    vision_config.pos_emb_height=64 vision_config.pos_emb_time=4 vision_config.pos_emb_width=64
+kimi_k25 llama4
+    vision_config.patch_size=14
+llama olmo2 olmo3
+    max_position_embeddings=2048
+llama4
+    vision_config.hidden_act="gelu" vision_config.image_size=448
+    vision_config.multi_modal_projector_bias=false vision_config.norm_eps=1e-05
+    vision_config.num_channels=3 vision_config.pixel_shuffle_ratio=0.5
+    vision_config.projector_input_dim=4096 vision_config.projector_output_dim=4096
+    vision_config.vision_feature_select_strategy="default" vision_config.vision_output_dim=7680
+llama4 llama4_text
+    attn_scale=0.1 attn_temperature_tuning=true floor_scale=8192 no_rope_layer_interval=4
+    use_qk_norm=true
+qwen2 qwen3
+    max_window_layers=28
+qwen2 qwen3 qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe qwen3_omni_moe_text
+    max_position_embeddings=32768
+qwen3_omni_moe_thinker
+    max_position_embeddings=32768
+qwen2 qwen3 qwen3_moe
+    use_sliding_window=false
+qwen3_5_moe
+    vision_config.out_hidden_size=3584
+qwen3_moe
+    intermediate_size=6144
+qwen3_moe qwen3_next qwen3_omni_moe qwen3_omni_moe_text qwen3_omni_moe_thinker qwen3_vl_moe
+    decoder_sparse_step=1 mlp_only_layers=[]
+qwen3_vl_moe_text
+    decoder_sparse_step=1 mlp_only_layers=[]
+qwen3_next qwen3_vl_moe qwen3_vl_moe_text
+    intermediate_size=5632
+qwen3_omni_moe qwen3_omni_moe_text qwen3_omni_moe_thinker
+    intermediate_size=18944
+qwen3_omni_moe qwen3_omni_moe_thinker
+    audio_config.conv_chunksize=500 audio_config.max_source_positions=1500 audio_config.num_mel_bins=128
+    audio_config.scale_embedding=false
+qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text
+    max_position_embeddings=128000
+"""

@@ -11,7 +11,13 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import matches_any
 from ckpttools.families.registry import families
-from ckpttools.families.silent import TEXT_PARTS, default_theta, silent_fields, without_alias
+from ckpttools.families.silent import (
+    TEXT_PARTS,
+    compared_fields,
+    compared_names,
+    default_theta,
+    without_alias,
+)
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.sizes import nested
@@ -79,6 +85,8 @@ _MISSING = "not stated"
 _ROPES = ("rope_scaling", "rope_parameters")
 _ROPE, _THETA = "rope_parameters", "rope_theta"
 _TYPE, _DEFAULT_TYPE = "rope_type", "default"
+# The two embeddings of DeepSeek-V4.
+_V4_ROPES = ("main", "compress")
 # Layers with a window may have their own rotary embedding. Before transformers 5, Gemma 3 had a separate
 # field for its base, and OLMo 3 used the base of all layers.
 _LOCAL, _LOCAL_THETA = "sliding_attention", "rope_local_base_freq"
@@ -120,18 +128,22 @@ class ConfigDifference:
     is_known: bool
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.one} and {self.other}{'' if self.is_known else ' (unknown field)'}"
+        about = "" if self.is_known else " (unknown field)"
+        if self.is_known and _MISSING in (self.one, self.other):
+            about = " (no known default)"
+        return f"{self.name}: {self.one} and {self.other}{about}"
 
 
 def config_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ConfigDifference]:
     """Return the fields in which two configurations describe different computations, or may do so.
 
-    An absent field has the default of transformers, if that is known.
+    An absent field has the default of transformers for the type of the model. If that default is unknown,
+    an absent field differs from every stated value.
     """
     one, other = dict(_fields(_with_defaults(a), "")), dict(_fields(_with_defaults(b), ""))
     names = sorted(one.keys() | other.keys())
     pairs = ((name, one.get(name, _MISSING), other.get(name, _MISSING)) for name in names)
-    different = ((name, x, y) for name, x, y in pairs if x != y and not _is_default(name, x, y))
+    different = ((name, x, y) for name, x, y in pairs if x != y)
     return [
         ConfigDifference(name, _shown(name, x), _shown(name, y), _is_known(name)) for name, x, y in different
     ]
@@ -149,7 +161,7 @@ def _is_known(name: str) -> bool:
 @cache
 def _read_fields() -> frozenset[str]:
     """Return the names of all fields that any family reads, without the parts that contain them."""
-    fields = {"model_type", "head_dim", LAYER_TYPES, *_WINDOW, _WINDOWS, _POSITIONS}
+    fields = {"model_type", "head_dim", LAYER_TYPES, *_WINDOW, _WINDOWS, _POSITIONS, *compared_names()}
     for family in families().values():
         fields |= {name for names in family.sizes.values() for name in names if isinstance(name, str)}
         fields |= {name for rule in (*family.flags.values(), *family.others.values()) for name in rule.field}
@@ -157,20 +169,9 @@ def _read_fields() -> frozenset[str]:
     return frozenset(name.rpartition(".")[2] for name in fields)
 
 
-def _is_default(name: str, x: object, y: object) -> bool:
-    """Whether a field that only one side states has the default value: newer versions write more fields."""
-    if _MISSING not in (x, y):
-        return False
-    stated = y if x == _MISSING else x
-    if name.rpartition(".")[2] == LAYER_TYPES and isinstance(stated, list):
-        return all(entry == stated[0] == FULL_ATTENTION for entry in stated)
-    is_neutral = (type(stated) in (int, float) and stated == 0) or (type(stated) is float and stated == 1)
-    return is_neutral or stated is False or stated in ([], "")
-
-
 def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the defaults of transformers for absent fields."""
-    made = _merged(silent_fields(config), config)
+    made = _merged(compared_fields(config), config)
     place = next((name for name in TEXT_PARTS if isinstance(nested(config, name), Mapping)), "")
     text = nested(made, place) if place else made
     theta = default_theta(config)
@@ -194,7 +195,12 @@ def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
     heads, width = part.get("num_attention_heads"), part.get("hidden_size")
     if part.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads > 0:
         part["head_dim"] = width // heads
-    unused = {*(_WINDOW if part.get(_WINDOWS) is False else ())}
+    unused = {*((*_WINDOW, _WINDOWS) if part.get(_WINDOWS) is False else ())}
+    layers = part.get(LAYER_TYPES)
+    if part.get(_WINDOWS) and layers == FULL_ATTENTION:
+        unused.add(LAYER_TYPES)  # where windows are used, the default is another
+    elif isinstance(layers, list) and layers and all(each == FULL_ATTENTION for each in layers):
+        part[LAYER_TYPES] = FULL_ATTENTION
     kind = part.get(_ROPE, {}).get(_TYPE)
     if kind in _PLAIN_ROPES:
         unused.add(_POSITIONS)
@@ -221,19 +227,26 @@ def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with its rotary embedding in the form of transformers 5."""
-    made = {name: value for name, value in config.items() if name not in (*_ROPES, _THETA, _LOCAL_THETA)}
-    found: dict[str, Any] = {}
-    for name in reversed(_ROPES):  # transformers prefers the older name
-        stated = config.get(name)
-        found.update(stated if isinstance(stated, Mapping) else {})
+    made = {name: value for name, value in config.items() if name not in (*_ROPES, _THETA)}
+    scaling, stated = (dict(each) if isinstance(each := config.get(name), Mapping) else {} for name in _ROPES)
+    kind, base = str(config.get("model_type")), config.get(_THETA)
+    has_local = kind.startswith("gemma3") or kind == "olmo3"
+    if has_local and _LOCAL not in stated and FULL_ATTENTION not in stated:
+        stated = {}  # transformers ignores parameters that are not by type of layer
+    # Elsewhere the older name replaces the newer one.
+    found = {**stated, **scaling} if has_local else scaling or stated
+    if kind == "deepseek_v4" and not all(isinstance(found.get(name), Mapping) for name in _V4_ROPES):
+        # The parameters are those of compressed layers, and the base is a field of its own.
+        found = {name: value for name, value in found.items() if name not in (*_V4_ROPES, _THETA)}
     local = found.pop(_LOCAL, None)
     if isinstance(found.get(FULL_ATTENTION), Mapping):
         found = {**found.pop(FULL_ATTENTION), **found}
-    if config.get(_THETA) is not None and not any(isinstance(each, Mapping) for each in found.values()):
-        found.setdefault(_THETA, config[_THETA])
-    if str(config.get("model_type")).startswith("gemma3"):
-        local = local or {_THETA: config.get(_LOCAL_THETA) or _DEFAULT_LOCAL_THETA}
-    elif config.get("model_type") == "olmo3":
+    if base is not None and not any(isinstance(each, Mapping) for each in found.values()):
+        found.setdefault(_THETA, base)
+    if kind.startswith("gemma3"):
+        local_base = made.pop(_LOCAL_THETA, None) or _DEFAULT_LOCAL_THETA
+        local = {_THETA: local_base, **(local if isinstance(local, Mapping) else {})}
+    elif kind == "olmo3":
         local = local or {_THETA: found.get(_THETA)}
     parts = _plain_rope(found), _plain_rope(local if isinstance(local, Mapping) else {})
     made |= {_ROPE: parts[0]} if parts[0] else {}

@@ -22,11 +22,11 @@ REFUSED = "refused"
 def asked() -> Mapping[str, Any]:
     """Types, each with its fields and values as we have them; and cases, with the fields to leave out."""
     from ckpttools.families.registry import families, family_of
-    from ckpttools.families.silent import silent_values
+    from ckpttools.families.silent import compared_values
     from oracle.cases import configurations
 
     known = {each for family in families().values() for each in family.model_types}
-    types = {each: silent_values({"model_type": each}) for each in sorted(known)}
+    types = {each: compared_values(each) for each in sorted(known)}
     configs = {case: json.loads(file.read_bytes()) for case, file in configurations().items()}
     cases = {
         case: {"config": config, "fields": sorted(decisive(family_of(config, case), config))}
@@ -55,7 +55,7 @@ def compared() -> Mapping[str, Any]:
             if "_config." in name and name.partition(".")[0] not in config.get("thinker_config", config):
                 continue  # a text model alone, which has no tower
             found = [each for each in _found(config, name) if each is not None]
-            if found[:1] != [value] and not (not found and name.startswith("vision_config.")):
+            if found[:1] != [value] and not (not found and "_config." in name):
                 odd.append(f"{model_type}: {name} is {found[:1]}, not {value}")
     cases = {
         case: {name: _without(CONFIG_MAPPING, each["config"], name) for name in each["fields"]}
