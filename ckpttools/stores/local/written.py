@@ -127,12 +127,13 @@ class WrittenFiles:
             chosen = [*(self._files if names is None else names)]
         self.check_directory(directory)
         for name in chosen:
+            expected = self._files[name]  # before the look: other threads append, and then expect more
             try:
                 status = os.stat(os.path.join(directory, name))
             except OSError as error:
                 raise self._lost_error(name, error.strerror) from error
-            if not _is_expected(status, self._files[name]):
-                raise self._mismatch_error(name, status, self._files[name])
+            if not _is_expected(status, expected):
+                raise self._mismatch_error(name, status, expected)
 
     def _mismatch_error(
         self, name: str, status: os.stat_result, expected: tuple[int, int, bool]
