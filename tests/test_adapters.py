@@ -614,7 +614,7 @@ def test_the_alpha_of_rslora_is_said_to_be_another(tmp_path):
         told = run(
             "adapter", "to-maxtext", adapter, tmp_path / "out", "--base", base_of("plain"), "--dry-run"
         )
-        assert ("an alpha that gives the scale of rsLoRA" in " ".join(told.split())) == is_told
+        assert ("the alpha gives the scale of rsLoRA" in " ".join(told.split())) == is_told
 
 
 def test_arrays_that_are_there_several_times_or_not_at_all(tmp_path):

@@ -15,7 +15,7 @@ from support.places import GOLDEN, HF
 
 import ckpttools
 from ckpttools.api import publishing
-from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, UsageError
 from ckpttools.plan.plan_decoding import read_plan
 from ckpttools.run.entries import UnfinishedError
 from ckpttools.stores import parse
@@ -140,7 +140,7 @@ class TestWhatTextCannotSay:
         run("run", written.file, "--part", "0/1")
         result = ckpt("run", written.file, "--publish")
         assert result.exit_code == 2 and "cannot be written as text" in result.output
-        with pytest.raises(UsageError, match="another plan"):
+        with pytest.raises(SourceChangedError, match="make the plan again"):
             other = ckpttools.save.plan(ckpttools.open(SHARDED), tmp_path / "out", "safetensors")
             ckpttools.publish_plan(written.file, prepared=other)
         ckpttools.publish_plan(written.file, prepared=prepared())
@@ -229,7 +229,7 @@ class TestHints:
         assert "--" not in str(raised.value) and "ckpt run" not in str(raised.value)
         assert 'ckpttools.run_part(plan, "0/1")' in str(raised.value)
         said = " ".join(ckpt("run", written.file, "--publish").output.split())
-        assert "`ckpt run PLAN --part 0/1` does all that is left" in said
+        assert f"`ckpt run {written.file} --part 0/1` does all that is left" in said
 
     def test_publishing_waits_for_parts_at_work(self, written):
         header = read_plan(written.file).header

@@ -69,7 +69,18 @@ ALL = CHECKPOINTS | FILES
 GOOD = {"hf-to-maxtext": "HF", "ls": "RUN", "prune": "RUN", "stack": "UNSCANNED", "strip-optimizer": "RUN"}
 # Commands that open nothing, make what they open, say what MaxText would not open, or have others' work done;
 # and those of adapters, hosts and towers, which have tests of their own.
-OTHERS = {"demo", "families show", "formats", "maxtext-config", "resolve", "plan", "run", "synth", "stitch"}
+OTHERS = {
+    "completion",
+    "demo",
+    "families show",
+    "formats",
+    "maxtext-config",
+    "resolve",
+    "plan",
+    "run",
+    "synth",
+    "stitch",
+}
 OTHERS |= {"assemble", *(f"adapter {name}" for name in ("extract", "merge", "to-maxtext", "to-peft"))}
 
 

@@ -151,7 +151,7 @@ class TestPlans:
         monkeypatch.chdir(mine)
         run("run", plan, "--part", "0/1")
         done = ckpt("run", plan, "--publish", "--map", "evil_code.py:mapped")
-        assert not mark.exists() and "makes another plan" in done.output, done.output
+        assert not mark.exists() and "make the plan again" in done.output, done.output
 
     def test_confirmed_function_runs(self, tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text("def mapped(path, array):\n    return f'x.{path}'\n")

@@ -27,7 +27,7 @@ from ckpttools.core.errors import (
 )
 from ckpttools.stores import Place, parse
 from ckpttools.stores.abilities import Links, Puts, Writes
-from ckpttools.stores.publishing import LockedError, Publishes, Purpose, Staging, Work
+from ckpttools.stores.publishing import KeepsFiles, LockedError, Publishes, Purpose, Staging, Work
 
 _SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 _NAMES = st.text(st.characters(codec="ascii", categories=("L", "N"), include_characters="._- "), min_size=1)
@@ -164,6 +164,8 @@ class StoreTests(ABC):
                 assert target.store.streams or not target.exists()
             with self._staging(target).opened(Purpose("plan")) as work:
                 assert [list(record) for record in work.records] == [[0, [], {}]]
+                if isinstance(work, KeepsFiles):
+                    work.keep_files((), {"d/more"})
                 self._write(work, "")
                 work.publish()
                 assert (target / "d" / "data").read_bytes() == bytes(range(200))

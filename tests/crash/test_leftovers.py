@@ -80,7 +80,7 @@ def test_the_beginning_of_another_plan(left, moment):
     what = left(_NEW, moment)
     how, words = unchanged(what.partial, lambda: what.run(OTHER))
     root = what.case.runner.root
-    begun = " ".join(_NEW.args(root, MODEL))
+    begun = " ".join(_NEW.args(root, MODEL)).replace(" --no-progress", "")
     assert how == _REFUSED and "holds the beginning of another conversion" in words
     assert f"the conversion of {root}/src/hf-a, by `ckpt {begun}`" in words
     assert f"to resume it, run in {TESTS}: ckpt {begun}; otherwise delete {what.partial}" in words
