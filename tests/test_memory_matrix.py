@@ -272,7 +272,7 @@ def test_chunks_count_in_the_projected_memory():
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_AS, ({0}, {0}));"
 
 
-@pytest.mark.parametrize("limit", [60, 280, 330, 400])
+@pytest.mark.parametrize("limit", [100, 280, 330, 400])
 def test_a_process_that_may_have_little_memory(tmp_path, limit):
     """Fewer threads do the work, or the command says what it lacks; never a traceback or another code."""
     source = write_tiny(tmp_path / "model.safetensors", 50)

@@ -282,9 +282,13 @@ def test_layers_that_do_not_fit_their_groups_are_refused(family, layers):
     inner = config.get("text_config", config)
     inner["num_hidden_layers"] = layers
     tree = Tree({}, Metadata(config=config, place="hf"))
-    with pytest.raises(ConfigError, match=r"the layers do not fit the groups|would be left over") as error:
+    # Of gemma2 MaxText builds complete pairs alone; the others keep an incomplete cycle apart.
+    is_never = family == "gemma2"
+    expected = "the layers do not fit the groups" if is_never else "would be left over"
+    with pytest.raises(ConfigError, match=expected) as error:
         to_maxtext(tree, ToMaxText())
-    assert "is no multiple of" in str(error.value) or "scan=False" in str(error.value.hint)
+    assert ("is no multiple of" in str(error.value)) == is_never
+    assert ("scan=False" in str(error.value.hint)) != is_never
 
 
 @settings(max_examples=8)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ckpttools.array.tree import Tree
-from ckpttools.checks import coverage
 from ckpttools.checks.base import Content, ModelDirectory, ModelFinding
 from ckpttools.checks.registry import findings
 from ckpttools.core.errors import FormatError
@@ -58,6 +57,9 @@ def compare_with_config(tree: Tree, files: Mapping[str, Content]) -> Notes:
     if model.config is None or tree.metadata.notes.dropped or len(tree.arrays) > _MAX_COMPARED:
         return Notes()
     described = replace(tree, metadata=replace(tree.metadata, config=model.config))
+    # It imports numpy, which may not fit: a command refuses too small a limit before it imports that.
+    from ckpttools.checks import coverage
+
     found = coverage.CHECK.run(replace(model, tree=described))
     return Notes(remarks=tuple(_remark(each) for each in found if each.level == "error"))
 
