@@ -323,8 +323,7 @@ def _is_held(text: str, file: File, identity: str, *, is_sampled: bool) -> bool:
     if file.size < binding.end or not _is_same_file(binding.identity, identity):
         return False
     samples = binding.samples if is_sampled else ()
-    ranges = binding.ranges if is_sampled and isinstance(file, FindsHoles) else ()
-    if any(file.has_hole(start, stop) for start, stop in ranges):  # type: ignore[attr-defined]
+    if is_sampled and isinstance(file, FindsHoles) and any(file.has_hole(*each) for each in binding.ranges):
         return False
     try:
         return all(file.read(offset, len(data)) == data for offset, data in samples)
