@@ -114,16 +114,47 @@ DEVIATIONS = {
     **dict.fromkeys(("qwen3.5", "qwen3.5-fp8"), Deviation(f"{STEEP}; {PATCHES}", steep=True, mends=BY_PATCH)),
 }
 NONE = Deviation("")
-# What released models have and the golden configurations do not: config.json, by dotted path.
+# Settings of released models that the golden configurations lack: values of config.json, by dotted path.
+_MILLION = {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}
+# Four experts in a group, of which there are 32 in DeepSeek V3.
+_GROUPS = {"n_routed_experts": 32, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4}
+# 4B, 12B and 27B stretch the positions of layers with full attention.
+_STRETCHED = {
+    "text_config.rope_parameters.full_attention": {
+        "rope_type": "linear",
+        "factor": 8.0,
+        "rope_theta": 1000000.0,
+    }
+}
 RELEASED: Mapping[str, Mapping[str, Any]] = {
-    # 4B, 12B and 27B stretch the positions of layers with full attention.
-    "gemma3": {
-        "text_config.rope_parameters.full_attention": {
-            "rope_type": "linear",
-            "factor": 8.0,
-            "rope_theta": 1000000.0,
+    # V2-Lite.
+    "deepseek2": {
+        "max_position_embeddings": 163840,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 40.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    **dict.fromkeys(("deepseek3", "deepseek3.2"), _GROUPS),
+    **dict.fromkeys(("gemma3", "gemma3-vision"), _STRETCHED),
+    "llama4-scout": {
+        "text_config.rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
         }
     },
+    "mistral-7b": {**_MILLION, "rms_norm_eps": 1e-5},
+    **dict.fromkeys(("qwen2.5", "qwen2.5-tied", "qwen3", "qwen3-tied", "qwen3-moe"), _MILLION),
 }
 # MaxText scans no layers that take what a tower's inner blocks see: scanned, these are their text alone.
 TEXT_WHERE_SCANNED = frozenset({"qwen3-omni", "qwen3-vl", "qwen3-vl-moe"})
