@@ -74,6 +74,11 @@ YARN_WHERE_FULL = (
     "all layers, and is made to have both here: with rope_type=default, which ckpt prints, logits are 0.3 "
     "apart, with rope_type=yarn 1.8"
 )
+LLAMA3_FACTORS = (
+    "MaxText scales the rotary embedding by the factors of Llama 3.1 (factor 8, low_freq_factor 1, "
+    "high_freq_factor 4), and is made to use those of the released model here: 32, 1 and 4 for Llama 3.2; "
+    "16, 1 and 1 for Llama 4 Scout"
+)
 BY_PATCH: Mapping[str, Mapping[str, float]] = {"unrounded": {}, "smooth": {}}
 DEVIATIONS = {
     "deepseek4": Deviation(TIES, COMPRESSED, tokens=288),
@@ -86,11 +91,10 @@ DEVIATIONS = {
         ONE_WINDOW, {"text_config.hidden_size": 64, "text_config.sliding_window": 288}
     ),
     "llama3.2-tied": Deviation(
-        "MaxText's rope factor is 8 whatever the model says (here 32)", {"rope_parameters.factor": 8.0}
+        LLAMA3_FACTORS, mends={"llama3_scaled": {"factor": 32.0, "low": 1.0, "high": 4.0}}
     ),
-    "qwen3-moe": Deviation(
-        "norm_topk_prob is true here: MaxText's weights of the chosen experts always sum up to 1",
-        {"norm_topk_prob": True},
+    "llama4-scout": Deviation(
+        LLAMA3_FACTORS, mends={"llama3_scaled": {"factor": 16.0, "low": 1.0, "high": 1.0}}
     ),
     "deepseek3.2": Deviation(TIES, {"index_n_heads": 16}),
     "gemma4-e2b": Deviation(DEEP, steep=True),
@@ -116,6 +120,7 @@ DEVIATIONS = {
 NONE = Deviation("")
 # Settings of released models that the golden configurations lack: values of config.json, by dotted path.
 _MILLION = {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}
+_TEN_MILLION = {"text_config.rope_parameters.rope_theta": 10000000.0}
 # Four experts in a group, of which there are 32 in DeepSeek V3.
 _GROUPS = {"n_routed_experts": 32, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4}
 # 4B, 12B and 27B stretch the positions of layers with full attention.
@@ -144,6 +149,7 @@ RELEASED: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("deepseek3", "deepseek3.2"), _GROUPS),
     **dict.fromkeys(("gemma3", "gemma3-vision"), _STRETCHED),
     "llama4-scout": {
+        "text_config.max_position_embeddings": 10485760,
         "text_config.rope_parameters": {
             "rope_type": "llama3",
             "rope_theta": 500000.0,
@@ -151,10 +157,14 @@ RELEASED: Mapping[str, Mapping[str, Any]] = {
             "low_freq_factor": 1.0,
             "high_freq_factor": 1.0,
             "original_max_position_embeddings": 8192,
-        }
+        },
     },
+    "olmo3": {"rms_norm_eps": 1e-6},
+    "qwen3-omni": {"thinker_config.text_config.rope_parameters.rope_theta": 1000000.0},
+    **dict.fromkeys(("qwen3.5", "qwen3.5-fp8"), _TEN_MILLION),
     "mistral-7b": {**_MILLION, "rms_norm_eps": 1e-5},
-    **dict.fromkeys(("qwen2.5", "qwen2.5-tied", "qwen3", "qwen3-tied", "qwen3-moe"), _MILLION),
+    **dict.fromkeys(("qwen2.5", "qwen2.5-tied", "qwen3", "qwen3-tied"), _MILLION),
+    "qwen3-moe": {**_MILLION, "norm_topk_prob": True},
 }
 # MaxText scans no layers that take what a tower's inner blocks see: scanned, these are their text alone.
 TEXT_WHERE_SCANNED = frozenset({"qwen3-omni", "qwen3-vl", "qwen3-vl-moe"})

@@ -131,10 +131,23 @@ def _yarn_where_full() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(attentions.Attention, "__init__", begin)
 
 
+def _llama3_scaled(*, factor: float, low: float, high: float) -> contextlib.AbstractContextManager[Any]:
+    """Scale frequencies by the factors of a model: MaxText has those of Llama 3.1 in its code."""
+    original = 8192
+
+    def scaled(_: Any, frequency: Any) -> Any:
+        turns = original * frequency / (2 * jnp.pi)
+        smooth = jnp.clip((turns - low) / max(high - low, 1e-9), 0, 1)
+        return (1 - smooth) * frequency / factor + smooth * frequency
+
+    return mock.patch.object(embeddings.LLaMARotaryEmbedding, "_apply_scaling_factor", scaled)
+
+
 _MENDS: Mapping[str, Callable[..., contextlib.AbstractContextManager[Any]]] = {
     "stretched": _stretched,
     "clipped": _clipped,
     "unrounded": _unrounded,
     "smooth": _smooth,
     "yarn_where_full": _yarn_where_full,
+    "llama3_scaled": _llama3_scaled,
 }
