@@ -29,9 +29,8 @@ from ckpttools.core.region import Region, ceil_div, count_runs, grid_cell, grid_
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree, storage_of
 from ckpttools.inspect.advice import advice
-from ckpttools.inspect.chunks import inspect_chunks
+from ckpttools.inspect.chunks import inspect_chunks, predict
 from ckpttools.inspect.meshes import parse_spec
-from ckpttools.inspect.reads import predict
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.testing.strategies import stored
 
@@ -497,7 +496,7 @@ def test_ten_thousand_arrays_fold_into_one_line_quickly():
         replace(one, path=f"layers_{k}/w_{n}") for k, n in itertools.product(range(100), range(100))
     )
     report = inspect_chunks(Tree({}, Metadata(place="/x")), Storage("/x", (), (), arrays))
-    from ckpttools.cli.chunks_text import _alike, _array_cells
+    from ckpttools.cli.chunks import _alike, _array_cells
 
     groups = _alike(report.arrays)
     assert [_array_cells(group)[0] for group in groups] == ["layers_{0..99}/w_{0..99}"]

@@ -12,8 +12,7 @@ from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UnknownNameError
 from ckpttools.families.family import FlagRule
-from ckpttools.families.registry import families, family_named, family_of
-from ckpttools.families.unfit import OF_MAXTEXT, UNFIT
+from ckpttools.families.registry import OF_MAXTEXT, UNFIT, families, family_named, family_of
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.made_up import Sizes, configuration, flag_settings
 from ckpttools.family_check.round_trip import present_rows

@@ -19,8 +19,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import natural_key
 from ckpttools.inspect.folding import Branch, fold, sort_arrays
-from ckpttools.inspect.tree import ArrayReport, Total, TreeReport, inspect_tree
-from ckpttools.inspect.warnings import TreeWarning
+from ckpttools.inspect.tree import ArrayReport, Total, TreeReport, TreeWarning, inspect_tree
 from ckpttools.maxtext.layer_groups import LayerGroup
 from ckpttools.maxtext.optimizer import Optimizer
 

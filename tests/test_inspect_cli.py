@@ -18,9 +18,9 @@ from support.hf_models import write_llama
 from support.places import GOLDEN, ORBAX
 
 from ckpttools.array.tree import keystr
+from ckpttools.cli.inspect_tree import COLUMNS, amounts, shortened
 from ckpttools.cli.output import print_json
 from ckpttools.cli.table import TreeRow, draw_tree
-from ckpttools.cli.tree_text import COLUMNS, amounts, shortened
 from ckpttools.core.text import printable
 from ckpttools.formats.registry import open_tree
 

@@ -15,7 +15,7 @@ from support.places import ORBAX
 from ckpttools.array.nodes import Constant
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Metadata, Tree, keystr
-from ckpttools.cli.tree_text import array_type
+from ckpttools.cli.inspect_tree import array_type
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.metadata import sharding_document

@@ -22,7 +22,7 @@ from ckpttools.mapping.row import row
 from ckpttools.mapping.scale_grids import scale_grids
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext.config.fp8 import StoredFp8
+from ckpttools.maxtext.config.seen import StoredFp8
 from ckpttools.maxtext.native import CODES, fits_maxtext
 from ckpttools.quantized import stored_values
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks

@@ -26,7 +26,7 @@ from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.maxtext.planning.intervals import Tier, kept_checkpoints
 from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
-from ckpttools.maxtext.planning.rules import refusals
+from ckpttools.maxtext.planning.said import refusals
 
 ACCEPTED = json.loads((FIXTURES / "maxtext-0.2.5-checkpointing.json").read_bytes())
 

@@ -32,8 +32,7 @@ from ckpttools.testing.strategies import noise, statements, stored
 from ckpttools.testing.trees import assert_same
 from ckpttools.transforms.cast import CastTo
 from ckpttools.transforms.functions import MapArrays, as_checkpoint_conversion_fn, mapped_by
-from ckpttools.transforms.rename import Remap, Rule, parse_rules, read_rules, renames
-from ckpttools.transforms.templates import parse_template
+from ckpttools.transforms.rename import Remap, Rule, parse_rules, parse_template, read_rules, renames
 
 F32 = DTYPES["float32"]
 

@@ -11,15 +11,13 @@ from support.quantised_weights import fp8_rows
 
 from ckpttools.array.nodes import Relayout, padded, relayout, stack, window
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.splitting import with_axes_split
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import fitted_pieces
 from ckpttools.quantized.logical import logical
 from ckpttools.run import scanning
-from ckpttools.sharding.buffers import buffers
-from ckpttools.sharding.held import HeldParts, as_one_part
-from ckpttools.sharding.scatter import ReadResources, read_parts
+from ckpttools.sharding.held import HeldParts, as_one_part, with_axes_split
+from ckpttools.sharding.scatter import ReadResources, buffers, read_parts
 from ckpttools.sharding.shards import Shards
 from ckpttools.testing.strategies import Known, factors, lazy_arrays, noise, regions, stored
 

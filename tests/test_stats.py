@@ -29,9 +29,8 @@ from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect import moments as moments_module
 from ckpttools.inspect.distribution import QUANTILES, most_bins
-from ckpttools.inspect.extremes import Extremes, extremes, near_zero
 from ckpttools.inspect.layer_rows import layer_rows
-from ckpttools.inspect.moments import Moments
+from ckpttools.inspect.moments import Extremes, Moments, extremes, near_zero
 from ckpttools.inspect.stats import ArrayStats, Statistics, inspect_stats, statistics_of
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.refusing import Refusing

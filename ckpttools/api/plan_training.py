@@ -6,16 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Unpack
 
 from ckpttools.api.arguments import Size
-from ckpttools.api.host_bytes import TrainingState, host_bytes
-from ckpttools.api.sources import Opening, Source, config_alone, opened, read_options
-from ckpttools.api.training_plot import check_plot, draw
-from ckpttools.array.tree import Tree
+from ckpttools.api.output_file import check_output_file
+from ckpttools.api.sources import Opening, Source, config_alone, opened, place_of, read_options
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.checked import checked
 from ckpttools.core.duration import parse_duration
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.options import size_of
 from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
+from ckpttools.formats.registry import stored_shardings
+from ckpttools.inspect.lost_time import FONTS, lost_time_svg
+from ckpttools.inspect.png import png_of, require_png
 from ckpttools.maxtext.config.back import config_of_settings
 from ckpttools.maxtext.planning.commands import (
     LOCAL_PERIOD,
@@ -31,7 +34,8 @@ from ckpttools.maxtext.planning.report import TrainingPlan
 from ckpttools.maxtext.planning.said import all_refusals, run_of, steps_said, words_of
 from ckpttools.maxtext.synthetic import synthetic
 from ckpttools.roles.of_tree import roles
-from ckpttools.sharding.mesh import parse_mesh
+from ckpttools.sharding.mesh import MeshShape, parse_mesh
+from ckpttools.sharding.predict import process_loading
 from ckpttools.stores.place import Place
 from ckpttools.stores.registry import Where, parse
 
@@ -292,3 +296,112 @@ def _tiers(
         Tier("local", holds[0], often, writes[0]),
         Tier("persistent", holds[1], seldom or 10 * often, writes[1]),
     )
+
+
+_PNG = ".png"
+
+
+def check_plot(place: Place, source: Source, *, has_tiers: bool) -> None:
+    """Refuses an image before anything is read.
+
+    Args:
+        place: where it would be.
+        source: what the model is told by.
+        has_tiers: whether there is a curve.
+
+    Raises:
+        UsageError: it cannot be drawn, or cannot have this name.
+    """
+    if not place.name.endswith((".svg", _PNG)):
+        raise UsageError(f"{place} is not the name of an image", wanted="a name that ends in .svg or .png")
+    if place.name.endswith(_PNG):
+        require_png()
+    if not has_tiers:
+        raise UsageError("there is nothing to plot", hint=f"say {option('mtbf', '6h')}")
+    if place.lexists():
+        raise UsageError(f"{place} is there already", hint="choose another name, or remove it")
+    read = place_of(source)
+    check_output_file(place, "" if read is None else read)
+
+
+def draw(tiers: Sequence[Tier], place: Place) -> None:
+    """Draws lost time against the interval.
+
+    Raises:
+        StorageError, NoSpaceError: the image cannot be drawn or written.
+    """
+    svg = lost_time_svg(tiers)
+    place.put(png_of(svg, FONTS) if place.name.endswith(_PNG) else svg.encode())
+
+
+class TrainingState(NamedTuple):
+    """What a checkpoint, or a configuration, says of a training state.
+
+    Attributes:
+        tree: its arrays.
+        parameters: how many numbers the model has.
+        nbytes: of the whole state, moments among them.
+        is_exact: whether the arrays are a checkpoint's own; else sizes are reckoned from a configuration.
+    """
+
+    tree: Tree
+    parameters: int
+    nbytes: int
+    is_exact: bool
+
+
+class HostBytes(NamedTuple):
+    """What one host writes.
+
+    Attributes:
+        nbytes: that it writes.
+        replicated: bytes of these beyond an even share, which others write as well.
+        remarks: what to say of that.
+        is_known: whether shardings say so; else it is an even share.
+    """
+
+    nbytes: int
+    replicated: int
+    remarks: tuple[str, ...]
+    is_known: bool
+
+
+def host_bytes(state: TrainingState, hosts: int, slices: int, mesh: MeshShape | None) -> HostBytes:
+    """What each host holds, by the shardings with which the state was saved."""
+    stored = stored_shardings(state.tree) if state.is_exact else {}
+    named = {path: each for path, each in stored.items() if each.mesh}
+    even = -(-state.nbytes // hosts)
+    if not named:
+        unused = f", so that {option('mesh')} counts for nothing" if mesh is not None else ""
+        why = f"no sharding is known{unused}: each host is taken to hold an even share"
+        return HostBytes(even, 0, (why,), False)
+    saved = MeshShape(dict(next(iter(named.values())).mesh))
+    used = _with_axes(saved, mesh)
+    if used.size % (hosts * slices):
+        why = (
+            f"the checkpoint was saved on a mesh of {used.size} devices ({used}), which {hosts * slices} "
+            "hosts cannot share evenly: each host is taken to hold an even share of a slice"
+        )
+        return HostBytes(even, 0, (why,), False)
+    nbytes = _held(state.tree, named, used, hosts * slices)
+    return HostBytes(nbytes, max(0, nbytes - even), (), True)
+
+
+def _with_axes(saved: MeshShape, mesh: MeshShape | None) -> MeshShape:
+    """The mesh that is planned for, with the axes of the saved one, of length 1 where it lacks them."""
+    if mesh is None:
+        return saved
+    unknown = [name for name in mesh.axes if name not in saved.axes]
+    if unknown:
+        raise UsageError(
+            "the checkpoint was saved on a mesh without such axes",
+            got=", ".join(unknown),
+            wanted=f"axes of {saved}",
+        )
+    return MeshShape({name: mesh.axes.get(name, 1) for name in saved.axes})
+
+
+def _held(tree: Tree, stored: Mapping[Path, Sharding], mesh: MeshShape, processes: int) -> int:
+    arrays = {keystr(path): array for path, array in tree.arrays.items()}
+    specs = {keystr(path): each.spec for path, each in stored.items()}
+    return process_loading(arrays, specs, mesh, processes).needed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from shlex import quote
 
 from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, names_of_jax
 from ckpttools.api.adapter_steps import commands
-from ckpttools.api.below import checkpoints_below
 from ckpttools.api.sources import opened
 from ckpttools.api.trainer_steps import commands as commands_of_trainers
 from ckpttools.api.trainer_steps import commands_of_model
@@ -22,7 +22,7 @@ from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter
 from ckpttools.formats.interrupted import absent, refuse_interrupted
 from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
-from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, orbax_at
+from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, directories, orbax_at
 from ckpttools.formats.registry import is_checkpoint, writable
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspect.tree import TreeReport
@@ -245,3 +245,41 @@ def _next(place: Place, tree: TreeReport, source: Tree) -> Iterator[str]:
         alone = " --strip-optimizer" if "optimizer" in tree.roles and tree.num_parameters else ""
         yield f"ckpt convert to-safetensors {path} DST{alone}"
     yield f"ckpt doctor {path}"
+
+
+# Levels that are searched, and directories that are looked at in all.
+_DEEPEST, _MOST_TRIED = 4, 200
+
+
+def checkpoints_below(place: Place, most: int) -> list[Place]:
+    """The first checkpoints and runs in a directory and in those below it; nothing in them is searched."""
+    return list(islice(_found(place), most))
+
+
+def _found(place: Place) -> Iterator[Place]:
+    level, left = [place], _MOST_TRIED
+    for _ in range(_DEEPEST):
+        further: list[Place] = []
+        for each in (below for above in level for below in _directories(above)):
+            if not left:
+                return
+            left -= 1
+            if _is_one(each):
+                yield each
+            else:
+                further.append(each)
+        level = further
+
+
+def _directories(place: Place) -> list[Place]:
+    try:
+        return sorted(directories(place), key=str)
+    except CheckpointError:
+        return []  # only advice depends on it
+
+
+def _is_one(place: Place) -> bool:
+    try:
+        return is_checkpoint(place) or bool(hosts_at(place))
+    except CheckpointError:
+        return False

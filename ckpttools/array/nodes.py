@@ -6,21 +6,21 @@ limited size (`ckpttools.array.read_blocks`), so no node ever needs memory in pr
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
+from hashlib import blake2b
+from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ckpttools.array import read_blocks
 from ckpttools.array.blockwise import BlockCodes as BlockCodes
 from ckpttools.array.blockwise import BlockScales as BlockScales
 from ckpttools.array.blockwise import block_codes as block_codes
-from ckpttools.array.concat import Concat as Concat
-from ckpttools.array.concat import concat as concat
 from ckpttools.array.dequantized import Dequantized as Dequantized
-from ckpttools.array.held import Held as Held
-from ckpttools.array.held import Holder as Holder
-from ckpttools.array.lazy import Derived, LazyArray, OfParts, ReadCost, Regionwise
+from ckpttools.array.lazy import ByteSource, Derived, LazyArray, OfParts, ReadCost, Regionwise, Unstored
 from ckpttools.array.lowrank import LowRank as LowRank
 from ckpttools.array.lowrank import Plus as Plus
 from ckpttools.array.lowrank import Renormed as Renormed
@@ -33,10 +33,6 @@ from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout
 from ckpttools.array.relayout import swapped as swapped
 from ckpttools.array.relayout import transposed as transposed
-from ckpttools.array.repeated import Repeated as Repeated
-from ckpttools.array.repeated import repeated as repeated
-from ckpttools.array.seeded import Seeded as Seeded
-from ckpttools.array.seeded import seeded as seeded
 from ckpttools.array.stored import Chunked as Chunked
 from ckpttools.array.stored import Constant as Constant
 from ckpttools.array.stored import Decoded as Decoded
@@ -44,20 +40,17 @@ from ckpttools.array.stored import Encoded as Encoded
 from ckpttools.array.stored import Stored as Stored
 from ckpttools.array.stored import number_array as number_array
 from ckpttools.array.views import subview
-from ckpttools.array.window import Padded as Padded
-from ckpttools.array.window import Window as Window
-from ckpttools.array.window import padded as padded
-from ckpttools.array.window import window as window
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.dtypes import DType
+from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
-from ckpttools.core.region import Region, split_to
+from ckpttools.core.region import Region, Shape, ceil_div, split_to
 from ckpttools.core.wording import option
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ckpttools.array.scratch import Scratch
+
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -283,3 +276,289 @@ def distinct(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
             if parts := inner(array):
                 rest.extend(reversed(parts))
             yield array
+
+
+class Holder(Protocol):
+    """What holds the elements of one array, in one piece or in several."""
+
+    @property
+    def version(self) -> str:
+        """Equal for two holders only if they hold the same elements."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that reading any region takes beside what it is read into."""
+
+    def pieces(self, region: Region) -> int:
+        """How many pieces a region is read from."""
+
+    def read_into(self, region: Region, out: np.ndarray) -> None:
+        """As `LazyArray.read_into`."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Held(LazyArray):
+    """An array in memory.
+
+    Attributes:
+        holder: what has its elements.
+    """
+
+    holder: Holder
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        self.holder.read_into(region, out)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.holder.scratch_bytes
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return ReadCost(region.size * self.dtype.itemsize, self.holder.pieces(region))
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        return "", 0
+
+    def sources(self) -> Iterator[ByteSource]:
+        return iter(())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Repeated(Regionwise):
+    """Another array with each element of an axis `times` times, the last one perhaps fewer times.
+
+    Attributes:
+        axis: along which.
+        times: how often each comes.
+    """
+
+    axis: int
+    times: int
+
+    def _source_region(self, region: Region) -> Region:
+        start, stop = region.start[self.axis], region.stop[self.axis]
+        return region.replaced(self.axis, start // self.times, ceil_div(stop, self.times))
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        import numpy as np
+
+        for block in split_to(region, read_blocks.elements(self.dtype.itemsize)):
+            inner = self._source_region(block)
+            with scratch.take(inner.shape, self.dtype.carrier) as buffer:
+                self.source.read_into(inner, buffer, scratch)
+                index = np.arange(block.start[self.axis], block.stop[self.axis]) // self.times
+                first = inner.start[self.axis]
+                buffer.take(
+                    index - first, self.axis, out=subview(out, block.relative_to(region)), mode="clip"
+                )
+
+    @property
+    def scratch_bytes(self) -> int:
+        return read_blocks.scratch(self.source.nbytes) + self.source.scratch_bytes
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("repeated", self.shape, self.axis, self.times, self.source.read_kind)
+
+
+def repeated(source: LazyArray, axis: int, times: int, length: int) -> LazyArray:
+    """`source` with each element of an axis `times` times, cut to `length`; itself where that is once each.
+
+    Raises:
+        ShapeError: there are not as many elements as that takes.
+    """
+    if ceil_div(length, times) != source.shape[axis]:
+        raise ShapeError(
+            "an axis cannot be repeated to this length",
+            got=f"{source.shape[axis]}, each {times} times",
+            wanted=length,
+        )
+    if times == 1:
+        return source
+    shape = (*source.shape[:axis], length, *source.shape[axis + 1 :])
+    return Repeated(shape, source.dtype, source, axis, times)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Window(Regionwise):
+    """The elements of another array from `start` on.
+
+    Attributes:
+        start: for each axis the first coordinate that is kept.
+    """
+
+    start: Shape
+
+    def _source_region(self, region: Region) -> Region:
+        return region.shifted(self.start)
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        self.source.read_into(self._source_region(region), out, scratch)
+
+
+def window(source: LazyArray, start: Shape, shape: Shape) -> LazyArray:
+    """The box of `source` of `shape` that begins at `start`; `source` itself where that is all of it.
+
+    Raises:
+        ShapeError: the box reaches over an edge.
+    """
+    if start == (0,) * len(start) and shape == source.shape:
+        return source
+    inside = all(a >= 0 and a + n <= m for a, n, m in zip(start, shape, source.shape, strict=True))
+    if not inside:
+        raise ShapeError("a window reaches over the edge", got=(start, shape), wanted=source.shape)
+    return Window(shape, source.dtype, source, start)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Padded(Regionwise):
+    """Another array with zeros after it, on any of its axes."""
+
+    def _source_region(self, region: Region) -> Region | None:
+        return region.intersect(Region.whole(self.source.shape))
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        inner = self._source_region(region)
+        if inner != region:
+            out[...] = 0
+        if inner is not None:
+            self.source.read_into(inner, subview(out, inner.relative_to(region)), scratch)
+
+
+def padded(source: LazyArray, shape: Shape) -> LazyArray:
+    """`source` with zeros after it up to `shape`; `source` itself where nothing is added.
+
+    Raises:
+        ShapeError: `shape` is smaller, or of another rank.
+    """
+    if shape == source.shape:
+        return source
+    if len(shape) != len(source.shape) or any(n < m for n, m in zip(shape, source.shape, strict=True)):
+        raise ShapeError("padding cannot make an array smaller", got=shape, wanted=source.shape)
+    return Padded(shape, source.dtype, source)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Concat(OfParts):
+    """Arrays side by side along an axis, as of numpy's `concatenate`; equal in dtype and all other axes.
+
+    Attributes:
+        axis: along which they lie.
+    """
+
+    axis: int
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """Where each part ends."""
+        return tuple(accumulate(part.shape[self.axis] for part in self.parts))
+
+    def _met(self, region: Region) -> Iterator[tuple[LazyArray, Region, Region]]:
+        """The parts that a region meets: what of the part, and where that is in the region."""
+        start, stop = region.start[self.axis], region.stop[self.axis]
+        for number in range(bisect_right(self._ends, start), len(self.parts)):
+            first = self._ends[number] - self.parts[number].shape[self.axis]
+            if first >= stop:
+                return
+            a, b = max(first, start), min(self._ends[number], stop)
+            if b > a:
+                inside = region.replaced(self.axis, a, b)
+                origin = [-first if axis == self.axis else 0 for axis in range(region.rank)]
+                yield self.parts[number], inside.shifted(origin), inside.relative_to(region)
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        for part, inside, where in self._met(region):
+            part.read_into(inside, subview(out, where), scratch)
+
+    def read_cost(self, region: Region) -> ReadCost:
+        return sum((part.read_cost(inside) for part, inside, _ in self._met(region)), ReadCost())
+
+    @cached_property
+    def read_kind(self) -> Hashable:
+        return ("concat", self.axis, tuple((part.shape, part.read_kind) for part in self.parts))
+
+    def first_byte(self, region: Region) -> tuple[str, int]:
+        met = next(self._met(region), None)
+        return ("", 0) if met is None else met[0].first_byte(met[1])
+
+
+def concat(parts: Sequence[LazyArray], axis: int) -> LazyArray:
+    """`parts` side by side along `axis`; the part itself where there is one.
+
+    Raises:
+        ShapeError: they differ in dtype or another axis, or there are none.
+    """
+    kinds = {(part.dtype, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
+    if len(kinds) != 1:
+        listed = ", ".join(sorted(f"{part.dtype}{list(part.shape)}" for part in parts))
+        raise ShapeError("only arrays that are alike but for one axis lie side by side", got=listed or "none")
+    if len(parts) == 1:
+        return parts[0]
+    ((dtype, before, behind),) = kinds
+    length = sum(part.shape[axis] for part in parts)
+    return Concat((*before, length, *behind), dtype, tuple(parts), axis)
+
+
+_F32 = DTYPES["float32"]
+# Elements made at once; what they are mixed in stays in cache.
+_BLOCK = 1 << 15
+# The standard deviation of the sum of four numbers of 16 bits, and its mean.
+_DEVIATION, _MEAN = 37837.22, 131070
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Seeded(Unstored):
+    """Noise in float32: bell-shaped around zero, cut at 3.46 standard deviations.
+
+    Each element is the sum of the four 16-bit parts of a mixed 64-bit counter (splitmix64), so that any
+    region has the same numbers whoever makes it, with any version of numpy.
+
+    Attributes:
+        key: where the counter starts, a number of 64 bits.
+        scale: the standard deviation.
+    """
+
+    key: int
+    scale: float
+
+    def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        for piece in split_to(region, _BLOCK):
+            subview(out, piece.relative_to(region))[...] = self._made(piece).view(_F32.carrier)
+
+    def _made(self, region: Region) -> np.ndarray:
+        import numpy as np
+
+        numbers = np.full(region.shape, self.key, np.uint64)
+        with np.errstate(over="ignore"):
+            for axis, (start, stop) in enumerate(zip(region.start, region.stop, strict=True)):
+                step = prod(self.shape[axis + 1 :])
+                along = np.arange(start, stop, dtype=np.uint64) * np.uint64(step)
+                numbers += along.reshape(-1, *[1] * (region.rank - axis - 1))
+            numbers *= np.uint64(0x9E3779B97F4A7C15)
+            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+                numbers ^= numbers >> np.uint64(shift)
+                numbers *= np.uint64(factor)
+            numbers ^= numbers >> np.uint64(31)
+        parts = numbers.reshape(-1).view(np.uint16).reshape(-1, 4)
+        sums = parts.sum(axis=1, dtype=np.int32) - np.int32(_MEAN)
+        made: np.ndarray = sums.astype(np.float32) * np.float32(self.scale / _DEVIATION)
+        return made.reshape(region.shape)
+
+    @property
+    def scratch_bytes(self) -> int:
+        # Counters, what they are shifted to and sums are temporaries: 20 bytes an element of a block.
+        return read_blocks.page(0)
+
+    @property
+    def computed(self) -> bool:
+        return True
+
+    @property
+    def read_kind(self) -> Hashable:
+        return ("seeded", self.shape)
+
+
+def seeded(shape: Shape, seed: int, name: str, scale: float) -> Seeded:
+    """Noise for the array of a name: other names and other seeds have other noise."""
+    key = int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
+    return Seeded(shape, _F32, key, scale)

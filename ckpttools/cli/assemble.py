@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from ckpttools.api.assemble import HostsListing, SaveListing, host_text
 from ckpttools.cli.options import (
     ANY_PATH,
     max_header_option,
@@ -14,9 +17,11 @@ from ckpttools.cli.options import (
     resource_options,
     with_optimizer_option,
 )
-from ckpttools.cli.output import print_report
+from ckpttools.cli.output import labelled, print_report, width
+from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.transforming import target_options
 from ckpttools.cli.write import write
+from ckpttools.core.text import age, plural, printable, some
 from ckpttools.stores.place import Place
 
 
@@ -79,7 +84,61 @@ def assemble(places: tuple[Place, ...], is_listing: bool, **options: Any) -> Non
 
 def _list(places: tuple[Place, ...], options: dict[str, Any]) -> None:
     from ckpttools.api.assemble import list_saves
-    from ckpttools.cli.assemble_text import lines_of
 
     listing = list_saves(places, requests=options["requests"], max_index_bytes=options["max_index_bytes"])
     print_report(listing, lines_of(listing), as_json=options["as_json"])
+
+
+_COLUMNS = (
+    Column("step", right=True),
+    Column("begun", right=True, spare=2),
+    Column("hosts", right=True),
+    Column("chunks", right=True),
+    Column("on several", right=True, spare=1),
+    Column("missing", right=True),
+    Column(""),
+)
+_LABEL = 12
+_MOST = 8
+
+
+def lines_of(listing: HostsListing) -> Iterator[str]:
+    """The saves, what the incomplete ones lack, and what cannot be used."""
+    newest, now = listing.newest, time.time()
+    yield from draw_table(_COLUMNS, [_cells(each, newest, now) for each in listing.saves], width())
+    for save in listing.saves:
+        for label, text in _lacking(save):
+            yield from labelled(f"  {label}", printable(text), _LABEL, width())
+    for name, why in listing.unusable.items():
+        yield from labelled("  unusable", printable(f"{name}: {why}"), _LABEL, width())
+    for text in listing.lost[:_MOST]:
+        yield from labelled("  lost", printable(text), _LABEL, width())
+
+
+def _cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[str]:
+    missing = sum(each.count for each in save.missing)
+    verdict = "complete" if save.is_complete else "not complete"
+    return [
+        str(save.step),
+        "" if save.began is None else f"{age(now - save.began)} ago",
+        f"{len(save.hosts):,}",
+        f"{save.chunks:,}",
+        f"{save.twins:,}",
+        f"{missing:,}" if missing else "",
+        f"{verdict}, would be assembled" if save is newest else verdict,
+    ]
+
+
+def _lacking(save: SaveListing) -> Iterator[tuple[str, str]]:
+    hosts = list(map(host_text, save.hosts, save.processes))
+    yield from zip((f"{save.step} of", *[""] * _MOST), hosts[:_MOST], strict=False)
+    if len(hosts) > _MOST:
+        yield "", f"and {len(hosts) - _MOST:,} more"
+    for each in save.missing[:_MOST]:
+        cells = some(["/".join(map(str, cell)) for cell in each.cells], _MOST)
+        yield "lacks", f"{each}{f' ({cells})' if any(each.cells) else ''}"
+    if len(save.missing) > _MOST:
+        yield "", f"and {len(save.missing) - _MOST:,} more arrays"
+    for wanted in save.wanted or ():
+        processes = " or ".join(map(str, wanted.processes))
+        yield "wanted", f"the host of process {processes}, for {plural(wanted.chunks, 'chunk')}"

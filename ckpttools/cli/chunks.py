@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from operator import attrgetter
 from typing import Any
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_options
-from ckpttools.cli.output import fields_of, print_json
+from ckpttools.cli.output import fields_of, print_json, show, styled, width, wrapped
+from ckpttools.cli.table import Column, draw_table
+from ckpttools.cli.units import count, disk
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.text import folded, plural, printable, type_text
+from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
+from ckpttools.sharding.predict import ProcessLoading
 from ckpttools.stores.place import Place
 
 
@@ -59,6 +70,236 @@ def chunks(
         advice = found.pop("advice")
         print_json({"report": found, "advice": advice})
         return
-    from ckpttools.cli.chunks_text import print_chunks
 
     print_chunks(report, report.advice)
+
+
+_MOST_FILES = 12
+_MOST_PATHS = 3
+# What stands before a path.
+_INDENT = 8
+_KINDS = ("missing", "data", "unused", "index", "other")
+_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
+_NUMBER = re.compile(r"[0-9]+")
+_LAYOUT = attrgetter("shape", "dtype", "chunk_shape", "piece_shape", "codecs", "missing_chunks")
+
+
+def print_chunks(report: ChunksReport, advice: Sequence[Advice]) -> None:
+    show(_view(report, advice))
+
+
+def _view(report: ChunksReport, advice: Sequence[Advice]) -> Iterator[str]:
+    yield styled(printable(report.path), bold=True)
+    yield ", ".join(filter(None, [report.format, _indexes(report.indexes)]))
+    yield ""
+    yield from _files(report.files)
+    if report.arrays:
+        yield ""
+        yield from _arrays(report.arrays)
+    yield ""
+    for line in _totals(report):
+        yield from wrapped(line, width())
+    for each in advice:
+        yield ""
+        yield from _advised(each)
+
+
+def _indexes(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f"OCDBT, {names[0]}" if len(names) == 1 else f"OCDBT, {len(names)} unmerged indexes"
+
+
+@dataclass
+class _FoldedFiles:
+    """Files shown as one line.
+
+    Attributes:
+        name: of the file, or of the directory and how many files are in it.
+    """
+
+    name: str
+    files: list[FileChunks]
+
+    def total(self, field: str) -> int:
+        return sum(getattr(file, field) for file in self.files)
+
+    @property
+    def kind(self) -> str:
+        """That of all files; empty where they differ."""
+        kinds = {file.kind for file in self.files}
+        return kinds.pop() if len(kinds) == 1 else ""
+
+    @property
+    def remark(self) -> str:
+        """What is lost, or with how many names the files are shared."""
+        if lost := self.total("lost"):
+            return f"{disk(lost)} lost"
+        links = max(file.links for file in self.files)
+        return f"× {links} links" if links > 1 else ""
+
+
+def _files(files: Sequence[FileChunks]) -> Iterator[str]:
+    groups = sorted(_grouped(files), key=lambda group: (_KINDS.index(group.kind), -group.total("nbytes")))
+    shown, rest = groups[:_MOST_FILES], [file for group in groups[_MOST_FILES:] for file in group.files]
+    if rest:
+        shown.append(_FoldedFiles(f"… and {plural(len(rest), 'more file')}", rest))
+    columns = [
+        Column("file"),
+        Column("kind"),
+        *(Column(name, right=True) for name in ("size", "arrays", "live", "index", "dead")),
+        Column(""),
+    ]
+    yield from draw_table(columns, [_file_cells(group) for group in shown], width())
+
+
+def _file_cells(group: _FoldedFiles) -> list[str]:
+    live, index, dead = (group.total(field) for field in ("live", "index", "dead"))
+    sizes = [disk(n) if n else "" for n in (live, index, dead)]
+    arrays = count(group.total("arrays")) if group.total("arrays") else ""
+    return [printable(group.name), group.kind, disk(group.total("nbytes")), arrays, *sizes, group.remark]
+
+
+def _grouped(files: Sequence[FileChunks]) -> Iterator[_FoldedFiles]:
+    """Data files by themselves where they are few; others of one place and kind together."""
+    few = sum(file.kind == "data" for file in files) <= _MOST_FILES
+    groups: dict[tuple[str, str], list[FileChunks]] = defaultdict(list)
+    for file in files:
+        groups[_place(file, few), file.kind].append(file)
+    for (place, _), members in groups.items():
+        name = members[0].name if len(members) == 1 else f"{place} ({len(members):,} files)"
+        yield _FoldedFiles(name, members)
+
+
+def _place(file: FileChunks, few: bool) -> str:
+    """What a file is shown under together with its like."""
+    if file.kind == "other":
+        return "metadata"
+    last = file.name.rpartition("/")[2]
+    if last in _DOCUMENTS:
+        return f"*/{last}"
+    return file.name if few and file.kind == "data" else _directory(file.name)
+
+
+def _directory(name: str) -> str:
+    """The database or the array that a file belongs to: the directory above `d`, or above the chunks."""
+    first, slash, _ = name.partition("/")
+    return f"{first}{slash}"
+
+
+def _arrays(arrays: Sequence[ArrayChunks]) -> Iterator[str]:
+    predicted = arrays[0].reads is not None
+    columns = [
+        Column("array"),
+        Column("type"),
+        Column("chunk", spare=1),
+        Column("bytes", right=True, spare=2),
+        Column("codecs"),
+        Column("chunks", right=True),
+        Column("stored", right=True, spare=3 if predicted else 0),
+        Column("ratio", right=True, spare=4),
+    ]
+    if predicted:
+        columns += [Column("reads", right=True), Column("over-read", right=True), Column("", spare=5)]
+    yield from draw_table(columns, [_array_cells(group) for group in _alike(arrays)], width())
+
+
+def _alike(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
+    """Arrays that differ in the numbers in their names only, and are stored alike."""
+    groups: dict[object, list[ArrayChunks]] = {}
+    for each in arrays:
+        cut = each.reads.cut if each.reads else None
+        groups.setdefault((_NUMBER.sub("#", each.path), _LAYOUT(each), cut), []).append(each)
+    return list(groups.values())
+
+
+def _array_cells(group: Sequence[ArrayChunks]) -> list[str]:
+    first = group[0]
+    names = folded(each.path for each in group)
+    name = names[0] if len(names) == 1 else f"{names[0]} and {plural(len(group) - 1, 'other')}"
+    stored = sum(each.stored_nbytes for each in group)
+    nbytes = sum(each.nbytes for each in group)
+    chunks = f"{sum(each.num_chunks for each in group):,}"
+    if first.missing_chunks:
+        chunks += f" ({sum(each.missing_chunks for each in group):,} missing)"
+    ratio = f"{nbytes / stored:.2f}" if stored and stored != nbytes else ""
+    piece = first.shape if first.piece_shape is None else first.piece_shape
+    chunk = "any range" if first.piece_shape is None else type_text("", piece)
+    cells = [
+        printable(name),
+        type_text(first.dtype, first.shape),
+        "whole" if piece == first.shape and first.piece_shape is not None else chunk,
+        disk(first.piece_nbytes),
+        " ".join(first.codecs) or "raw",
+        chunks,
+        disk(stored),
+        ratio,
+    ]
+    return cells + _read_cells(group)
+
+
+def _read_cells(group: Sequence[ArrayChunks]) -> list[str]:
+    reads = group[0].reads
+    if reads is None:
+        return []
+    over = f"{reads.over_read:.2f}"
+    note = "does not divide" if reads.uneven else "replicated" if prod(reads.cut) == 1 else ""
+    return [f"{sum(each.reads.reads for each in group if each.reads):,}", over, note]
+
+
+def _totals(report: ChunksReport) -> Iterator[str]:
+    missing = f", {report.missing_chunks:,} missing" if report.missing_chunks else ""
+    yield (
+        f"{plural(report.num_arrays, 'array')} in {plural(report.num_chunks, 'chunk')}{missing}: "
+        f"{disk(report.nbytes)}, stored in {disk(report.stored_nbytes)}; "
+        f"{disk(report.dead_nbytes)} dead in all files"
+    )
+    loading = report.loading
+    if loading:
+        mesh = ", ".join(f"{name}={size}" for name, size in loading.mesh.items())
+        devices = prod(loading.mesh.values())
+        yield (
+            f"mesh {mesh}, {loading.spec}: a device needs {disk(loading.needed)} and fetches "
+            f"{disk(loading.fetched)} in {plural(loading.reads, 'read')}"
+        )
+        yield (
+            f"{plural(devices, 'device')} together: {disk(loading.total_needed)} needed, "
+            f"{disk(loading.total_fetched)} decoded, over-read {loading.over_read:.2f}"
+        )
+    if report.processes:
+        yield from _process_totals(report.processes)
+
+
+def _process_totals(loading: ProcessLoading) -> Iterator[str]:
+    processes = f"{loading.processes:,} process{'es' * (loading.processes != 1)}"
+    yield (
+        f"{processes} with {plural(loading.devices, 'device')} each: one needs {disk(loading.needed)} and by "
+        f"ckpttools.load fetches {disk(loading.fetched)}, over-read {loading.over_read:.2f}"
+    )
+    if loading.exchanged:
+        yield (
+            f"it fetches {disk(loading.fetched_exchanging)} where processes exchange what they have read, of "
+            f"{plural(loading.exchanged, 'array')}"
+        )
+    if loading.broadcast:
+        yield (
+            f"with single_replica=True one fetches {disk(loading.fetched_single_replica)}, and reads "
+            f"{plural(loading.broadcast, 'array')} for all that need the same"
+        )
+
+
+def _advised(advice: Advice) -> Iterator[str]:
+    names, room = folded(advice.paths), width()
+    subject = f"{advice.subject}:"
+    first, *rest = wrapped(f"{subject} {advice.text}", room)
+    yield styled(subject, fg="yellow") + first[len(subject) :]
+    yield from rest
+    shown = [printable(name) for name in names[:_MOST_PATHS]]
+    if len(names) > _MOST_PATHS:
+        last, more = shown.pop(), f"and {len(names) - _MOST_PATHS} more"
+        fits = room is None or _INDENT + len(last) + 1 + len(more) <= room
+        shown += [f"{last} {more}"] if fits else [last, more]
+    for k, name in enumerate(shown):
+        yield f"  {'in' if k == 0 else '':{_INDENT - 4}}  {name}"
+    if advice.command:
+        yield f"  next  {advice.command}"

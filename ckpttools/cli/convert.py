@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import click
 
+from ckpttools.cli.declared import declared, made
 from ckpttools.cli.lazy import Deferred, LazyGroup, in_module
+from ckpttools.cli.transforming import common_options, model_places, transform_options
+from ckpttools.cli.write import write
 
 # Commands in files of their own, imported when they are run.
 _COMMANDS = {
@@ -17,7 +21,6 @@ _COMMANDS = {
 
 def _to_formats() -> dict[str, Deferred]:
     """A command for each format that can be written."""
-    from ckpttools.cli.convert_any import to_format
     from ckpttools.formats.registry import writable
 
     return {f"to-{name}": Deferred(partial(to_format, name), f"Any format to {name}.") for name in writable()}
@@ -31,3 +34,16 @@ def convert() -> None:
     Example:
       ckpt convert hf-to-maxtext ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
     """
+
+
+def to_format(name: str) -> click.Command:
+    """The command that writes a format."""
+    from ckpttools.api.convert import convert
+    from ckpttools.formats.registry import writable
+
+    def command(**options: Any) -> None:
+        write(convert.plan, format=name, **options)
+
+    format = writable()[name]
+    options = (model_places, declared(format.options), transform_options, common_options)
+    return made(f"convert to-{name}", format.help, command, *options)

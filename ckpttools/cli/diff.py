@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite, isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,10 +21,19 @@ from ckpttools.cli.options import (
     resource_options,
     together,
 )
-from ckpttools.cli.output import end_as_different, print_json
+from ckpttools.cli.output import end_as_different, labelled, print_json, show, styled, width
 from ckpttools.cli.progress import progress_option, watching
+from ckpttools.cli.units import disk
 from ckpttools.cli.wording import padding_rows_option
+from ckpttools.compare.renames import indices
+from ckpttools.core.dtypes import DTYPES
+from ckpttools.core.text import folded, plural, printable, type_text
 from ckpttools.stores.place import Place
+
+if TYPE_CHECKING:
+    from ckpttools.api.differing import DiffReport, SideReport
+    from ckpttools.compare.diff import ArrayDiff, ArrayType, Outcome
+    from ckpttools.digest.pairing import Remark
 
 
 def _no_nan(context: click.Context, option: click.Parameter, value: float) -> float:
@@ -104,7 +113,6 @@ def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: 
       ckpt diff checkpoints/100 checkpoints/200 --rtol 1e-3 --filter '*norm*'
     """
     from ckpttools.api.differing import diff as compare
-    from ckpttools.cli.diff_text import print_diff
 
     with watching(progress) as observe:
         report = compare(first, second, observe=observe, **options)
@@ -126,3 +134,162 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(each) for each in value]
     return str(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+_MOST_PARAGRAPHS = 60
+# Where texts begin behind their labels.
+_MARGIN = 13
+# What outcomes are called after a number of arrays; also the order in which arrays are listed.
+_OUTCOMES: dict[Outcome, str] = {
+    "differs": "with other values",
+    "shape": "of another shape",
+    "kind": "of another kind",
+    "dtype": "of another dtype",
+    "bits": "with other bits of zeros or NaN",
+    "only in A": "only in A",
+    "only in B": "only in B",
+    "within": "within the tolerances",
+    "equal": "equal",
+}
+
+
+def print_diff(report: DiffReport) -> None:
+    """Both sides, what was done to bring them together, what differs, and the sum of it."""
+    show(_lines(report))
+
+
+def _lines(report: DiffReport) -> Iterator[str]:
+    for name, side in (("A", report.a), ("B", report.b)):
+        yield from _side(name, side, (*report.remarks, *report.uncompared))
+    for remark in report.remarks:
+        if remark.side is None:
+            yield from _indented(remark.text)
+    yield ""
+    paragraphs = list(_paragraphs(report.arrays))
+    for paragraph in paragraphs[:_MOST_PARAGRAPHS]:
+        yield from paragraph
+    if len(paragraphs) > _MOST_PARAGRAPHS:
+        yield f"… and {plural(len(paragraphs) - _MOST_PARAGRAPHS, 'more group')} of arrays; --json lists all"
+    if paragraphs:
+        yield ""
+    yield from _verdict(report)
+    for hint in report.hints:
+        yield from _indented(hint)
+
+
+def _side(name: str, side: SideReport, remarks: Sequence[Remark]) -> Iterator[str]:
+    step = f", step {side.step}" if side.step is not None else ""
+    facts = f"{side.format or 'unknown'}{step}, {plural(side.arrays, 'array')}, {disk(side.nbytes)}"
+    yield f"{name}  {styled(printable(side.path), bold=True)}"
+    yield from _indented(facts)
+    for remark in remarks:
+        if remark.side == name:
+            yield from _indented(remark.text)
+
+
+def _indented(text: str) -> list[str]:
+    return labelled("", printable(text), 2, width())
+
+
+def _verdict(report: DiffReport) -> Iterator[str]:
+    counts = [f"{plural(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
+    if report.uncompared:
+        counts.append("others not compared")
+    verdict, colour = ("Equal", "green") if report.equal else ("Different", "red")
+    first, *rest = _indented(f"{verdict}: {', '.join(counts)}")
+    yield first[2:].replace(verdict, styled(verdict, fg=colour, bold=True), 1)
+    yield from rest
+
+
+def _paragraphs(arrays: Sequence[ArrayDiff]) -> Iterator[list[str]]:
+    groups: dict[tuple[object, ...], list[ArrayDiff]] = {}
+    for outcome in _OUTCOMES:
+        for each in arrays:
+            if each.outcome == outcome:
+                groups.setdefault((outcome, each.a, each.b, each.cause, _words(each.name)), []).append(each)
+    return (list(_paragraph(group)) for group in groups.values())
+
+
+def _words(name: str) -> str:
+    """A name without its numbers."""
+    return "".join(character for character in name if not character.isdecimal())
+
+
+def _paragraph(group: Sequence[ArrayDiff]) -> Iterator[str]:
+    first = group[0]
+    for name in folded(printable(each.name) for each in group):
+        yield styled(name, bold=True)
+    for label, text in _facts(first, group):
+        yield from labelled(f"  {label}", printable(text), _MARGIN, width(), dim=True)
+
+
+def _facts(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, str]]:
+    yield first.outcome, _types(first.a, first.b)
+    yield from (("", text) for text in _measures(group))
+    if first.cause is not None:
+        yield "because", first.cause.text
+        if first.cause.advice:
+            yield "next", first.cause.advice
+
+
+def _types(a: ArrayType | None, b: ArrayType | None) -> str:
+    # Leaves without arrays have a description in place of a dtype.
+    shown = [
+        type_text(each.dtype, each.shape) if each.dtype in DTYPES else each.dtype
+        for each in (a, b)
+        if each is not None
+    ]
+    if a is None or b is None or a == b:
+        return shown[0]
+    return f"{shown[0]} in A, {shown[1]} in B"
+
+
+def _measures(group: Sequence[ArrayDiff]) -> Iterator[str]:
+    """How far the arrays are apart, all of them together."""
+    parts = [each.deviation for each in group if each.deviation is not None]
+    if not parts:
+        return
+    elements, differing = (
+        sum(each) for each in zip(*((p.elements, p.differing) for p in parts), strict=True)
+    )
+    if differing:
+        yield f"{_share(differing, elements)} of {plural(elements, 'element')}{_where(group)}"
+        yield ", ".join(
+            [
+                f"max abs {max(each.max_abs for each in parts):.3g}",
+                f"max rel {max(each.max_rel for each in parts):.3g}",
+                *_ulps([each.max_ulp for each in parts]),
+                *([f"{nan:,} NaN on one side"] if (nan := sum(each.nan for each in parts)) else []),
+            ]
+        )
+        beyond = sum(each.beyond for each in parts)
+        if beyond != differing:
+            yield f"{beyond:,} of them beyond the tolerances" if beyond else "all within the tolerances"
+    elif group[0].outcome == "dtype":
+        yield "the same numbers"
+    other = sum(each.other_bits for each in parts)
+    if other:
+        yield f"{plural(other, 'element')} equal but for the sign of zero or the bits of NaN"
+
+
+def _share(part: int, whole: int) -> str:
+    """`97.3 %`, or the number itself where that says more."""
+    if part == whole:
+        return "all"
+    # What is rounded to all would not be all.
+    share = min(part / whole, 0.999)
+    return f"{share:.1%}".replace("%", " %") if part * 1000 >= whole else f"{part:,}"
+
+
+def _where(group: Sequence[ArrayDiff]) -> str:
+    first = next(each for each in group if each.deviation and each.deviation.first is not None)
+    assert first.deviation is not None and first.deviation.first is not None
+    numbers = ", ".join(f"{word} {number}" for word, number in indices(first.name))
+    which = f" in {numbers}" if len(group) > 1 and numbers else ""
+    index = ", ".join(map(str, first.deviation.first))
+    return f", the first at [{index}]{which}"
+
+
+def _ulps(ulps: Sequence[int | None]) -> list[str]:
+    known = [each for each in ulps if each is not None]
+    return [f"max ulp {max(known):,}"] if known else []

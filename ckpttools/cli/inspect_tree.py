@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import repeat
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,10 +20,18 @@ from ckpttools.cli.options import (
     requests_option,
     together,
 )
-from ckpttools.cli.output import end_as_different, fields_of, print_json
+from ckpttools.cli.output import end_as_different, fields_of, print_json, show, styled, width, wrapped
+from ckpttools.cli.table import Column, TreeRow, draw_tree
+from ckpttools.cli.tree_facts import facts
+from ckpttools.cli.units import count, disk
+from ckpttools.core.text import plural, printable, type_text
+from ckpttools.inspect.comparison import Comparison
+from ckpttools.inspect.folding import Branch
+from ckpttools.inspect.tree import ArrayReport, TreeReport
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
+    from ckpttools.inspect.comparison import ArraySpec, Comparison, Different
     from ckpttools.inspect.folding import Branch
     from ckpttools.inspect.tree import TreeReport
 
@@ -98,7 +109,6 @@ def _print_json(report: TreeReport, folded: Callable[[], Sequence[Branch]]) -> N
 
 
 def _print(report: TreeReport, flat: bool, folded: Callable[[], Sequence[Branch]]) -> None:
-    from ckpttools.cli.tree_text import print_comparison, print_flat, print_tree
 
     if report.comparison:
         print_comparison(report, report.comparison, flat=flat)
@@ -106,3 +116,190 @@ def _print(report: TreeReport, flat: bool, folded: Callable[[], Sequence[Branch]
         print_flat(report)
     else:
         print_tree(report, folded())
+
+
+# A tree report on a terminal: facts, then the folded tree in columns.
+#
+# Drawn without rich: importing that takes longer than all the rest of `ckpt inspect tree`, and ten thousand
+# lines took it a second.
+#
+# Numbers and ranges of a folded name that are shown; the middle of more of them is left out.
+_MOST_RANGES = 6
+COLUMNS = (
+    Column(""),
+    Column("dtype[shape]"),
+    Column(""),
+    Column("elements", right=True, spare=2),
+    Column("bytes", right=True),
+    Column("share", right=True, spare=1),
+)
+_SUBTREE = {0: {"bold": True}, 1: {"dim": True}}
+_ARRAY = {1: {"fg": "cyan"}, 2: {"fg": "magenta"}}
+
+
+def print_tree(report: TreeReport, branches: Sequence[Branch]) -> None:
+    """Facts, and the arrays folded into a tree."""
+    show(_view(report, list(_tree_rows(branches, ()))))
+
+
+def print_flat(report: TreeReport) -> None:
+    """Facts, and one line for each array."""
+    show(_view(report, [_flat_row(each, report.nbytes) for each in report.arrays]))
+
+
+def print_comparison(report: TreeReport, comparison: Comparison, *, flat: bool) -> None:
+    """Facts, and where the checkpoint is not as it should be."""
+    show((*facts(report, width()), "", *comparison_lines(comparison, width(), flat=flat)))
+
+
+def _view(report: TreeReport, rows: list[TreeRow]) -> Iterator[str]:
+    yield from facts(report, width())
+    if rows:
+        yield ""
+        yield from draw_tree(COLUMNS, rows, width())
+
+
+def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool = True) -> Iterator[TreeRow]:
+    """One row for each branch, each below the one that it hangs on.
+
+    `above` says for each level on the way whether its branch is the last of its siblings.
+    """
+    for branch in branches:
+        way = () if top else (*above, branch is branches[-1])
+        yield _row(branch, way)
+        yield from _tree_rows(branch.children, way, top=False)
+
+
+def _row(branch: Branch, way: tuple[bool, ...]) -> TreeRow:
+    name = printable(shortened(branch.name))
+    sums = amounts(branch.num_elements, branch.nbytes, branch.share)
+    if branch.array is not None:
+        times = f"× {branch.times:,}" if branch.times > 1 else ""
+        return TreeRow((name, array_type(branch.array), times, *sums), way, _ARRAY)
+    # Where what is below is not shown, at least how much it is.
+    hidden = "" if branch.children else plural(branch.count, "array")
+    return TreeRow((name, hidden, "", *sums), way, _SUBTREE)
+
+
+def _flat_row(array: ArrayReport, total: int) -> TreeRow:
+    sums = amounts(prod(array.shape), array.nbytes, array.nbytes / total if total else 0.0)
+    return TreeRow((printable(array.path), array_type(array), "", *sums), styles=_ARRAY)
+
+
+def amounts(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str]:
+    """Elements, bytes, and two digits of the share; nothing for what is next to nothing."""
+    percent = f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
+    return count(num_elements), disk(nbytes), percent if share >= 0.0005 else ""
+
+
+def array_type(array: ArrayReport) -> str:
+    """`bfloat16[4096@fsdp,14336] fp8 128x128`: as JAX writes it, with mesh axes and scheme where known."""
+    spec = array.sharding.spec if array.sharding else ()
+    axes = (*map(_cut, spec), *repeat("", len(array.shape) - len(spec)))
+    lengths = (f"{length}{axis}" for length, axis in zip(array.shape, axes, strict=True))
+    how = f" {array.quantized}" if array.quantized else ""
+    return type_text(array.dtype, lengths) + how
+
+
+def _cut(axes: tuple[str, ...]) -> str:
+    if not axes:
+        return ""
+    return f"@{printable(axes[0])}" if len(axes) == 1 else f"@({printable(','.join(axes))})"
+
+
+def shortened(name: str) -> str:
+    """A folded name with few of its ranges: `layers_{0..4,6..10,12..16,…,60..61}`."""
+    before, brace, rest = name.partition("{")
+    inside, closed, after = rest.partition("}")
+    parts = inside.split(",")
+    if not closed or len(parts) <= _MOST_RANGES:
+        return name if not closed else f"{before}{brace}{inside}{closed}{shortened(after)}"
+    kept = [*parts[: _MOST_RANGES // 2], "…", parts[-1]]
+    return f"{before}{{{','.join(kept)}}}{shortened(after)}"
+
+
+# Beyond this many lines a list says only how many more there are.
+_MOST_LINES = 100
+
+
+def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) -> Iterator[str]:
+    """The verdict, and every list that is not empty.
+
+    Args:
+        comparison: what was found.
+        room: columns of the terminal; None for no limit.
+        flat: whether names that differ in numbers only have lines of their own.
+    """
+    against = printable(comparison.against)
+    if comparison.is_same:
+        number = plural(comparison.num_compared, "array")
+        shapes = ", every shape as it should be" if comparison.shapes_compared else ""
+        yield from wrapped(f"Against {against}: {number}, none missing, none left over{shapes}.", room)
+    else:
+        yield from wrapped(f"Against {against}:", room)
+    lists = {
+        "missing": [(each.path, _type(each)) for each in comparison.missing],
+        "not expected": [(each.path, _type(each)) for each in comparison.extra],
+        "of another shape or dtype": [(each.path, _difference(each)) for each in comparison.different],
+    }
+    for what, entries in lists.items():
+        if entries:
+            yield ""
+            # A name of which no shape is known may stand for all layers.
+            noun = "array" if all(text for _, text in entries) else "name"
+            are = "is" if len(entries) == 1 else "are"
+            yield styled(f"{plural(len(entries), noun)} {are} {what}", bold=True)
+            yield from _listed(_shown(entries) if flat else _folded(entries), room)
+    if comparison.reasons:
+        yield ""
+        for reason in comparison.reasons:
+            yield from wrapped(printable(reason), room)
+
+
+def _listed(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]:
+    """Names, each with what is to say of it: behind it, or where there is no room below it."""
+    shown = lines[:_MOST_LINES]
+    width = max(len(name) for name, _ in shown)
+    if room is not None:
+        width = min(width, max(room // 3, room - 4 - max(len(text) for _, text in shown)))
+    for name, text in shown:
+        line = f"  {name:{width}}  {styled(text, fg='cyan')}" if text else f"  {name}"
+        if room is not None and 4 + max(width, len(name)) + len(text) > room:
+            yield from _broken(name, text, room)
+        else:
+            yield line
+    if len(lines) > _MOST_LINES:
+        yield f"  … and {len(lines) - _MOST_LINES:,} more lines; --json has all of them"
+
+
+def _broken(name: str, text: str, room: int) -> Iterator[str]:
+    """A name and below it what is to say of it, each in as many lines as it needs."""
+    first, *more = wrapped(name, room - 6)
+    yield f"  {first}"
+    yield from (f"    {part}" for part in more)
+    yield from (styled(f"      {part}", fg="cyan") for part in wrapped(text, room - 6) if text)
+
+
+def _shown(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(printable(name), printable(text)) for name, text in entries]
+
+
+def _folded(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Names of which the same is to say and that differ in numbers only as one."""
+    from ckpttools.core.text import folded
+
+    names: dict[str, list[str]] = {}
+    for name, text in entries:
+        names.setdefault(text, []).append(name)
+    return _shown((name, text) for text, alike in names.items() for name in folded(alike))
+
+
+def _difference(each: Different) -> str:
+    why = f" ({each.why})" if each.why else ""
+    got = each.got if each.wanted.dtype else replace(each.got, dtype=None)
+    return f"{_type(got)}, should be {_type(each.wanted)}{why}"
+
+
+def _type(spec: ArraySpec) -> str:
+    """`bfloat16[64,128]`, or `[64,128]` where any dtype will do."""
+    return (spec.dtype or "") if spec.shape is None else type_text(spec.dtype or "", spec.shape)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -16,12 +16,54 @@ from ckpttools import __version__
 from ckpttools.cli import stopping
 from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, open_closed, write_whole
 from ckpttools.cli.command_line import COMPLETION_VARIABLE, remember_command
-from ckpttools.cli.lazy import LazyGroup, has_written, in_module, is_path, writes
+from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, in_module, is_path, writes
 from ckpttools.cli.output import say
-from ckpttools.cli.plugged import plugged_in
-from ckpttools.cli.traffic_text import telling_traffic
-from ckpttools.core.errors import StepWarning
+from ckpttools.cli.units import disk
+from ckpttools.core.errors import StepWarning, UsageError
+from ckpttools.core.plugins import announced, package_of
+from ckpttools.core.text import plural
 from ckpttools.core.wording import as_flags
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from ckpttools.stores.costs import Traffic
+
+
+def plugged_in() -> Mapping[str, Deferred]:
+    """All of them, by name; none is loaded."""
+    found: dict[str, Deferred] = {}
+    for group, load in (("ckpttools.transforms", _transform), ("ckpttools.commands", _command)):
+        for point in announced(group):
+            found[point.name] = Deferred(partial(load, point), f"Of the package {package_of(point)}.")
+    return found
+
+
+def _command(point: EntryPoint) -> click.Command:
+    try:
+        found = point.load()
+    except Exception as error:
+        what = f"the command {point.name} of {package_of(point)} cannot be loaded"
+        raise UsageError(what, got=repr(error), hint="repair that package, or remove it") from error
+    if not isinstance(found, click.Command):
+        what = f"{point.name} of {package_of(point)} is no command"
+        raise UsageError(what, got=type(found).__name__, wanted="a click.Command")
+    return found
+
+
+def _transform(point: EntryPoint) -> click.Command:
+    from ckpttools.api.changes import transform
+    from ckpttools.cli.declared import declared, made
+    from ckpttools.cli.transforming import common_options, places, target_options
+    from ckpttools.cli.write import write
+    from ckpttools.transforms.registry import help_of, options_of
+
+    def command(**options: Any) -> None:
+        write(transform.plan, transforms=point.name, **options)
+
+    options = (places, declared(options_of(point.name)), target_options, common_options)
+    return made(point.name, help_of(point.name), command, *options)
+
 
 _COMMANDS = {
     "adapter": in_module("adapter", "adapter", "LoRA adapters: merged, extracted, to MaxText, to PEFT."),
@@ -54,7 +96,7 @@ _COMMANDS = {
     "shrink": in_module("shrink", "shrink", "A part of a model that is a model itself."),
     "stack": in_module("scan", "stack", "Layers one by one to stacks for jax.lax.scan."),
     "stitch": in_module("synth", "stitch", "The towers of one model, the decoder of another."),
-    "strip-optimizer": in_module("strip", "strip_optimizer", "Parameters of a training checkpoint."),
+    "strip-optimizer": in_module("scan", "strip_optimizer", "Parameters of a training checkpoint."),
     "synth": in_module("synth", "synth", "A model of noise, from its configuration."),
     "unstack": in_module("scan", "unstack", "Stacked layers to layers one by one."),
     "verify": in_module("verify", "verify", "Prove that a checkpoint holds what another one does."),
@@ -201,3 +243,23 @@ def main() -> None:
       ckpt ~/models/Llama-3.1-8B
       ckpt inspect tree ~/models/Llama-3.1-8B
     """
+
+
+@contextmanager
+def telling_traffic() -> Iterator[None]:
+    """Says on stderr how many requests were made and how many bytes came, unless an error ends the command
+    or nothing was asked."""
+    from ckpttools.stores.traffic import counted
+
+    with counted() as traffic:
+        try:
+            yield
+        except click.exceptions.Exit:  # such as that there are differences
+            _tell(traffic())
+            raise
+        _tell(traffic())
+
+
+def _tell(traffic: Mapping[str, Traffic]) -> None:
+    for address, each in traffic.items():
+        say(f"{plural(each.requests, 'request')} to {address}, {disk(each.nbytes)} read")

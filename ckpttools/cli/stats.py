@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_options, resource_options
-from ckpttools.cli.output import end_as_different, print_json
+from ckpttools.cli.output import end_as_different, print_json, show, styled, width
 from ckpttools.cli.progress import progress_option, watching
+from ckpttools.cli.table import Column, draw_table
+from ckpttools.cli.units import disk
+from ckpttools.core.text import plural, printable
+from ckpttools.inspect.distribution import Distribution
+from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.stores.place import Place
 
 _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
@@ -42,7 +48,6 @@ def stats(path: Place, as_json: bool, find_nan: bool, progress: bool, **options:
       ckpt inspect stats ~/maxtext/run/checkpoints --nan
     """
     from ckpttools.api.stats_report import stats as look
-    from ckpttools.cli.stats_text import print_bad, print_stats
 
     if find_nan and not as_json and (options["histogram"] or options["per_layer"]):
         shown = "--histogram" if options["histogram"] else "--per-layer"
@@ -55,3 +60,143 @@ def stats(path: Place, as_json: bool, find_nan: bool, progress: bool, **options:
         (print_bad if find_nan else print_stats)(report)
     if find_nan and not report.finite:
         end_as_different()
+
+
+_COLUMNS = (
+    Column("array"),
+    Column("dtype", spare=5),
+    Column("min", right=True, spare=2),
+    Column("max", right=True, spare=2),
+    Column("mean", right=True, spare=4),
+    Column("std", right=True, spare=1),
+    Column("norm", right=True),
+    Column("zeros", right=True, spare=3),
+    Column("subnormal", right=True, spare=6),
+    Column("NaN", right=True),
+    Column("Inf", right=True),
+)
+# Magnitudes below which lies a smaller share than this are one line of a histogram.
+_TAIL = 0.001
+# A bar's length at most, and what stands before it.
+_BAR, _MARGIN = 50, 36
+_SHOWN_QUANTILES = {
+    0.01: "1 %",
+    0.05: "5 %",
+    0.25: "25 %",
+    0.5: "median",
+    0.75: "75 %",
+    0.95: "95 %",
+    0.99: "99 %",
+}
+
+
+def print_stats(report: StatsReport) -> None:
+    """One line for each array, and one for each of its layers where the report has them."""
+    rows = [row for array in report.arrays for row in _rows(array)]
+    show(
+        [
+            *_head(report),
+            *(draw_table(_COLUMNS, rows, width()) if rows else ()),
+            *(line for array in report.arrays for line in _histogram(array)),
+            "",
+            _totals(report),
+        ]
+    )
+
+
+def print_bad(report: StatsReport) -> None:
+    """The arrays that hold NaN or infinity, and the first place of each."""
+    bad = [array for array in report.arrays if array.first_bad is not None]
+    if not bad:
+        show([f"No NaN and nothing infinite in {plural(report.num_arrays, 'array')}, {disk(report.nbytes)}."])
+        return
+    show([*_head(report), *(line for array in bad for line in _bad(array)), "", _totals(report)])
+
+
+def _bad(array: ArrayStats) -> Iterator[str]:
+    found = array.statistics
+    place = f"[{', '.join(map(str, array.first_bad or ()))}]"
+    yield f"{styled(printable(array.path) + place, bold=True)}"
+    yield f"  first of {_bad_counts(found.nan, found.inf)} in {found.elements:,} elements"
+
+
+def _bad_counts(nan: int, inf: int) -> str:
+    return " and ".join(f"{count:,} {word}" for count, word in ((nan, "NaN"), (inf, "infinite")) if count)
+
+
+def _head(report: StatsReport) -> Iterator[str]:
+    step = None if report.step is None else f"step {report.step}"
+    yield styled(printable(report.path), bold=True)
+    yield ", ".join(fact for fact in (report.format, step) if fact)
+    yield from map(printable, report.remarks)
+    yield ""
+
+
+def _totals(report: StatsReport) -> str:
+    bad = _bad_counts(report.nan, report.inf)
+    return f"{plural(report.num_arrays, 'array')}, {disk(report.nbytes)}, {bad or 'no NaN, nothing infinite'}"
+
+
+def _rows(array: ArrayStats) -> Iterator[tuple[str, ...]]:
+    yield _cells(printable(array.path), array.dtype, array.statistics)
+    for layer, found in array.layers.items():
+        yield _cells(f"  layer {layer}", "", found)
+
+
+def _cells(name: str, dtype: str, found: Statistics) -> tuple[str, ...]:
+    numbers = (found.min, found.max, found.mean, found.std, found.norm)
+    counts = (found.zeros, found.subnormals, found.nan, found.inf)
+    return (name, dtype, *map(number, numbers), *(f"{count:,}" if count else "" for count in counts))
+
+
+def number(value: float | None) -> str:
+    """Four digits, as short as they can be written; integers up to six digits in full."""
+    if value is None:
+        return "–"
+    return f"{value}" if isinstance(value, int) and abs(value) < 1_000_000 else f"{value:.4g}"
+
+
+def _histogram(array: ArrayStats) -> Iterator[str]:
+    """Bars for magnitudes, largest first, and quantiles."""
+    if array.distribution is None:
+        return
+    spread, zeros = array.distribution, array.statistics.zeros
+    room = max(8, min(_BAR, (width() or _BAR + _MARGIN) - _MARGIN))
+    lines = list(_magnitudes(spread, zeros))
+    longest = max(share for _, share in lines)
+    yield ""
+    yield styled(printable(array.path), bold=True)
+    for label, share in lines:
+        bar = "█" * round(room * share / longest)
+        yield f"  {label:<22}  {share:7.2%}" + (f"  {styled(bar, fg='cyan')}" if bar else "")
+    shown = [f"{word} {number(spread.quantiles[share])}" for share, word in _SHOWN_QUANTILES.items()]
+    yield from _wrapped(shown, width())
+
+
+def _wrapped(words: list[str], room: int | None) -> Iterator[str]:
+    """The words after another, in lines that fit."""
+    line = ""
+    for word in words:
+        if line and room is not None and len(line) + len(word) + 2 > room:
+            yield line
+            line = ""
+        line += f"  {word}"
+    yield line
+
+
+def _magnitudes(spread: Distribution, zeros: int) -> Iterator[tuple[str, float]]:
+    """Label and share of the elements: power by power down to where few are left, those, and zeros."""
+    total = spread.zeros + sum(each.negative + each.positive for each in spread.bins)
+    left = total - zeros
+    for each in reversed(spread.bins):
+        here = each.negative + each.positive
+        if left < _TAIL * total and left > here:
+            yield f"       |x| < 2^{each.exponent + 1}", left / total
+            left = 0
+            break
+        yield f"2^{each.exponent} ≤ |x| < 2^{each.exponent + 1}", here / total
+        left -= here
+    if left:
+        yield f"   0 < |x| < 2^{spread.least}", left / total
+    if zeros:
+        yield "zero", zeros / total

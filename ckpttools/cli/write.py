@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.cli.command_line import resumable_command
 from ckpttools.cli.lazy import note_written
-from ckpttools.cli.output import print_json, say, show
+from ckpttools.cli.output import print_json, say, show, width
 from ckpttools.cli.planning import is_only_planned, is_taken_over
+from ckpttools.cli.table import Column, draw_table
+from ckpttools.core.text import plural, printable
+from ckpttools.quantized.errors import QuantizationError, total
 from ckpttools.stores.place import Place
 
 if TYPE_CHECKING:
@@ -48,8 +51,6 @@ def write(
         }
     plan = partial(call, source, destination, command=resumable_command(), **options)
     if is_dealt_out and not is_only_planned():
-        from ckpttools.cli.together import carry_out_together
-
         carry_out_together(plan, coordinator, process, progress=progress, as_json=as_json)
         return
     prepared = plan()
@@ -82,7 +83,6 @@ def _print_plan(prepared: Prepared, source: Place, as_json: bool) -> None:
 
 def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
     from ckpttools.api.plan_report import made_above
-    from ckpttools.cli.errors_text import error_lines
     from ckpttools.cli.next_text import print_next
     from ckpttools.cli.plan_text import closing_line, gain_lines, print_notes
     from ckpttools.cli.progress import listening
@@ -100,3 +100,75 @@ def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
     else:
         show([*error_lines(receipt.errors), closing_line(receipt)])
         print_next(receipt.destination)
+
+
+_WORST = 5
+_COLUMNS = (
+    Column("worst arrays"),
+    Column("rms / rms of values", right=True),
+    Column("max error", right=True),
+)
+
+
+def error_lines(errors: Mapping[str, QuantizationError]) -> Iterator[str]:
+    """The worst arrays, and all together.
+
+    Args:
+        errors: by the names of arrays, the worst first.
+    """
+    if not errors:
+        return
+    together = total(errors)
+    if not together.largest:
+        yield f"{plural(len(errors), 'array')} quantised without any error: each value is kept"
+        return
+    worst = [(printable(name), *_numbers(errors[name])) for name in list(errors)[:_WORST]]
+    both = (f"all {plural(len(errors), 'array')}", *_numbers(together))
+    yield from draw_table(_COLUMNS, [*worst, both], width())
+
+
+def _numbers(error: QuantizationError) -> tuple[str, str]:
+    return f"{error.relative:.4f}", f"{error.largest:.3g}"
+
+
+def carry_out_together(
+    plan: Callable[[], Prepared],
+    coordinator: str | None,
+    process: str | None,
+    *,
+    progress: bool,
+    as_json: bool,
+) -> None:
+    """Does what this process has to do of it, and tells of it.
+
+    Args:
+        plan: decides the conversion.
+        coordinator, process, progress, as_json: as `ckpttools.cli.options.output_options` says.
+    """
+    from ckpttools.api.together import Callbacks, convert_together
+    from ckpttools.cli.next_text import print_next
+    from ckpttools.cli.parts_text import part_line, waiting_line
+    from ckpttools.cli.plan_text import closing_line, say_gain
+    from ckpttools.cli.progress import listening
+    from ckpttools.plan.dealing import parse_part
+    from ckpttools.sharding.leaving import abandoned_job, left_job
+    from ckpttools.sharding.service import joined_job
+
+    job = joined_job(coordinator, None if process is None else parse_part(process))
+    try:
+        with listening(progress and job.number == 0) as observe:
+            told = Callbacks(
+                observe, lambda made: say(part_line(made)), lambda found: say(waiting_line(found))
+            )
+            receipt = convert_together(job, plan, told)
+        if receipt is not None:
+            if as_json:
+                print_json(receipt)
+            else:
+                say_gain(receipt)
+                show([closing_line(receipt)])
+                print_next(receipt.destination)
+        left_job(job)
+    except BaseException:
+        abandoned_job(job)
+        raise

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
+from functools import cached_property
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, by_name, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.dtypes import DType
+from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ConfigError, CoverageError
-from ckpttools.core.notes import Notes
+from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import in_natural_order
 from ckpttools.core.wording import option
 from ckpttools.families.family import Spelling
@@ -19,32 +20,40 @@ from ckpttools.families.silent import silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.fill import Fill
-from ckpttools.mapping.mapped import Mapped, notes_of
+from ckpttools.mapping.keys import parse_key
+from ckpttools.mapping.mapped import Mapped, ValueNote, notes_of
 from ckpttools.mapping.scale_grids import ScaleGrids
-from ckpttools.mapping.sizes import lengths_of
+from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tying
-from ckpttools.maxtext.bound_model import BoundModel
-from ckpttools.maxtext.bound_source import BoundSource, maxtext_source
+from ckpttools.maxtext.bound_model import BoundModel, UnboundModel, unwanted_towers
 from ckpttools.maxtext.config.deviations import TIED_HEAD, VISION_TOWER, deviations
 from ckpttools.maxtext.config.facts import ModelFacts
-from ckpttools.maxtext.config_to_write import config_to_write, remarks_about, with_model
-from ckpttools.maxtext.from_native import hugging_face_grids, with_scheme
-from ckpttools.maxtext.layout import VOCAB
-from ckpttools.maxtext.model_config import TrueConfig, absent_towers
+from ckpttools.maxtext.from_native import Native, hugging_face_grids, native_of, with_scheme
+from ckpttools.maxtext.layout import EMBEDDING, VOCAB
+from ckpttools.maxtext.model_config import (
+    TrueConfig,
+    absent_prediction,
+    absent_towers,
+    text_config,
+    true_config,
+)
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.named_parameters import learned_elsewhere
+from ckpttools.maxtext.named_parameters import learned_elsewhere, named_parameters
 from ckpttools.maxtext.native import refusing
-from ckpttools.maxtext.notes_on_values import notes_on_values
 from ckpttools.maxtext.odd_dtypes import in_first_dtype, main_dtype
+from ckpttools.maxtext.parts import promising_less
+from ckpttools.maxtext.stacked_on import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import Surplus
+from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
 from ckpttools.quantized.scales import BLOCK_SCALE
+from ckpttools.quantized.stored_values import check_values
 from ckpttools.quantized.weights import quantized
-from ckpttools.transforms.cast import cast
-from ckpttools.transforms.dequantize import dequantized
+from ckpttools.transforms.cast import cast, cast_notes
+from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
 
 
 @dataclass(frozen=True)
@@ -305,3 +314,180 @@ def _restored(
         else array
         for key, array in mapped.arrays.items()
     }
+
+
+def notes_on_values(
+    mapped: Mapped, made: Mapping[str, LazyArray], options: ToHuggingFace, dropped: tuple[str, ...]
+) -> Notes:
+    """What the user should know.
+
+    Args:
+        mapped: the arrays and what their rows do to values.
+        made: the same, rounded to the dtypes that they had.
+        options: what the user wants.
+        dropped: what is left out.
+    """
+    rounded = {key: made[key].dtype for key in mapped.changed if made[key].dtype != mapped.arrays[key].dtype}
+    changed = [(each, _of_row(each, rounded)) for each in mapped.values]
+    inexact = [Note(each.key, each.reason) for each, back in changed if not (each.exact or back)]
+    values = [
+        Note(each.key, f"{_operation(each)}, rounded back to {back}" if back else each.reason)
+        for each, back in changed
+        if each.exact or back
+    ]
+    for axis, (there, kept) in mapped.cut.items():
+        text = f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off"
+        if options.padding_rows is None:
+            values.append(Note(axis, f"{text}, all of them zeros"))
+        else:
+            inexact.append(
+                Note(axis, f"{text}, whatever they hold, as {option('padding_rows', 'drop')} says")
+            )
+    if options.dtype is not None:
+        inexact += cast_notes(mapped.arrays, options.dtype)
+    return Notes(tuple(inexact), tuple(values), dropped)
+
+
+def _of_row(note: ValueNote, rounded: Mapping[str, DType]) -> str:
+    """The dtypes to which arrays of a row are rounded; "" where none is."""
+    key = parse_key(note.key)
+    return " and ".join(
+        {dtype.name: None for name, dtype in rounded.items() if key.numbers(name) is not None}
+    )
+
+
+def _operation(note: ValueNote) -> str:
+    """The first words of a note: what happens to values, without how exact that is."""
+    return note.reason.partition(",")[0]
+
+
+def config_to_write(
+    bound: BoundModel,
+    options: ToHuggingFace,
+    files: ModelFiles,
+    made: Mapping[str, LazyArray],
+    tied: bool | None,
+) -> TrueConfig | None:
+    """The configuration of what is written, None where there is none; errors as `promising_less`."""
+    if files.config is None:
+        return None
+    text = text_config(files.config, bound.spelling) if options.spelling == TEXT else None
+    size = bound.table.sizes.get(VOCAB) if options.padding_rows == "keep" else None
+    rule = bound.family.flags.get(tying.FLAG)
+    vocab = size.length if size else None
+    config = true_config(text or files.config, made, tied, tied_by=rule, vocab=vocab)
+    if text is None:
+        return promising_less(bound.family, config, made, files.place)
+    return replace(config, changes=("it is that of the text model alone", *config.changes))
+
+
+def remarks_about(config: TrueConfig | None, made: Mapping[str, LazyArray], lacking: bool) -> Iterator[str]:
+    """What to say of the configuration.
+
+    Args:
+        config: None where there is none.
+        made: what is written beside it.
+        lacking: whether the model at hand has nothing but what comes from MaxText.
+    """
+    if config is None:
+        remedy = f"{option('like')} takes the one of the model it came from"
+        yield f"no {CONFIG} is written, as none is known: {remedy}"
+        return
+    yield from (f"{CONFIG}: {change}" for change in config.changes)
+    prediction = absent_prediction(config.config, made)
+    if prediction:
+        remedy = "nor in the model" if lacking else f"{with_model()} takes them from the model"
+        yield (
+            f"{CONFIG}: {prediction} is {config.config[prediction]}, but layers that predict further tokens "
+            f"are not there{', ' if lacking else '; '}{remedy}"
+        )
+
+
+def with_model() -> str:
+    """What takes arrays from the model that a checkpoint came from."""
+    return f"{option('like', 'HF_DIR')} {option('carry', True)}"
+
+
+@dataclass(frozen=True)
+class BoundSource:
+    """A MaxText tree on the way to Hugging Face, and the rows of the model that it is of.
+
+    Attributes:
+        tree: with its layers on the axis that the user names.
+        native: its parameters, with the scales of those that stay quantised.
+        unbound: its parameters, with what the user, the model's files and the arrays themselves say of them.
+        bound: the rows.
+        head, towers: names of parameters that are not wanted: the output head, and towers.
+    """
+
+    tree: Tree
+    native: Native
+    unbound: UnboundModel
+    bound: BoundModel
+    head: frozenset[str]
+    towers: frozenset[str]
+
+    @property
+    def place(self) -> str:
+        return self.tree.metadata.place
+
+    @property
+    def options(self) -> ToHuggingFace:
+        return self.unbound.options
+
+    @property
+    def files(self) -> ModelFiles:
+        return self.unbound.files
+
+    @property
+    def lost_head(self) -> StoredHead | None:
+        """The output head that the user leaves out, if there is one."""
+        arrays, table = self.unbound.arrays, dotted(EMBEDDING)
+        for name in self.head:
+            if table in arrays:
+                return StoredHead(tying.Head(table, name), arrays[name], arrays[table], is_transposed=True)
+        return None
+
+    @cached_property
+    def wanted(self) -> dict[str, LazyArray]:
+        """The parameters that are converted."""
+        unwanted = self.head | self.towers
+        return {key: array for key, array in self.unbound.arrays.items() if key not in unwanted}
+
+
+def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundSource:
+    """Finds out which model a tree is of; errors as of `ckpttools.maxtext.to_hf.to_huggingface`."""
+    tree = with_scan_axis(tree, options.scan_axis)
+    arrays = named_parameters(tree, options.prefix)
+    numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
+    native = native_of(arrays, files.config, tree.metadata.place, numbers)
+    if native.scales:
+        refuse_few_bits(options.dtype, tree.metadata.place)
+        said = check_values(tree, weights_in(tree).readable.values())
+        native = replace(native, notes=native.notes + said)
+    arrays = dict(native.arrays)
+    plain = {key: array for key, array in arrays.items() if key not in native.scales}
+    refuse_quantized(plain, tree.metadata.config, tree.metadata.place)
+    unbound = UnboundModel.of(tree, arrays, options, files)
+    bound, options = unbound.bound(), unbound.options
+    head = _unwanted_head(bound, arrays, options.model.tied)
+    towers = frozenset(unwanted_towers(bound.family, arrays, options))
+    source = BoundSource(tree, native, unbound, bound, head, towers)
+    if options.padding_rows == "keep":
+        return replace(source, bound=_with_all_rows(bound, source.wanted))
+    return source
+
+
+def _with_all_rows(bound: BoundModel, arrays: Mapping[str, LazyArray]) -> BoundModel:
+    """A table with a vocabulary of all the rows that are there."""
+    there = [length for length, _ in bound.table.to_right(arrays, (VOCAB,)).cut.values()]
+    if not there:
+        return bound
+    sizes = {**bound.table.sizes, VOCAB: Size(max(there), option("padding_rows", "keep"))}
+    return replace(bound, table=replace(bound.table, sizes=sizes))
+
+
+def _unwanted_head(bound: BoundModel, arrays: Mapping[str, LazyArray], way: str | None) -> frozenset[str]:
+    """The output head that the user leaves out, where there is one."""
+    head = tying.left_head(bound.family)
+    return frozenset((head,) if way == "drop" and head is not None and head in arrays else ())

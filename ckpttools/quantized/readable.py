@@ -19,9 +19,8 @@ from ckpttools.quantized.schemes.base import (
     UnsupportedError,
     Weight,
 )
-from ckpttools.quantized.schemes.registry import read_methods, scheme_of
+from ckpttools.quantized.schemes.registry import read_formats, read_methods, scheme_of
 from ckpttools.quantized.tree import quantized_in
-from ckpttools.quantized.unread import unread
 from ckpttools.quantized.weights import Quantized, is_scale
 
 
@@ -169,3 +168,60 @@ def _wanted(is_read: bool, is_damaged: bool) -> str:
     if is_damaged:
         return "each weight with the scales that config.json says"
     return "a scheme that is read" if is_read else f"{FIELD} of {', '.join(read_methods())}"
+
+
+_COMPRESSED = "compressed-tensors"
+_DENSE = "dense"
+# Which each group says of itself, or which says that nothing is quantised.
+_GENERAL = frozenset((_DENSE, "mixed-precision"))
+
+
+def unread(said: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line for each thing that a `quantization_config` says and that is not read.
+
+    Such weights may have the names and dtypes of others that are read, and mean something else.
+    """
+    return tuple(dict.fromkeys((*_formats(said), *_sparsity(said), *_rotations(said))))
+
+
+def _formats(said: Mapping[str, Any]) -> Iterator[str]:
+    if said.get("quant_method") != _COMPRESSED:
+        return
+    for place in (said, *_mappings(said.get("config_groups"))):
+        name = place.get("format")
+        if isinstance(name, str) and name not in _GENERAL | read_formats():
+            yield f"format: {name}, which is not read"
+
+
+def _sparsity(said: Mapping[str, Any]) -> Iterator[str]:
+    sparsity = said.get("sparsity_config")
+    name = sparsity.get("format") if isinstance(sparsity, Mapping) else None
+    if name not in (None, _DENSE):
+        yield f"sparsity_config: weights are stored as {name}, which is not read"
+
+
+def _rotations(said: Mapping[str, Any]) -> Iterator[str]:
+    """Activations that are rotated at run time, against what weights were.
+
+    Rotations of queries and cached keys undo each other, and those of weights alone are in them for good.
+    """
+    transforms = said.get("transform_config")
+    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
+    found = [place for each in _mappings(groups) for place in _places(each) if place in ("input", "output")]
+    if found:
+        yield (
+            f"transform_config: activations are rotated at run time ({', '.join(dict.fromkeys(found))}), "
+            "without which the weights mean something else"
+        )
+
+
+def _places(transform: Mapping[str, Any]) -> Iterator[Any]:
+    applied = transform.get("apply")
+    for each in applied if isinstance(applied, list) else ():
+        yield each.get("location") if isinstance(each, Mapping) else None
+
+
+def _mappings(groups: object) -> Iterator[Mapping[str, Any]]:
+    for each in groups.values() if isinstance(groups, Mapping) else ():
+        if isinstance(each, Mapping):
+            yield each

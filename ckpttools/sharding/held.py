@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.splitting import with_axes_split
+from ckpttools.array.nodes import Constant, Elementwise, Relayout, Stack, Stored, Take, relayout
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.sharding.shards import Shards
@@ -54,3 +57,38 @@ def as_one_part(held: HeldParts) -> HeldParts | None:
     if array is None:
         return None
     return HeldParts(array, Shards(array.shape, tuple(part), (tuple(index),)), held.name)
+
+
+def with_axes_split(array: LazyArray, groups: Sequence[Shape]) -> LazyArray | None:
+    """The same elements in the same order with more axes.
+
+    Args:
+        array: any.
+        groups: for each axis the lengths it becomes, outermost first; their product is the axis.
+
+    Returns:
+        None where elements would be moved once more than without it, or chunks of a grid would be cut.
+    """
+    shape = tuple(length for group in groups for length in group)
+    match array:
+        case Stored() | Constant():
+            return replace(array, shape=shape)
+        case Relayout():
+            made = relayout(array, groups, range(len(shape)), (1,) * len(shape))
+            return made if not isinstance(made, Relayout) or made.source is array.source else None
+        case Elementwise(source=source):
+            inner = with_axes_split(source, groups)
+            return None if inner is None else replace(array, shape=shape, source=inner)
+        case Take(axis=axis, source=source):
+            kept = [*groups[:axis], (source.shape[axis],), *groups[axis:]]
+            inner = with_axes_split(source, kept)
+            before = sum(map(len, groups[:axis]))
+            return None if inner is None else replace(array, shape=shape, source=inner, axis=before)
+        case Stack(axis=axis, parts=parts) if len(groups[axis]) == 1:
+            inner_groups = [*groups[:axis], *groups[axis + 1 :]]
+            split = [with_axes_split(part, inner_groups) for part in parts]
+            found = tuple(part for part in split if part is not None)
+            before = sum(map(len, groups[:axis]))
+            return replace(array, shape=shape, parts=found, axis=before) if len(found) == len(parts) else None
+        case _:
+            return None

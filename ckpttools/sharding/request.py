@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Text, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import (
+    CheckpointError,
     CoverageError,
     MappingError,
     UncutArraysWarning,
@@ -25,9 +30,9 @@ from ckpttools.core.wording import option
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.names import is_wrapper
 from ckpttools.sharding.assigned import Assigned, Assigning, Devices
-from ckpttools.sharding.matching import match
+from ckpttools.sharding.mesh import MeshShape
+from ckpttools.sharding.specs import shard_shape, spec_of
 from ckpttools.sharding.templates import TreeTemplate, Wanted
-from ckpttools.sharding.unfit import reasons
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import CastMap, can_cast, cast, cast_notes
 
@@ -220,3 +225,194 @@ def _filled(node: Any, path: Path, values: Mapping[Path, Any]) -> Any:
     if isinstance(node, list):
         return [_filled(value, (*path, place), values) for place, value in enumerate(node)]
     return node
+
+
+# What numbers of Python are made of without loss.
+_KINDS: Mapping[type, tuple[str, ...]] = {
+    bool: ("bool",),
+    int: ("int", "uint"),
+    float: ("float", "int", "uint"),
+    complex: ("complex", "float", "int", "uint"),
+}
+
+
+def reasons(assigned: Assigned, stored_impl: str | None) -> Iterator[str]:
+    """Why an array cannot be loaded as wanted.
+
+    Args:
+        assigned: the array, and what the caller wants of it.
+        stored_impl: of PRNG keys the name of their implementation, as it is stored.
+    """
+    array, name, wanted = assigned.array, assigned.name, assigned.wanted
+    if wanted.shape is not None and wanted.shape != array.shape:
+        yield f"{name}: has the shape {list(array.shape)}, wanted {list(wanted.shape)}"
+        return
+    if wanted.dtype is not None and wanted.dtype != array.dtype:
+        yield f"{name}: is {array.dtype}, wanted {wanted.dtype}"
+    if stored_impl and wanted.key_impl and stored_impl != wanted.key_impl:
+        yield f"{name}: is a key of {stored_impl}, wanted one of {wanted.key_impl}"
+    if assigned.number is None:
+        yield from _no_array(assigned)
+    elif array.size != 1:
+        yield f"{name}: is {type_text(array.dtype, array.shape)}, wanted a number"
+    elif array.dtype.kind not in _KINDS[assigned.number]:
+        yield f"{name}: is {array.dtype}, wanted a {assigned.number.__name__}"
+
+
+def _no_array(assigned: Assigned) -> Iterator[str]:
+    """Why it cannot be an array of JAX on its devices."""
+    dtype, name = assigned.array.dtype, assigned.name
+    config: Any = jax.config
+    if dtype.number_bytes == 8 and not config.jax_enable_x64:
+        yield f"{name}: {dtype} needs jax_enable_x64; without it JAX would keep half of its bits"
+    elif not _holds(dtype):
+        yield f"{name}: JAX {jax.__version__} has no {dtype}"
+    yield from _uneven(assigned)
+
+
+def _uneven(assigned: Assigned) -> Iterator[str]:
+    target = assigned.target
+    try:
+        if isinstance(target.sharding, jax.sharding.NamedSharding):
+            spec = spec_of(target.sharding.spec, None)
+            shard_shape(target.shape, spec, MeshShape(dict(target.sharding.mesh.shape)))
+        _ = target.part
+    except CheckpointError as error:
+        yield f"{assigned.name}: {error.message}: {error.got}; wanted {error.wanted}"
+    except ValueError as error:
+        yield f"{assigned.name}: {error}"
+
+
+@cache
+def _holds(dtype: DType) -> bool:
+    """Whether JAX has arrays of a dtype."""
+    try:
+        jax.device_put(np.zeros((0,), dtype.numpy), jax.local_devices()[0])
+    except Exception:  # what it raises differs by version and dtype
+        return False
+    return True
+
+
+Name = tuple[str, ...]
+_VALUE = "value"
+# So many of the names tell below which keys the others are.
+_SAMPLES = 16
+_MOST_ABOVE = 3
+
+
+@dataclass(frozen=True)
+class Match:
+    """How names of two trees belong together.
+
+    Attributes:
+        found: name of the caller -> path of the checkpoint.
+        missing: names of the caller that the checkpoint has not.
+        unread: paths of the checkpoint, from the same place in it, that the caller does not name.
+        below: keys of the checkpoint below which the names are.
+        others: for each other choice of paths that is as good, the one of the first name; the first choice's
+            comes first. Empty where there is one choice.
+    """
+
+    found: Mapping[Path, Path]
+    missing: tuple[Path, ...]
+    unread: tuple[Path, ...]
+    below: Path = ()
+    others: tuple[Path, ...] = ()
+
+
+def match(
+    wanted: Sequence[Path], known: Iterable[Path], is_parameter: Callable[[Path], bool] = lambda path: True
+) -> Match:
+    """Finds each wanted name in a checkpoint: as it is, or all of them below one key, or without one.
+
+    Numbers are the same as text or as places in lists; a last key `value`, as NNX has one, counts for
+    nothing.
+
+    Args:
+        wanted: names of the caller.
+        known: paths of the checkpoint.
+        is_parameter: whether one of them is a parameter: of several places where the names are as well found
+            it is that of the parameters which is meant, not that of their moments.
+    """
+    paths = {_name(path): path for path in known}
+    names = [(path, _name(path)) for path in wanted]
+    choices = _best([name for _, name in names], paths)
+    if len(choices) > 1:
+        choices = [each for each in choices if all(map(is_parameter, _found(each, paths)))] or choices
+    best = choices[0]
+    found = dict(zip(wanted, best.names, strict=True))
+    below, reached = best.below, set(best.names)
+    unread = tuple(
+        path for name, path in paths.items() if name[: len(below)] == below and name not in reached
+    )
+    firsts = [path for each in choices for path in _found(each, paths)[:1]]
+    return Match(
+        {path: paths[name] for path, name in found.items() if name in paths},
+        tuple(path for path, name in found.items() if name not in paths),
+        unread,
+        below,
+        tuple(firsts) if len(firsts) > 1 else (),
+    )
+
+
+class _Choice(NamedTuple):
+    """A place where names may be.
+
+    Attributes:
+        below: keys that the checkpoint has before them.
+        names: all of them there.
+    """
+
+    below: Name
+    names: tuple[Name, ...]
+
+
+def _found(choice: _Choice, paths: Mapping[Name, Path]) -> list[Path]:
+    return [paths[name] for name in choice.names if name in paths]
+
+
+def _name(path: Path) -> Name:
+    name = tuple(map(str, path))
+    return name[:-1] if len(name) > 1 and name[-1] == _VALUE else name
+
+
+def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
+    """Where most of the names are found; best first of those that are as good."""
+    as_they_are = _Choice((), tuple(names))
+    if all(name in paths for name in names):
+        return [as_they_are]
+    shared = _shared(names)
+    by_last: dict[str, list[Name]] = {}
+    for known in paths:
+        by_last.setdefault(known[-1] if known else "", []).append(known)
+    places: dict[tuple[Name, int], None] = {((), 0): None}
+    for name in names[:: max(1, len(names) // _SAMPLES)]:
+        places.update(dict.fromkeys(_choices(name, shared, by_last.get(name[-1] if name else "", []))))
+    # The same names may be reached with other keys in common.
+    choices: dict[tuple[Name, ...], _Choice] = {}
+    for below, above in sorted(places, key=lambda place: (place[1], len(place[0]))):
+        made = tuple(below + name[above:] for name in names)
+        choices.setdefault(made, _Choice(below, made))
+    counts = {made: sum(name in paths for name in made) for made in choices}
+    most = max(counts.values())
+    best = [choice for made, choice in choices.items() if counts[made] == most]
+    return [as_they_are] if as_they_are in best else best
+
+
+def _choices(name: Name, shared: int, alike: Sequence[Name]) -> Iterator[tuple[Name, int]]:
+    """Where a name could be found, in the names that end alike: below keys, or without wrappers of its own.
+
+    Not both: `params/w` is no other name of `ema/w`.
+    """
+    yield from ((known[: len(known) - len(name)], 0) for known in alike if known[-len(name) :] == name)
+    for above in range(1, shared + 1):
+        if is_wrapper(name[above - 1]) and name[above:] in alike:
+            yield (), above
+        elif not is_wrapper(name[above - 1]):
+            return
+
+
+def _shared(names: Sequence[Name]) -> int:
+    """How many keys all names have in common, their last ones not counted; few."""
+    least = min(_MOST_ABOVE, min(map(len, names)) - 1)
+    return next((k for k in range(least) if len({name[k] for name in names}) > 1), max(0, least))

@@ -11,7 +11,9 @@ one of its mesh axes yet; the same name may come again with fewer of them.
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -19,11 +21,15 @@ from typing import Any
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError, did_you_mean, near_names
+from ckpttools.core.errors import FormatError, MappingError, UsageError, did_you_mean, near_names
+from ckpttools.formats.json_file import parse_json
+from ckpttools.mapping.documents import fields, mapping, text
 from ckpttools.maxtext.axis_names import AxisNames
 from ckpttools.maxtext.logical_rules import LOGICAL_AXIS_RULES, MESH_AXES
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.specs import Spec, checked_spec, parse_spec, require_axes, spec_of
+from ckpttools.stores.place import Place
+from ckpttools.stores.registry import parse
 
 _WANTED = "pairs of a logical axis and mesh axes, or patterns of paths and partition specs"
 
@@ -137,7 +143,7 @@ def rules_of(value: RulesLike) -> Rules:
     """The rules that a user means.
 
     Args:
-        value: "maxtext"; a file that ends in .toml or .json (`ckpttools.sharding.rules_file`); or pairs, in a
+        value: "maxtext"; a file that ends in .toml or .json (`ckpttools.sharding.rules`); or pairs, in a
             mapping or a sequence: of a logical axis and a mesh axis, several, or None; of a pattern of paths
             and a `PartitionSpec`, or its text, "P('fsdp', None)".
 
@@ -168,7 +174,6 @@ def _named(name: str) -> Rules:
             wanted=f"{', '.join(PRESETS)}, or a file that ends in .toml or .json",
             hint=did_you_mean(name, PRESETS),
         )
-    from ckpttools.sharding.rules_file import read_rules
 
     return read_rules(name)
 
@@ -205,3 +210,55 @@ def _axes_in(value: object, place: str) -> tuple[str, ...]:
     if value is None or isinstance(value, str | tuple | list):
         return spec_of([value or None], place)[0]
     raise UsageError("not a rule", place=place, got=repr(value), wanted=_WANTED)
+
+
+# Rules out of a file of one's own, TOML or JSON with the same two keys.
+#
+# axes = [["embed", "fsdp"], ["mlp", "tensor"], ["vocab", ["tensor", "fsdp"]]]     as `logical_axis_rules`
+#
+# [arrays]
+# "*/token_embedder/embedding" = "P('tensor', 'fsdp')"
+#
+# `axes` may be a table, too, where each name comes once.
+
+
+def read_rules(file: str) -> Rules:
+    """The rules in a file.
+
+    Raises:
+        StorageError: it cannot be read.
+        FormatError: it is not TOML or JSON.
+        MappingError: it has other keys, or a value is no rule; says which.
+    """
+    place = parse(file)
+    document = _document(place)
+    try:
+        found = fields({"axes": _axes, "arrays": mapping(_spec)})(document, f"{place}:")
+        by_axes = rules_from(found.get("axes", ()), str(place))
+    except UsageError as error:
+        raise MappingError(
+            error.message, place=error.place or place, got=error.got, wanted=error.wanted, hint=error.hint
+        ) from error
+    return replace(by_axes, arrays=tuple(found.get("arrays", {}).items()))
+
+
+def _spec(value: object, place: str) -> Spec:
+    return parse_spec(text(value, place))
+
+
+def _document(place: Place) -> Any:
+    content = place.read_bytes()
+    try:
+        return tomllib.loads(content.decode()) if place.suffix == ".toml" else parse_json(content)
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if place.suffix == ".toml" else "JSON"
+        raise FormatError(f"not a {kind} file", place=place, got=error) from error
+
+
+def _axes(value: object, place: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        value = [[name, axes] for name, axes in value.items()]
+    if not isinstance(value, list) or not all(isinstance(each, list) and len(each) == 2 for each in value):
+        wanted = 'a list of pairs, [["embed", "fsdp"], ...], or a table'
+        raise MappingError("not rules of axes", place=place, wanted=wanted)
+    return [(name, axes) for name, axes in value]

@@ -86,7 +86,7 @@ class Shard:
 
 
 class ShardHolder:
-    """Holds one array in shards: see `ckpttools.array.held.Holder`."""
+    """Holds one array in shards: see `ckpttools.array.nodes.Holder`."""
 
     def __init__(
         self,

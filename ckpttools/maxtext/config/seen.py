@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CoverageError
+from ckpttools.core.text import plural
 from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.silent import silent_values
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.mapping.blocks import Block
+from ckpttools.mapping.coverage import NotCoveredError
+from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tying
+from ckpttools.maxtext.config.checking import same
 from ckpttools.maxtext.config.facts import ModelFacts
-from ckpttools.maxtext.config.fitting import require_hugging_face, require_maxtext
-from ckpttools.maxtext.config.fp8 import StoredFp8
-from ckpttools.maxtext.config.report import ModelSetting
+from ckpttools.maxtext.config.given import Given
+from ckpttools.maxtext.config.report import Contradiction, ModelSetting
 from ckpttools.maxtext.direction import refuse_adapters
+from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.from_native import block_of, native_of, unread_grids
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS, VOCAB
 from ckpttools.maxtext.model import ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.native import scale_pairs
+from ckpttools.maxtext.native import CODES, IGNORES_SCALES, scale_pairs
+from ckpttools.maxtext.stacked_on import stored_scan_axis
+from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.quantized.readable import weights_in
 from ckpttools.stores.registry import parse
+from ckpttools.transforms.dequantize import dequantized, is_said_to_be_quantized
 
 PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
 
@@ -164,3 +176,150 @@ def _notes(
             f"with these settings MaxText runs the text model alone: towers ({', '.join(there)}) take "
             "use_multimodal=true and the model_name of one of its own models that has them"
         )
+
+
+def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) -> None:
+    """Refuses a Hugging Face model whose arrays contradict its configuration; reads none.
+
+    Raises:
+        CoverageError: they do. Of weights in a scheme that is not read nothing is said.
+        FormatError: two arrays have one name, or quantised weights lack scales or have some that do not fit.
+    """
+    if is_said_to_be_quantized(tree) and weights_in(tree).is_whole:
+        return
+    arrays = by_name(with_family_names(dequantized(tree, is_read=False).tree).tree.arrays)
+    table = family.table(config, CONFIG, spelling=family.spelling_of(arrays))
+    try:
+        replace(table, place=tree.metadata.place).require_fit(arrays)
+    except NotCoveredError as error:
+        raise _contradicted(error) from error
+
+
+def require_maxtext(
+    view: MaxTextView, place: str, family: Family, config: Mapping[str, Any], flags: Mapping[str, Flag]
+) -> None:
+    """The same of a MaxText checkpoint.
+
+    Args:
+        view: of the checkpoint.
+        place: where it lies.
+        family: of the model.
+        config: the model's.
+        flags: those that the arrays, or the way in which they were made, decide.
+    """
+    scales = set(scale_pairs(view.named).values())
+    arrays = {name: array for name, array in view.named.items() if name not in scales}
+    family = family_as_stored(family, arrays)
+    absent = family.towers_not_in(arrays)
+    try:
+        axis = stored_scan_axis(family, arrays, view.scan_axis)
+        table = family.table(config, CONFIG, scan_axis=axis, overrides=flags, without=absent)
+        replace(table, place=place).require_fit(arrays, left=True, cut=(VOCAB,))
+    except NotCoveredError as error:
+        raise _contradicted(error) from error
+
+
+def _contradicted(error: NotCoveredError) -> CoverageError:
+    return CoverageError(
+        "the arrays are not those of the model that its configuration describes" + error.coverage.summary(),
+        place=error.place,
+        wanted=f"the {CONFIG} of these arrays",
+        hint=f"a conversion would say: {error.hint}; here name {CONFIG} itself, which is taken at its word",
+    )
+
+
+WEIGHT_DTYPE, BLOCK_SIZE, MODULES = "weight_dtype", "weight_block_size", "unquantized_modules"
+# What MaxText's own configurations of FP8 models leave as it is.
+UNQUANTIZED = (
+    *("token_embedder", "logits_dense", "gate", "shared_expert_gate", "conv1d", "in_proj_ba", "A_log"),
+    *("dt_bias", "norm"),
+)
+_ARRAYS, _PLAIN = "the arrays", "bfloat16 or float32"
+_WORD = re.compile(r"[^\s,\[\]'\"]+")
+
+
+@dataclass(frozen=True)
+class StoredFp8:
+    """The weights of a checkpoint that have scales.
+
+    Attributes:
+        place: of the checkpoint.
+        weights: how many there are.
+        dtypes: of their codes, sorted: none, one or two.
+        block: elements of a block; None where each weight has one scale.
+        misfits: why MaxText cannot compute with some of them in FP8, a line for each kind.
+    """
+
+    place: str
+    weights: int = 0
+    dtypes: tuple[str, ...] = ()
+    block: Block | None = None
+    misfits: tuple[str, ...] = ()
+
+    def notes(self) -> Iterator[str]:
+        """What MaxText makes of them; nothing where there are none."""
+        if not self.weights:
+            return
+        yield (
+            f"{plural(self.weights, 'array')} in FP8 ({' and '.join(self.dtypes)}), with scales beside the "
+            "codes: MaxText's training multiplies them when it loads them, into weight_dtype, by default "
+            "float32"
+        )
+        yield (
+            f"{IGNORES_SCALES}; for these, dequantise first: "
+            f"`ckpt cast {quote(self.place or 'SRC')} DST --dtype bfloat16`"
+        )
+        if self._reason:
+            yield f"MaxText cannot compute with them in FP8, so leave weight_dtype as it is: {self._reason}"
+        else:
+            yield f"MaxText computes with them in FP8 if it is told {' '.join(map(str, self.settings()))}"
+
+    @property
+    def _reason(self) -> str:
+        """Why no model of MaxText's that is FP8 itself takes them; empty where one does."""
+        mixed = f"some are {' and some '.join(self.dtypes)}" if len(self.dtypes) > 1 else ""
+        reasons = [*filter(None, [mixed]), *self.misfits]
+        if len(reasons) < 2:
+            return "".join(reasons)
+        return f"{reasons[0]} (and {len(reasons) - 1} more like this)"
+
+    def settings(self) -> tuple[ModelSetting, ...]:
+        """Those with which MaxText keeps them FP8."""
+        size = self.block[0] if self.block else None
+        return (
+            ModelSetting(WEIGHT_DTYPE, self.dtypes[0], _ARRAYS),
+            ModelSetting(BLOCK_SIZE, size, _ARRAYS),
+            ModelSetting(MODULES, list(UNQUANTIZED), "MaxText's own FP8 models"),
+        )
+
+    def contradictions(self, given: Given) -> Iterator[Contradiction]:
+        """What does not go together where a run is told that its model is FP8."""
+        said = given.values.get(WEIGHT_DTYPE)
+        if said is None or said.value not in CODES:
+            return
+        reason = self._reason if self.weights else "none is FP8 with a scale"
+        if reason:
+            yield Contradiction(WEIGHT_DTYPE, said.value, said.source, _PLAIN, f"{_ARRAYS}: {reason}")
+            return
+        for each in self.settings():
+            found = given.values.get(each.name)
+            if found is None and given.is_whole:
+                found = ModelSetting(each.name, None, "MaxText's default")
+            if found is not None and not _agrees(each, found.value):
+                yield Contradiction(each.name, found.value, found.source, each.value, each.source)
+
+
+def _agrees(wanted: ModelSetting, said: Any) -> bool:
+    if wanted.name == MODULES:
+        return set(wanted.value) <= set(_words(said))
+    if wanted.name == BLOCK_SIZE and isinstance(wanted.value, int):
+        sizes = _words(said)
+        return bool(sizes) and all(same(each, wanted.value) for each in sizes)
+    return bool(said == wanted.value) or (wanted.value is None and said in ("", "null", "None"))
+
+
+def _words(said: Any) -> list[str]:
+    """The members of a list, as configuration files and command lines have it."""
+    if said is None:
+        return []
+    return _WORD.findall(" ".join(map(str, said)) if isinstance(said, list) else str(said))
