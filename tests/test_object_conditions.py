@@ -39,7 +39,7 @@ HONORED = {
 }
 SAFE = [kind for kind, found in HONORED.items() if found.creates]
 UNSAFE = [kind for kind, found in HONORED.items() if not found.creates]
-# One store of each answer: tests that wait for a lock to expire take these.
+# One store of each answer.
 TYPICAL = ("none", "ceph", "ignores If-Match", "ignores both")
 CONVERT = ("convert", "hf-to-maxtext", HF)
 
@@ -63,7 +63,7 @@ def s3(server, monkeypatch):
     quirks.kind, quirks.refuse = "none", lambda method, path: 0
     monkeypatch.setattr("ckpttools.stores.objects.client.FIRST_RETRIES", 0)
     monkeypatch.setattr("ckpttools.stores.objects.client.RETRIES", 0)
-    monkeypatch.setattr(locking, "SETTLED_SECONDS", 0.3)
+    monkeypatch.setattr(locking, "SETTLED_SECONDS", 0.1)
     monkeypatch.delenv(UNPROTECTED, raising=False)
     with amazon(url) as found:
         found.quirks = quirks
@@ -72,9 +72,7 @@ def s3(server, monkeypatch):
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """Locks that expire after 2 s, and owners that may be on any machine."""
-    monkeypatch.setattr(locking, "EXPIRED_SECONDS", 2.0)
-    monkeypatch.setattr(locking, "RENEWED_SECONDS", 0.3)
+    """Owners of locks that may be on any machine."""
     monkeypatch.setattr(locking, "_is_gone", lambda owner: False)
 
 
@@ -86,19 +84,20 @@ def keys(s3):
     return sorted(name for name, _ in bucket_of(s3).objects_below(""))
 
 
-def owners(s3, count: int, seconds: float) -> int:
-    """Start several threads at once and count those that get a lock, which they hold for a while."""
+def owners(s3, count: int) -> int:
+    """Start several threads at once and count those that get a lock, which they hold until all have tried."""
     honored(bucket_of(s3), "x.partial/lock-")
-    start, won = threading.Barrier(count), []
+    start, tried, won = threading.Barrier(count), threading.Semaphore(0), []
 
     def take(number):
         start.wait()
         try:
             with Lock(bucket_of(s3), "x.partial/lock", "s3://x"):
                 won.append(number)
-                time.sleep(seconds)
+                for _ in range(count - len(won)):
+                    assert tried.acquire(timeout=60)
         except LockedError:
-            pass
+            tried.release()
 
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(take, range(count)))
@@ -213,7 +212,7 @@ class TestTwoWriters:
     @pytest.mark.parametrize("kind", UNSAFE)
     def test_only_one_of_simultaneous_writers_gets_lock(self, s3, kind):
         s3.quirks.kind = kind
-        assert owners(s3, 4, 0.8) == 1
+        assert owners(s3, 4) == 1
 
 
 class TestLocks:
@@ -225,7 +224,7 @@ class TestLocks:
         told = run(*CONVERT, there, code=2)
         assert "process 7 on gone, last seen" in told, told
         assert f"aws s3 rm s3://{s3.bucket}/out.partial/lock" in told, told
-        time.sleep(2.1)
+        s3.age("out.partial/lock", 61)
         run(*CONVERT, there)
         assert "equal" in run("verify", there, "--against", HF)
         assert not [key for key in keys(s3) if ".partial" in key]
@@ -234,28 +233,34 @@ class TestLocks:
     def test_only_one_process_takes_over_dead_lock(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         s3.put({"x.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})
-        time.sleep(2.1)
-        assert owners(s3, 6, 2.5) == 1
+        s3.age("x.partial/lock", 61)
+        assert owners(s3, 6) == 1
         assert keys(s3) == []
 
     @pytest.mark.parametrize("kind", TYPICAL)
-    def test_held_lock_is_renewed(self, s3, kind, elsewhere):
+    def test_held_lock_is_renewed(self, s3, kind, elsewhere, monkeypatch):
         s3.quirks.kind = kind
+        monkeypatch.setattr(locking, "RENEWED_SECONDS", 0.1)
         with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
-            time.sleep(2.6)
+            s3.age("x.partial/lock", 61)
+            until = time.monotonic() + 60
+            while time.time() - bucket_of(s3).head("x.partial/lock").modified / 1e9 > 30:
+                assert time.monotonic() < until, "the lock was not renewed"
+                time.sleep(0.02)
             lock.check()
             with pytest.raises(LockedError), Lock(bucket_of(s3), "x.partial/lock", "s3://x"):
                 pass
         assert keys(s3) == []
 
     @pytest.mark.parametrize("status", [412, 403])
-    def test_failed_renewals_do_not_count(self, s3, status, elsewhere):
+    def test_failed_renewals_do_not_count(self, s3, status, elsewhere, monkeypatch):
         """Other processes see the lock age, so its owner must stop."""
+        now = locking._now
         with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
             s3.quirks.refuse = lambda method, path: status if method == "PUT" else 0
             with pytest.raises(StorageError):
                 lock.renew()
-            time.sleep(1.6)
+            monkeypatch.setattr(locking, "_now", lambda: now() + 0.8 * locking.EXPIRED_SECONDS)
             with pytest.raises(StorageError, match="no longer belongs"):
                 lock.check()
             s3.quirks.refuse = lambda method, path: 0

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 from support.command_line import ckpt, run
@@ -21,14 +21,14 @@ from ckpttools.stores.objects import known, writing
 from ckpttools.stores.objects import lock as locking
 from ckpttools.stores.objects.writing import MARK, PART_BYTES, Upload
 
-# A process of its own with a lock that others take over after 2 s.
+# A process of its own. Its clock is set forward by a minute once the file that `LATE` names exists.
 SLEEPER = """
-import sys
+import os
 from ckpttools.__main__ import main
-from ckpttools.stores.objects import client, lock, writing
-client.BRIEF_SECONDS = 1.0
-lock.EXPIRED_SECONDS, lock.RENEWED_SECONDS, writing.PART_BYTES = 2.0, 0.5, 20_000
-lock._is_gone = lambda owner: False
+from ckpttools.stores.objects import lock, writing
+writing.PART_BYTES = 20_000
+now = lock._now
+lock._now = lambda: now() + 61 * os.path.exists(os.environ["LATE"])
 main()
 """
 CONVERT = ("convert", "hf-to-maxtext", HF)
@@ -48,30 +48,36 @@ def in_parts(monkeypatch):
 
 
 @pytest.fixture
-def short_lock(monkeypatch):
-    monkeypatch.setattr(locking, "EXPIRED_SECONDS", 2.0)
-    monkeypatch.setattr(locking, "RENEWED_SECONDS", 0.5)
+def sleepers(gcs, tmp_path, monkeypatch):
+    """Processes whose locks expire while they are stopped."""
     monkeypatch.setattr(locking, "_is_gone", lambda owner: False)
+    return Sleepers(gcs, tmp_path / "late")
 
 
-def stopped(server, words, request):
-    """A process that is stopped (SIGSTOP) when it asks for something, which is done."""
-    halted = []
+class Sleepers:
+    def __init__(self, gcs, late):
+        self.gcs, self.late = gcs, late
 
-    def stop():
-        if not halted:
-            os.kill(process.pid, signal.SIGSTOP)
-            halted.append(True)
+    def stopped(self, words, request):
+        """Stop a process (SIGSTOP) after a request of it, and let its lock expire."""
+        halted = threading.Event()
 
-    server.faults = [Fault(request, then=stop)]
-    command = [sys.executable, "-c", SLEEPER, *map(str, words)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    until = time.monotonic() + 60
-    while not halted and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.02)
-    assert halted, process.communicate()
-    server.faults = []
-    return process
+        def stop():
+            if not halted.is_set():
+                os.kill(process.pid, signal.SIGSTOP)
+                halted.set()
+
+        self.gcs.server.faults = [Fault(request, then=stop)]
+        command = [sys.executable, "-c", SLEEPER, *map(str, words)]
+        environment = {**os.environ, "LATE": str(self.late)}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        assert halted.wait(60), (process.kill(), process.communicate())
+        self.gcs.server.faults = []
+        self.late.touch()
+        self.gcs.age("runs/out.partial/lock", 61)
+        return process
 
 
 def woken(process):
@@ -99,9 +105,8 @@ class TestSleepers:
     """Who wakes up when another has finished does no harm to it."""
 
     @pytest.mark.parametrize("request_", ["PUT .*partNumber=2", "PUT .*items/commit_success"])
-    def test_while_it_writes(self, gcs, target, short_lock, in_parts, request_):
-        sleeper = stopped(gcs.server, [*CONVERT, target], request_)
-        time.sleep(2.2)
+    def test_while_it_writes(self, gcs, target, sleepers, in_parts, request_):
+        sleeper = sleepers.stopped([*CONVERT, target], request_)
         # Another conversion: what the first goes on with would be mixed into it.
         run(*CONVERT, target, "--no-scan", "--overwrite")
         before = dict(gcs.server.buckets[gcs.bucket])
@@ -111,11 +116,10 @@ class TestSleepers:
         assert not gcs.server.uploads
 
     @pytest.mark.parametrize("request_", ["DELETE .*runs/out/0/items", "PUT .*runs/out/0/items/d/"])
-    def test_while_it_replaces(self, gcs, target, short_lock, in_parts, request_):
+    def test_while_it_replaces(self, gcs, target, sleepers, in_parts, request_):
         run(*CONVERT, target)
         words = [*CONVERT, target, "--no-scan", "--overwrite"]
-        sleeper = stopped(gcs.server, words, request_)
-        time.sleep(2.2)
+        sleeper = sleepers.stopped(words, request_)
         run(*words)
         digest = run("hash", target).split()[0]
         names = set(gcs.server.buckets[gcs.bucket])
@@ -124,12 +128,11 @@ class TestSleepers:
         assert run("hash", target).split()[0] == digest
         assert set(gcs.server.buckets[gcs.bucket]) == names
 
-    def test_while_it_gives_up_what_another_goes_on_with(self, gcs, target, short_lock):
+    def test_while_it_gives_up_what_another_goes_on_with(self, gcs, target, sleepers):
         gcs.server.faults = [Fault("PUT .*/0/commit_success", count=99, status=400, body="<Error/>")]
         assert ckpt(*CONVERT, target).exit_code == 5
         words = [*CONVERT, target, "--no-scan", "--overwrite"]
-        sleeper = stopped(gcs.server, words, "DELETE .*runs/out/0")
-        time.sleep(2.2)
+        sleeper = sleepers.stopped(words, "DELETE .*runs/out/0")
         run(*CONVERT, target)
         digest, before = run("hash", target).split()[0], dict(gcs.server.buckets[gcs.bucket])
         code, output = woken(sleeper)

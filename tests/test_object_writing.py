@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from urllib.parse import unquote
@@ -245,11 +244,12 @@ class TestTwoWriters:
         assert run("hash", there)
 
     def test_who_was_away_for_long_has_lost_it(self, gcs, target, monkeypatch):
-        monkeypatch.setattr(locking, "EXPIRED_SECONDS", 1)
-        monkeypatch.setattr(locking, "RENEWED_SECONDS", 60)
+        monkeypatch.setattr(locking, "RENEWED_SECONDS", 600)
+        now = locking._now
         staging = parse(target).store.staging(parse(target).key, False, lambda: None)
         with staging.opened(Purpose("plan")) as first:
-            time.sleep(2.1)
+            gcs.age("runs/out.partial/lock", 61)
+            monkeypatch.setattr(locking, "_now", lambda: now() + 61)
             with staging.opened(Purpose("plan")) as second:
                 second.enter([[0, [], {}]])
                 with pytest.raises(StorageError, match="no longer belongs to this process"):

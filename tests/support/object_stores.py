@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ class Cloud(ABC):
     def put(self, files: Mapping[str, bytes]) -> None:
         """Writes objects of the bucket."""
 
+    @abstractmethod
+    def age(self, key: str, seconds: float) -> None:
+        """Move the modification time of an object back, so that a test need not wait."""
+
 
 class Google(Cloud):
     scheme = "gs"
@@ -57,6 +62,10 @@ class Google(Cloud):
     def put(self, files: Mapping[str, bytes]) -> None:
         for key, content in files.items():
             self.server.put(self.bucket, key, content)
+
+    def age(self, key: str, seconds: float) -> None:
+        objects = self.server.buckets[self.bucket]
+        objects[key] = objects[key]._replace(changed=objects[key].changed - seconds)
 
 
 class Azure(Google):
@@ -80,6 +89,14 @@ class Amazon(Cloud):
 
         for key, content in files.items():
             obstore.put(self._client, key, content, use_multipart=False)
+
+    def age(self, key: str, seconds: float) -> None:
+        from moto.s3.models import s3_backends
+
+        backends = (backend for account in s3_backends.values() for backend in account.values())
+        bucket = next(each.buckets[self.bucket] for each in backends if self.bucket in each.buckets)
+        found = bucket.keys[key]
+        found.last_modified -= timedelta(seconds=seconds)
 
 
 @contextmanager
