@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, run
 
 import ckpttools
-from ckpttools.core.errors import FormatError
+from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError
+from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 
 ts = pytest.importorskip("tensorstore")
@@ -105,20 +107,6 @@ def test_steps_of_a_run_are_named(tmp_path):
         assert f"name what lies in it: {tmp_path}/step-10, {tmp_path}/step-20" in told
         assert "is a directory of 2 steps" in told and "safetensors" not in told
     assert "\n2 checkpoints of zarr-tree\n" in ckpt("doctor", tmp_path).output
-
-
-@pytest.mark.parametrize(
-    "names",
-    [("checkpoint_9", "checkpoint_10"), ("9/default", "10/default"), ("checkpoints/9", "checkpoints/10")],
-)
-def test_steps_of_early_orbax_are_listed(tmp_path, names):
-    for name in names:
-        write_legacy_item(tmp_path / "run" / name)
-    assert [each.step for each in ckpttools.ls(tmp_path / "run").finished] == [9, 10]
-    told = run("hash", tmp_path / "run", code=3)
-    assert "is a directory of 2 steps" in told and "zarr-tree" not in told
-    last = tmp_path / "run" / names[1].removesuffix("/default")
-    assert str(last) in told and open_tree(last).keys() == LEGACY
 
 
 @pytest.mark.parametrize(("name", "said", "keys"), [("step-10", 7, 2), ("7", 7, 2), ("7", None, 3)])
@@ -307,34 +295,22 @@ def test_legacy_orbax_opens_completely_at_every_level(tmp_path, below, driver, i
     assert "1 checkpoint of zarr-tree\n" in ckpt("doctor", root).output
 
 
-def _legacy_steps(root):
-    for step in ("9", "10"):
-        write_legacy_item(root / step / "default")
-    return root / "10"
-
-
-def _legacy_steps_below(root):
-    return _legacy_steps(root / "checkpoints").parent
-
-
 def _legacy_items(root):
     for item in ("params", "opt_state"):
         write_legacy_item(root / "100" / item)
     return root / "100/params"
 
 
-def _legacy_item_next_to_metrics(root):
-    write_legacy_item(root / "100/default")
-    (root / "100/metrics").mkdir()
-    (root / "100/metrics/metrics").write_text("{}")
-    return root / "100/default"
+def _legacy_steps_with_several_items(root):
+    write_legacy_item(root / "90/params")
+    return _legacy_items(root).parent
 
 
-def _legacy_step_next_to_logs(root):
-    write_legacy_item(root / "100/default")
-    (root / "100/commit_success.txt").touch()
-    (root / "logs").mkdir()
-    return root / "100/default"
+def _legacy_steps_next_to_arrays(root):
+    write(root / "model/a", np.ones(2, "f4"))
+    write_legacy_item(root / "9")
+    write_legacy_item(root / "10")
+    return root / "10"
 
 
 def _legacy_item_after_many_directories(root):
@@ -371,9 +347,9 @@ def _legacy_item_below_a_legacy_item(root):
 @pytest.mark.parametrize(
     "make",
     (
-        *(_legacy_steps, _legacy_steps_below, _legacy_items, _legacy_item_next_to_metrics),
-        *(_legacy_step_next_to_logs, _legacy_item_after_many_directories, _legacy_item_in_a_tree),
-        *(_legacy_database_in_a_tree, _item_with_metadata_in_a_tree, _legacy_item_below_a_legacy_item),
+        *(_legacy_items, _legacy_steps_with_several_items, _legacy_item_after_many_directories),
+        *(_legacy_item_in_a_tree, _legacy_database_in_a_tree, _item_with_metadata_in_a_tree),
+        *(_legacy_item_below_a_legacy_item, _legacy_steps_next_to_arrays),
     ),
 )
 def test_directories_above_several_checkpoints_name_the_one_to_open(tmp_path, make):
@@ -406,3 +382,124 @@ def test_legacy_state_with_missing_arrays_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "run/100/default/params.kernel")
     for level in ("run/100/default", "run/100", "run"):
         run("hash", tmp_path / level, code=3)
+
+
+def _with_metrics(run):
+    (run / "10/metrics").mkdir(parents=True)
+    (run / "10/metrics/metrics").write_text("{}")
+
+
+def _with_unfinished_save(run):
+    write_legacy_item(run / "11.orbax-checkpoint-tmp-17/default")
+
+
+def _with_unfinished_empty_save(run):
+    (run / "11.orbax-checkpoint-tmp-17").mkdir(parents=True)
+
+
+def _with_logs(run):
+    (run / "tensorboard").mkdir(parents=True)
+    (run / "tensorboard/events").write_text("")
+
+
+def _with_commit_files(run):
+    for step in ("9", "10"):
+        (run / step).mkdir(parents=True)
+        (run / step / "commit_success.txt").touch()
+
+
+@pytest.mark.parametrize("in_database", [False, True])
+@pytest.mark.parametrize(
+    ("names", "add"),
+    [
+        (("9/default", "10/default"), None),
+        (("9", "10"), None),
+        (("checkpoint_9", "checkpoint_10"), None),
+        (("checkpoints/9", "checkpoints/10"), None),
+        (("0009/state", "0010/state"), None),
+        (("10/default",), _with_logs),
+        (("10/default",), _with_unfinished_empty_save),
+        *((("9/default", "10/default"), add) for add in (_with_metrics, _with_logs, _with_commit_files)),
+        *((("9/default", "10/default"), add) for add in (_with_unfinished_save, _with_unfinished_empty_save)),
+    ],
+)
+def test_legacy_run_opens_its_latest_finished_step(tmp_path, names, add, in_database):
+    root = tmp_path / "run"
+    if add:
+        add(root)
+    for name in names:
+        write_legacy_item(root / name, in_database=in_database)
+    steps = [int(name.split("/")[-2 if name[-1].isalpha() else -1].rpartition("_")[2]) for name in names]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tree = open_tree(root)
+    is_later = add in (_with_unfinished_save, _with_unfinished_empty_save)
+    assert [each.category for each in caught] == [LaterStepWarning] * is_later
+    assert tree.keys() == LEGACY
+    assert (tree.metadata.step, tree.metadata.place) == (10, str(root / names[-1]))
+    for step, name in zip(steps, names, strict=True):
+        tree = open_tree(root, ReadOptions(step=step))
+        assert (tree.metadata.step, tree.metadata.place) == (step, str(root / name))
+    with pytest.raises(UsageError, match="there is no step 8"):
+        open_tree(root, ReadOptions(step=8))
+    listed = ckpttools.ls(root)
+    assert [each.step for each in listed.finished] == steps
+    count = "2 checkpoints" if len(names) > 1 else "1 checkpoint"
+    assert f"{count} of zarr-tree\n" in ckpt("doctor", root).output
+    run("convert", "to-safetensors", root, tmp_path / "out")
+    run("verify", tmp_path / "out", "--against", root)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: shutil.rmtree(run / "10/default"), "no file checkpoint"),
+        (lambda run: (run / "10/default/checkpoint").unlink(), "no file checkpoint"),
+        (lambda run: (run / "9/commit_success.txt").touch(), "no commit_success.txt, which other steps have"),
+        (lambda run: shutil.rmtree(run / "10/default/params.kernel"), "not of one checkpoint"),
+        (lambda run: (run / "10/default/checkpoint").write_bytes(b"\x82\xa6params"), ""),
+    ],
+)
+def test_legacy_run_with_a_damaged_latest_step_is_refused(tmp_path, change, message):
+    """An older step would look like the weights that were asked for."""
+    for step in ("9", "10"):
+        write_legacy_item(tmp_path / "run" / step / "default")
+    change(tmp_path / "run")
+    output = run("hash", tmp_path / "run", code=3)
+    assert message in output
+    assert run("convert", "to-safetensors", tmp_path / "run", tmp_path / "out", code=3)
+    assert [each.step for each in ckpttools.ls(tmp_path / "run").finished] == [9]
+    assert open_tree(tmp_path / "run", ReadOptions(step=9)).keys() == LEGACY
+
+
+@pytest.mark.parametrize(
+    ("committed", "opened", "finished"),
+    [((9, 10), 10, [9, 10]), ((9,), 9, [9]), ((), None, []), ((10,), 10, [10])],
+)
+def test_legacy_run_in_a_bucket_follows_commit_files(tmp_path, cloud, committed, opened, finished):
+    for step in (9, 10):
+        write_legacy_item(tmp_path / "run" / str(step) / "default")
+        if step in committed:
+            (tmp_path / "run" / str(step) / "commit_success.txt").touch()
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    location = cloud.filled({str(path.relative_to(tmp_path)): path.read_bytes() for path in files}) / "run"
+    assert [each.step for each in ckpttools.ls(location).finished] == finished
+    if opened is None:
+        with pytest.raises(FormatError, match="no commit_success"):
+            open_tree(location)
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert open_tree(location).metadata.step == opened
+    assert [each.category for each in caught] == [LaterStepWarning] * (opened == 9)
+
+
+def test_legacy_steps_among_new_steps_are_never_skipped(tmp_path):
+    shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0", tmp_path / "run/5")
+    write_legacy_item(tmp_path / "run/2/default")
+    assert open_tree(tmp_path / "run").metadata.step == 5
+    assert str(tmp_path / "run/2") in ckpt("inspect", "tree", tmp_path / "run", "--step", "2").output
+    write_legacy_item(tmp_path / "run/10/default")
+    assert str(tmp_path / "run/10") in run("hash", tmp_path / "run", code=3)
+    listed = ckpttools.ls(tmp_path / "run")
+    assert [each.step for each in listed.finished] == [2, 5, 10] and listed.latest == 10

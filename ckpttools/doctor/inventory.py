@@ -361,12 +361,15 @@ def _others(places: Iterable[Place]) -> dict[str, list[Place]]:
             with suppress(CheckpointError):
                 if format.why_not(place) is not None:
                     continue
+                located = [place]
                 if isinstance(format, SupportsStepFiles):
-                    found[name] |= dict.fromkeys(format.checkpoints_in(place))
-                elif not isinstance(format, TellsPlace):
-                    found[name][place] = None
-                elif found[name].keys().isdisjoint((at := format.lies_at(place)).parents):
-                    found[name][at] = None
+                    located = [*format.checkpoints_in(place)]
+                elif isinstance(format, TellsPlace):
+                    located = [format.lies_at(place)]
+                if isinstance(format, TellsPlace):
+                    # Below a checkpoint that was found, directories are its own.
+                    located = [at for at in located if found[name].keys().isdisjoint(at.parents)]
+                found[name] |= dict.fromkeys(located)
     return {name: [*each] for name, each in found.items()}
 
 

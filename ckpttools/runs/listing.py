@@ -30,6 +30,7 @@ from ckpttools.formats.orbax.steps import (
     orbax_at,
 )
 from ckpttools.formats.registry import open_tree
+from ckpttools.formats.zarr.legacy_runs import is_legacy_step
 from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, listed_by_manager
 from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import deletion_at
@@ -213,7 +214,7 @@ def listed(run: OrbaxRun) -> RunListing:
     seen = listed_by_manager(run.path)
     latest = None if seen.latest is None else Step(seen.steps[seen.latest])
     steps = at_once(run.path.store, listed_step, run.steps.values())
-    steps = sorted([*steps, *_flax_steps(run)], key=lambda step: step.step)
+    steps = sorted([*steps, *_flax_steps(run), *_legacy_steps(run)], key=lambda step: step.step)
     names = _names(run) | {step.name for step in steps}
     item = None if latest is None else _resumed_item(latest)
     hindered = "" if latest is None else _hindered(latest, item, steps)
@@ -247,6 +248,24 @@ def _flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
         yield StepListing(
             step, place.name, (item,), status.size, status.size, modified, fault, is_damaged=is_damaged
         )
+
+
+def _legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
+    """The steps next to those with `_METADATA` that older versions of Orbax wrote."""
+    known = {step.path for step in run.steps.values()}
+    for place in directories(run.path):
+        step = Step(place)
+        if step.number is None or step.is_in_progress or place in known or not is_legacy_step(place):
+            continue
+        usage = usage_of(place)
+        try:
+            item, fault = tree_listing(open_tree(place), ""), None
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            item, fault = ItemListing("", "unreadable"), error.line
+        modified = None if usage.modified is None else usage.modified / 1e9
+        yield StepListing(step.number, place.name, (item,), usage.nbytes, usage.own, modified, fault)
 
 
 def _resumed_item(step: Step) -> str | None:

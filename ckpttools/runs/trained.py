@@ -7,19 +7,21 @@ DeepSpeed `global_step10`; verl and DeepSpeed note the step to go on with in a f
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.text import in_natural_order
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree
 from ckpttools.formats.torch.latest import LATEST, text_in
+from ckpttools.formats.zarr.legacy_runs import LegacyRun, legacy_run
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing, tree_listing
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.place import Place
 
 _STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
-# Early versions of Orbax, without the files by which steps of Orbax are recognized.
+# Steps of Orbax before `_METADATA`.
 _PLAIN = re.compile(r"(?P<number>\d{1,18})", re.ASCII)
 _TRACKED = re.compile(rf"(?:{_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
 _TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
@@ -36,7 +38,7 @@ def trained_run(place: Place) -> RunListing | None:
     if not run.is_dir():
         return None
     run, names = _steps_in(run)
-    steps = at_once(run.store, _listed, [run / name for name in names])
+    steps = at_once(run.store, partial(_listed, legacy=legacy_run(run)), [run / name for name in names])
     if not any(each.items for each in steps):
         return None
     tracker, latest = _tracked(run)
@@ -80,7 +82,7 @@ def _tracked(run: Place) -> tuple[str, int | None]:
     return "", None
 
 
-def _listed(step: Place) -> StepListing:
+def _listed(step: Place, legacy: LegacyRun | None) -> StepListing:
     match, usage = _STEP.fullmatch(step.name) or _PLAIN.fullmatch(step.name), usage_of(step)
     found = {"": step} if _is_one(step) else {each.name: each for each in step.directories() if _is_one(each)}
     items, wrong = list[ItemListing](), list[str]()
@@ -93,8 +95,11 @@ def _listed(step: Place) -> StepListing:
             items.append(ItemListing(name, "unreadable"))
             wrong.append(f"{name}: {error.line}" if name else error.line)
     unfinished = "; ".join(wrong) if found else "there is no checkpoint in it that is read"
+    number = int(match["number"]) if match else 0
+    if legacy is not None and step in legacy.steps.values():
+        unfinished = unfinished or legacy.mismatch_reason(number) or ""
     return StepListing(
-        int(match["number"]) if match else 0,
+        number,
         step.name,
         tuple(items),
         usage.nbytes,

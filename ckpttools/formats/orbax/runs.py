@@ -169,7 +169,9 @@ def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
     for number, each in sorted(run.steps.items(), reverse=True):
         if each.why_unfinished is None:
             later = [other for at, other in run.steps.items() if at > number]
-            _tell_of_later(each, [*later, *remains_after(each)])
+            remains = remains_after(each)
+            _refuse_legacy(remains)
+            _tell_of_later(each, [*later, *remains])
             _tell_if_unlisted(each)
             return _items(each)
         reasons[number] = each.why_unfinished
@@ -181,6 +183,22 @@ def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
         place=run.path,
         hint=next_step(left) if left else f"`ckpt doctor {quote(str(run.path))}` says more",
     )
+
+
+def _refuse_legacy(steps: Collection[Step]) -> None:
+    """Raises FormatError if a step in a run with `_METADATA` is in the layout of Orbax before it."""
+    if not steps:
+        return
+    from ckpttools.formats.zarr.legacy_runs import is_legacy_step
+
+    legacy = [step for step in steps if is_legacy_step(step.path)]
+    if legacy:
+        step = max(legacy, key=lambda step: step.number or 0)
+        raise FormatError(
+            f"step {step.number} has the layout of Orbax before {TREE_FILE}, unlike other steps",
+            place=step.path.parent,
+            hint=f"open it by its own path: {quote(str(step.path))}",
+        )
 
 
 def _tell_of_later(opened: Step, later: Collection[Step]) -> None:
@@ -231,6 +249,7 @@ def _finished_step(run: OrbaxRun, number: int) -> Step:
     """The step asked for."""
     step = run.steps.get(number)
     if step is None:
+        _refuse_legacy([each for each in map(Step, directories(run.path)) if each.number == number])
         raise UsageError(
             f"there is no step {number}",
             place=run.path,

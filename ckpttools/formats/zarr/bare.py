@@ -8,7 +8,7 @@ file `checkpoint` that Flax wrote.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from shlex import quote
 from typing import Any
@@ -36,17 +36,18 @@ from ckpttools.formats.orbax.metadata import (
     TREE_FILE,
 )
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.formats.orbax.steps import IN_PROGRESS
+from ckpttools.formats.orbax.steps import IN_PROGRESS, Step
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import CONFIG, sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import DOCUMENTS, has_array
+from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, has_state, legacy_run
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.place import Place
 
-_STATE, _METADATA = "checkpoint", "metadata.json"
+_METADATA = "metadata.json"
 # What lies in an item of Orbax beside the metadata of its tree, which are then what is missing.
 _OF_ORBAX = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
 _STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
@@ -54,7 +55,7 @@ _STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
 _OF_CHUNKS = re.compile(r"c|[0-9]{1,18}", re.DOTALL)
 _CHUNK = re.compile(r"c|(?:c\.)?[0-9]{1,18}(?:\.[0-9]{1,18})*", re.DOTALL)
 # What lies at the root of a checkpoint, of whichever format.
-_OF_A_ROOT = frozenset((_STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", CONFIG))
+_OF_A_ROOT = frozenset((STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", CONFIG))
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
 # Directories whose files are looked at to tell whether each is a checkpoint of its own.
 _MOST_COMPARED = 20
@@ -79,7 +80,9 @@ class BareFormat(ReadOnlyFormat):
             return "a save of Orbax"
         if MANIFEST in chain[-1].names:
             root = chain[-1].path
-            return None if _has_state(root) or _is_nested(root) else "a save of Orbax"
+            return None if has_state(root) or _is_nested(root) else "a save of Orbax"
+        if _run_at(path, chain[-1]) or _only_item(chain[-1]):
+            return None
         if any(_has_steps(each, may_be_keys=each.path != path) for each in chain):
             return f"several steps of a run in {chain[-1].path}"
         if (another := _another_in(chain[-1])) is not None:
@@ -87,17 +90,16 @@ class BareFormat(ReadOnlyFormat):
         return None if has_array(path) else "no array of zarr in it"
 
     def open(self, path: Place, options: ReadOptions) -> Tree:
-        return _opened(self.lies_at(path), options)
+        return _opened(_located(path, options.step), options)
+
+    def checkpoints_in(self, path: Place) -> Sequence[Place]:
+        """As `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
+        run = _run_at(path)
+        return [_located(path)] if run is None else [_located(step) for step in run.finished]
 
     def lies_at(self, path: Place) -> Place:
         """As `ckpttools.formats.base.TellsPlace.lies_at`: a step has small arrays and its number in files."""
-        chain = _chain(path)
-        last = chain[-1].path
-        if MANIFEST in chain[-1].names or _has_state(last) or _said(last):
-            return last
-        # A number alone may be a key.
-        steps = (each.path for each in chain[1:] if _STEP.fullmatch(each.path.name))
-        return next((step for step in steps if not step.name.isdecimal()), path)
+        return _located(path)
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
         """As `ckpttools.formats.base.TellsStorage.storage`."""
@@ -138,10 +140,66 @@ class _Folder:
 def _chain(path: Place) -> list[_Folder]:
     """A directory, the only directory in it, and so on: a run, its only step and the only item of that."""
     chain = [_Folder.at(path)]
-    ends = {*DOCUMENTS, MANIFEST, _STATE, _METADATA}
+    ends = {*DOCUMENTS, MANIFEST, STATE, _METADATA}
     while len(chain[-1].below) == 1 and chain[-1].files.isdisjoint(ends) and len(chain) < DEEPEST:
         chain.append(_Folder.at(chain[-1].path / chain[-1].below[0]))
     return chain
+
+
+def _run_at(path: Place, last: _Folder | None = None) -> LegacyRun | None:
+    """Return the run of steps in the layout of old Orbax at a path; None for other directories.
+
+    Args:
+        path: The directory.
+        last: The last directory of its chain, if known.
+
+    Raises:
+        StorageError: A directory cannot be read.
+    """
+    last = last or _chain(path)[-1]
+    if len(last.below) < 2 or last.files & {*DOCUMENTS, STATE, MANIFEST}:
+        return None
+    run = legacy_run(path)
+    if run is None or run.path != last.path:
+        return None
+    # Next to steps, directories with other arrays may be parts of one tree with them.
+    own = {*run.steps.values(), *(step.path for step in run.temporary)}
+    return None if _has_arrays(last, own) else run
+
+
+def _has_arrays(folder: _Folder, own: Collection[Place]) -> bool:
+    """Whether arrays or the root of a checkpoint are in directories other than some."""
+    others = [place for name in folder.below if (place := folder.path / name) not in own]
+    return any(has_array(place) or _root_at(place) for place in others[:_MOST_COMPARED])
+
+
+def _only_item(step: _Folder) -> Place | None:
+    """Return the item of a step in the layout of old Orbax, if no other directory in the step has arrays."""
+    if step.files & {*DOCUMENTS, STATE, MANIFEST} or not 2 <= len(step.below) <= _MOST_COMPARED:
+        return None
+    below = [step.path / name for name in step.below]
+    items = [place for place in below if has_state(place)]
+    return items[0] if len(items) == 1 and not _has_arrays(step, items) else None
+
+
+def _located(path: Place, step: int | None = None) -> Place:
+    """Return the directory with the arrays of a run, a step or an item, and with the file that names them.
+
+    Args:
+        path: The run, step or item.
+        step: The step of a run; by default the latest finished step.
+    """
+    chain = _chain(path)
+    last = chain[-1]
+    if (run := _run_at(path, last)) is not None:
+        return _located(run.chosen(step))
+    if (item := _only_item(last)) is not None:
+        return item
+    if MANIFEST in last.names or has_state(last.path) or _said(last.path):
+        return last.path
+    # A number alone may be a key.
+    steps = (each.path for each in chain[1:] if _STEP.fullmatch(each.path.name))
+    return next((step for step in steps if not step.name.isdecimal()), path)
 
 
 def _has_steps(folder: _Folder, *, may_be_keys: bool) -> bool:
@@ -153,7 +211,7 @@ def _has_steps(folder: _Folder, *, may_be_keys: bool) -> bool:
 
 def _another_in(folder: _Folder) -> Place | None:
     """A checkpoint among the directories in one, if these are not parts of one checkpoint."""
-    is_root = folder.names & {*DOCUMENTS, _STATE, _METADATA}
+    is_root = folder.names & {*DOCUMENTS, STATE, _METADATA}
     if len(folder.below) < 2 or is_root:
         return None
     found = (_root_at(folder.path / name) for name in folder.below[:_MOST_COMPARED])
@@ -184,11 +242,12 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
     require_room(len(names), 0, path)
     arrays = _BareArrays(path, entries)
     found = dict(zip(names, at_once(path.store, arrays.array, names), strict=True))
-    state = opened_state(path / _STATE) if _has_state(path) else None
+    state = opened_state(path / STATE) if has_state(path) else None
     leaves = _put_in(state, found, path) if state else _by_key(found)
     others = left_out(state.others) if state else Notes()
-    said = _said(path)
-    step = said.get("step")
+    step = _said(path).get("step")
+    if state and step is None:
+        step = Step(path).number if Step(path).number is not None else Step(path.parent).number
     return Tree(
         leaves,
         Metadata(
@@ -213,11 +272,6 @@ def _said(path: Place) -> Mapping[str, Any]:
         raise
     except CheckpointError:
         return {}  # somebody else's file
-
-
-def _has_state(path: Place) -> bool:
-    place = path / _STATE
-    return place.is_file() and begins_as_state(place)
 
 
 def _names(entries: Entries) -> Iterator[str]:
@@ -264,8 +318,8 @@ def _refuse_another(folder: Place, entries: Sequence[DirEntry]) -> None:
     """
     files = {each.name for each in entries if not each.is_dir}
     found = next((name for name in _OF_ANOTHER if name in files), None)
-    if found is None and _STATE in files and begins_as_state(folder / _STATE):
-        found = _STATE
+    if found is None and STATE in files and begins_as_state(folder / STATE):
+        found = STATE
     if found is not None:
         raise FormatError(
             "a directory below is a checkpoint of its own",
@@ -381,11 +435,11 @@ def _put_in(state: FlaxState, found: Mapping[str, LazyArray], path: Place) -> di
     unnamed = sorted({*found} - {*state.elsewhere.values()})
     if missing or unnamed:
         raise FormatError(
-            f"arrays and the file {_STATE} are not of one checkpoint:"
+            f"arrays and the file {STATE} are not of one checkpoint:"
             + counted_listing("named there, and not here", missing)
             + counted_listing("here, and not named there", unnamed),
             place=path,
-            wanted=f"the arrays that {_STATE} names",
+            wanted=f"the arrays that {STATE} names",
             hint="copy the checkpoint again",
         )
     return {**state.leaves, **{at: found[name] for at, name in state.elsewhere.items()}}

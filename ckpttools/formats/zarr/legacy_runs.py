@@ -1,0 +1,148 @@
+"""Runs of Orbax before `_METADATA`, whose steps keep their tree and small arrays in a file `checkpoint`.
+
+That Orbax took a step for finished if its directory had its final name, which a rename gave it, and on gs://
+if it had a commit file: `is_checkpoint_finalized` in orbax/checkpoint/utils.py of February 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from shlex import quote
+
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError, listing
+from ckpttools.core.step_warnings import warn_of_step
+from ckpttools.core.text import first_and_last
+from ckpttools.formats.flax.format import begins_as_state
+from ckpttools.formats.orbax.metadata import COMMIT_FILE
+from ckpttools.formats.orbax.steps import Step, directories, has_metadata
+from ckpttools.stores.place import Place
+
+STATE = "checkpoint"
+# Maximum number of numbered directories to probe: trees of arrays have such names, too.
+_MAX_PROBED = 20
+
+
+@dataclass(frozen=True)
+class LegacyRun:
+    """A directory with steps of Orbax before `_METADATA`.
+
+    Attributes:
+        path: The directory.
+        steps: Directories with the final name of a step, by number, in order.
+        temporary: Directories whose names mark an unfinished save.
+    """
+
+    path: Place
+    steps: Mapping[int, Place]
+    temporary: tuple[Step, ...]
+
+    def chosen(self, number: int | None) -> Place:
+        """Return the step of a number, by default the latest finished step.
+
+        Warns with `LaterStepWarning` of later unfinished steps.
+
+        Raises:
+            FormatError: The step is not finished, or the latest step cannot be told from an unfinished one.
+            StorageError: A directory cannot be read.
+            UsageError: The step does not exist.
+        """
+        if number is not None and number not in self.steps:
+            expected = f"one of {first_and_last([*self.steps])}"
+            raise UsageError(f"there is no step {number}", place=self.path, wanted=expected)
+        skipped: dict[int, str] = {}
+        candidates = list(self.steps)[::-1] if number is None else [number]
+        for each in candidates:
+            reason = self.mismatch_reason(each)
+            if reason is None:
+                self._warn_of_later(each, skipped)
+                return self.steps[each]
+            skipped[each] = reason
+            if not self._is_skippable(each):
+                break
+        raise self._unfinished(skipped)
+
+    @property
+    def finished(self) -> list[Place]:
+        """The finished steps.
+
+        Raises:
+            StorageError: A directory cannot be read.
+        """
+        return [place for number, place in self.steps.items() if self.mismatch_reason(number) is None]
+
+    def mismatch_reason(self, number: int) -> str | None:
+        """Return why a step is not known to be finished; None for a finished step."""
+        place = self.steps[number]
+        if not is_legacy_step(place):
+            return f"no file {STATE} and no step metadata"
+        if (place / COMMIT_FILE).is_file():
+            return None
+        if place.store.streams:
+            return f"no {COMMIT_FILE}"
+        # A copy of a bucket keeps the commit files, and an unfinished step there has its final name.
+        return f"no {COMMIT_FILE}, which other steps have" if self._has_commit_file else None
+
+    @property
+    def _has_commit_file(self) -> bool:
+        return any((place / COMMIT_FILE).is_file() for place in self.steps.values())
+
+    def _is_skippable(self, number: int) -> bool:
+        """Whether an unfinished step may be skipped in favor of an earlier one.
+
+        It may in a bucket, where an interrupted save leaves a step without its commit file.
+        """
+        place = self.steps[number]
+        return bool(place.store.streams) and is_legacy_step(place) and self._has_commit_file
+
+    def _warn_of_later(self, opened: int, skipped: Mapping[int, str]) -> None:
+        reasons = dict(skipped)
+        for step in self.temporary:
+            if step.number is not None and step.number > opened:
+                reasons[step.number] = f"its name is still {step.path.name}"
+        if reasons:
+            lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
+            text = f"step {opened} of {self.path} is opened; later steps are not finished" + listing(lines)
+            warn_of_step(text, LaterStepWarning)
+
+    def _unfinished(self, skipped: Mapping[int, str]) -> FormatError:
+        number, reason = max(skipped.items())
+        finished = self.finished
+        instead = f"; the latest finished step is {quote(str(finished[-1]))}" if finished else ""
+        return FormatError(
+            f"step {number} is not known to be a finished save: {reason}",
+            place=self.path,
+            hint=f"open it by its own path if it is complete: {quote(str(self.steps[number]))}{instead}",
+        )
+
+
+def has_state(path: Place) -> bool:
+    """Whether a directory has a file `checkpoint` that Flax wrote."""
+    place = path / STATE
+    return place.is_file() and begins_as_state(place)
+
+
+def is_legacy_step(path: Place) -> bool:
+    """Whether a directory is a step of Orbax before `_METADATA`, or an item in it is."""
+    return not has_metadata(path) and (has_state(path) or any(map(has_state, directories(path))))
+
+
+def legacy_run(path: Place) -> LegacyRun | None:
+    """Return the run at a path, or in its directory `checkpoints`; None if there is no step of that layout.
+
+    Raises:
+        StorageError: A directory cannot be read.
+    """
+    for place in (path, path / "checkpoints"):
+        named: dict[str, dict[int, Place]] = {}
+        numbered = [step for step in map(Step, directories(place)) if step.number is not None]
+        for step in numbered:
+            if not step.is_in_progress:
+                named.setdefault(step.prefix, {})[step.number or 0] = step.path
+        # As in runs with metadata: plain numbers first, else the prefix of most steps.
+        prefix = "" if "" in named else max(named, key=lambda prefix: len(named[prefix]), default="")
+        steps = dict(sorted(named.get(prefix, {}).items()))
+        if any(map(is_legacy_step, list(steps.values())[-_MAX_PROBED:])):
+            temporary = [step for step in numbered if step.is_in_progress and step.prefix == prefix]
+            return LegacyRun(place, steps, tuple(temporary))
+    return None
