@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 from oracle.cases import configurations
+from oracle.silent import stating
 from support.places import FIXTURES
 
 from ckpttools.array.fingerprint import Describer
@@ -31,6 +32,8 @@ from ckpttools.testing.refusing import Refusing
 
 # What transformers takes for each field that is left out of a model's configuration; tests/oracle/silent.py.
 ANSWERS = json.loads((FIXTURES / "silent.json").read_bytes())
+# Whether transformers ties the head for values of the whole model and of its text part; the same script.
+TIED = json.loads((FIXTURES / "tied.json").read_bytes())
 REFUSED = "refused"
 # To MaxText with layers stacked or apart, and back. Each field of a model is left out in one of these ways:
 # all 1,362 cases take 20 seconds.
@@ -115,6 +118,15 @@ def test_a_field_that_is_left_out_is_what_transformers_takes_for_it(case, name, 
     if found is not None:
         assert answer != REFUSED
         assert found == converted(case, with_field(config, name, answer), way)
+
+
+@pytest.mark.parametrize("case", TIED)
+def test_head_is_tied_if_transformers_ties_it(case):
+    rule = family_of(config_of(case), "c").flags["tied"]
+    assert len(TIED[case]) == (9 if "_config" in str(config_of(case)) else 3)
+    for whole, text, expected in TIED[case]:
+        config = stating(config_of(case), whole, text)
+        assert rule.read(config, "c").value == expected, (whole, text)
 
 
 class TestMessages:

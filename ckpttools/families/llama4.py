@@ -1,5 +1,7 @@
 """Llama 4: cycles of four layers, with experts in every or in every second one, and the vision tower."""
 
+from dataclasses import replace
+
 from ckpttools.families.decoder import (
     ATTENTION,
     DECODER_SETTINGS,
@@ -137,7 +139,8 @@ FAMILY = Family(
         "rest_pair": "rest // 2",
     },
     flags={
-        "tied": TIED,
+        # transformers reads this of the text model, which has the head, and never of the whole model.
+        "tied": replace(TIED, field=TIED.field[::-1]),
         "interleaved_experts": FlagRule(
             ("text_config.interleave_moe_layer_step", "interleave_moe_layer_step"), (2,)
         ),

@@ -15,8 +15,10 @@ THETA = "rope.theta"
 _USUAL_THETA = 10000.0
 # Where a multimodal configuration has its text model.
 TEXT_PARTS = ("thinker_config.text_config", "text_config")
-# Of all that a configuration says of heads, these are the whole model's, not the text model's.
+# The fields that transformers reads from the configuration of the whole model, not from its text part.
 _OF_THE_WHOLE = ("tie_word_embeddings",)
+# Types whose text model has the output head, and therefore its field.
+_HEAD_IN_TEXT = ("llama4",)
 _THINKER = "thinker_config"
 # Fields with an older name.
 _OLDER = {"num_local_experts": "num_experts"}
@@ -68,7 +70,11 @@ def _values(config: Mapping[str, Any], by_type: _ByType) -> Mapping[str, Any]:
     whole = _of_type(config.get("model_type"), by_type)
     part = _text_part(config)
     text = _of_type(nested(config, f"{part}.model_type"), by_type) if part else {}
-    return {**whole, **text, **{name: whole[name] for name in _OF_THE_WHOLE if name in whole}}
+    return {**whole, **text, **{name: whole[name] for name in _of_the_whole(config) if name in whole}}
+
+
+def _of_the_whole(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return () if config.get("model_type") in _HEAD_IN_TEXT else _OF_THE_WHOLE
 
 
 def silent_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,10 +90,9 @@ def compared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return _filled(config, _values(config, _compared_by_type()))
 
 
-def compared_values(model_type: str) -> Mapping[str, Any]:
-    """Return all known defaults of one type, but that of the types of layers, which depends on windows."""
-    found = _compared_by_type().get(model_type, {})
-    return {name: value for name, value in found.items() if name != "layer_types"}
+def defaults_by_type() -> Mapping[str, Mapping[str, Any]]:
+    """Return all known defaults by `model_type`; `layer_types` is the type of all layers without windows."""
+    return _compared_by_type()
 
 
 def compared_names() -> frozenset[str]:
@@ -96,11 +101,11 @@ def compared_names() -> frozenset[str]:
 
 
 def _filled(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    part = _text_part(config)
+    part, of_the_whole = _text_part(config), _of_the_whole(config)
     around = _THINKER if isinstance(config.get(_THINKER), Mapping) else ""
     made: dict[str, Any] = {}
     for name, value in values.items():
-        place = around if "." in name or name in _OF_THE_WHOLE else part
+        place = around if "." in name or name in of_the_whole else part
         full = f"{place}.{name}" if place else name
         parent = full.rpartition(".")[0]
         is_there = not parent or isinstance(nested(config, parent), Mapping)

@@ -81,7 +81,9 @@ olmo3
     rope.theta=500000 sliding_window=4096
 qwen2 qwen3 qwen3_vl qwen3_vl_text
     hidden_size=4096 intermediate_size=22016 num_attention_heads=32 num_hidden_layers=32
-    num_key_value_heads=32 rms_norm_eps=1e-06 tie_word_embeddings=false vocab_size=151936
+    num_key_value_heads=32 rms_norm_eps=1e-06 vocab_size=151936
+qwen2 qwen3 qwen3_vl
+    tie_word_embeddings=false
 qwen3 qwen3_vl qwen3_vl_text
     head_dim=128
 qwen3_moe
@@ -99,17 +101,23 @@ qwen3_next
 qwen3_omni_moe qwen3_omni_moe_text qwen3_omni_moe_thinker
     hidden_size=2048 moe_intermediate_size=768 norm_topk_prob=true num_attention_heads=28
     num_experts_per_tok=8 num_hidden_layers=28 num_key_value_heads=4 num_local_experts=128
-    rms_norm_eps=1e-06 rope.theta=1000000 tie_word_embeddings=false vocab_size=3584
+    rms_norm_eps=1e-06 rope.theta=1000000 vocab_size=3584
     audio_config.activation_function="gelu" audio_config.d_model=1280
     audio_config.downsample_hidden_size=480 audio_config.encoder_attention_heads=20
     audio_config.encoder_ffn_dim=5120 audio_config.encoder_layers=32 audio_config.n_window=50
     audio_config.n_window_infer=800 audio_config.output_dim=3584
+qwen3_omni_moe qwen3_omni_moe_thinker
+    tie_word_embeddings=false
 qwen3_vl qwen3_vl_text
     rope.theta=500000
 qwen3_vl_moe qwen3_vl_moe_text
     hidden_size=2048 moe_intermediate_size=1408 num_attention_heads=16 num_experts_per_tok=4
     num_hidden_layers=24 num_key_value_heads=16 num_local_experts=60 rms_norm_eps=1e-06 rope.theta=500000
-    tie_word_embeddings=false vocab_size=151936
+    vocab_size=151936
+qwen3_vl_moe
+    tie_word_embeddings=false
+qwen3_vl_moe_text
+    tie_word_embeddings=true
 qwen3_5_moe qwen3_omni_moe qwen3_omni_moe_text qwen3_omni_moe_thinker qwen3_vl qwen3_vl_text qwen3_vl_moe
     vision_config.depth=27 vision_config.hidden_size=1152 vision_config.in_channels=3
     vision_config.intermediate_size=4304 vision_config.num_heads=16
