@@ -77,6 +77,7 @@ def test_the_file_is_as_documented(written):
         "pattern": "*",
         "only_parameters": False,
         "names": "stored",
+        "texts": {},
     }
     assert len(arrays) == 40
     assert arrays["decoder/layers_3/mlp/wi_0/kernel"].keys() == {"dtype", "shape", "digest", "blocks"}

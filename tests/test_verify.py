@@ -33,7 +33,7 @@ from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
-from ckpttools.testing.models import LlamaSizes, write_llama
+from ckpttools.testing.models import LlamaSizes, write_llama, write_model
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
 
 run = partial(command_line.run, "verify")
@@ -236,10 +236,164 @@ def test_leaves_that_are_no_arrays_count_in_every_way_of_comparing(tmp_path, oth
     run(tmp_path / "one", "--against", tmp_path / "two", "--whole", "--parameters")
 
 
-def test_a_manifest_states_how_many_texts_it_does_not_compare(tmp_path):
-    ckpttools.save({"params": {"kernel": np.ones(3, np.float32), "tag": "a", "more": "b"}}, tmp_path / "one")
-    command_line.run("hash", tmp_path / "one", "--manifest", tmp_path / "m.json")
-    assert "not compared: 2 texts" in run(tmp_path / "one", "--manifest", tmp_path / "m.json")
+@pytest.mark.parametrize("other", ["b", "", None, "absent", {}])
+def test_manifest_compares_texts(tmp_path, other):
+    for name, tag in ("one", "a"), ("same", "a"), ("two", other):
+        tags = {} if tag == "absent" else {"tag": tag}
+        ckpttools.save({"params": {"kernel": np.ones(3, np.float32), **tags}}, tmp_path / name)
+        command_line.run("hash", tmp_path / name, "--manifest", tmp_path / f"{name}.json")
+    run(tmp_path / "same", "--manifest", tmp_path / "one.json")
+    for checkpoint, manifest in ("one", "two"), ("two", "one"):
+        text = run(tmp_path / checkpoint, "--manifest", tmp_path / f"{manifest}.json", code=1)
+        assert "params/tag" in text
+        run(tmp_path / checkpoint, "--manifest", tmp_path / f"{manifest}.json", "--parameters")
+
+
+def test_conversion_records_texts_in_its_manifest(tmp_path):
+    ckpttools.save({"params": {"kernel": np.ones(3, np.float32), "tag": "a"}}, tmp_path / "one")
+    manifest = "--manifest", tmp_path / "m.json"
+    command_line.run("convert", "to-orbax", tmp_path / "one", tmp_path / "two", *manifest)
+    assert json.loads((tmp_path / "m.json").read_text())["texts"] == {"params/tag": "a"}
+    run(tmp_path / "two", *manifest)
+
+
+def test_texts_differ_from_a_manifest_that_does_not_record_them(tmp_path):
+    ckpttools.save({"params": {"kernel": np.ones(3, np.float32), "tag": "a"}}, tmp_path / "one")
+    path = tmp_path / "m.json"
+    command_line.run("hash", tmp_path / "one", "--manifest", path)
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in document.items() if key != "texts"}))
+    text = run(tmp_path / "one", "--manifest", path, code=1)
+    assert "the manifest does not record texts: params/tag" in text
+    run(tmp_path / "one", "--manifest", path, "--parameters")
+
+
+BFLOAT16 = DTYPES["bfloat16"].numpy
+FREQUENCIES = (1 / 10000 ** (np.arange(2) / 2)).astype(np.float32)
+BUFFER = "model.layers.0.self_attn.rotary_emb.inv_freq"
+# Changes to a Llama that a conversion to MaxText refuses or ignores, and what verify reports.
+CHANGES = {
+    "unknown array": ({"model.extra.weight": FREQUENCIES}, "model.extra.weight: extra"),
+    "array of another layer": (
+        {"model.layers.9.input_layernorm.weight": np.ones(8, np.float32)},
+        "model.layers.9.input_layernorm.weight: extra",
+    ),
+    "unknown array without a prefix": ({"extra": FREQUENCIES}, "extra: extra"),
+    "scale": ({"model.norm.weight_scale": FREQUENCIES}, "model.norm.weight_scale: extra"),
+    "bias": (
+        {"model.layers.1.mlp.up_proj.bias": np.ones(12, np.float32)},
+        "model.layers.1.mlp.up_proj.bias: extra",
+    ),
+    "module state": ({"model._extra_state": np.ones(3, np.uint8)}, "model._extra_state: extra"),
+    "buffer with other values": ({BUFFER: FREQUENCIES * 3}, f"{BUFFER}: extra"),
+    "buffer of another size": ({BUFFER: FREQUENCIES[:1] * 2}, f"{BUFFER}: extra"),
+    "missing norm": ({"model.norm.weight": None}, "decoder/decoder_norm/scale: missing"),
+    "missing matrix": (
+        {"model.layers.1.mlp.up_proj.weight": None},
+        "decoder/layers_1/mlp/wi_1/kernel: missing",
+    ),
+    "head that differs": (
+        {"lm_head.weight": np.ones((16, 8), np.float32)},
+        "decoder/logits_dense/kernel: extra",
+    ),
+    "other shape": (
+        {"model.norm.weight": np.ones(7, BFLOAT16)},
+        "decoder/decoder_norm/scale: bfloat16[7] instead of bfloat16[8]",
+    ),
+    "other dtype": (
+        {"model.norm.weight": np.ones(8, np.float16)},
+        "decoder/decoder_norm/scale: float16[8] instead of bfloat16[8]",
+    ),
+    "other value": (
+        {"model.norm.weight": np.full(8, 3, BFLOAT16)},
+        "decoder/decoder_norm/scale: other values",
+    ),
+}
+
+
+def save_model(path, changes):
+    """Write a small Llama with changed arrays; None removes an array."""
+    sizes = LlamaSizes(2, hidden=8, mlp=12, heads=2, kv_heads=1, head_dim=4, vocab=16)
+    write_model(path, sizes.config() | {"rope_theta": 10000.0, "rope_scaling": None})
+    arrays = load_file(path / "model.safetensors") | changes
+    made = {name: each for name, each in arrays.items() if each is not None}
+    save_file(made, path / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture
+def maxtext_manifest(tmp_path):
+    """The manifest of a Llama in MaxText's names."""
+    save_model(tmp_path / "hf", {})
+    command_line.run("hash", tmp_path / "hf", "--as", "maxtext", "--manifest", tmp_path / "m.json")
+    return tmp_path / "m.json"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_manifest_in_maxtext_names_lists_every_difference(tmp_path, maxtext_manifest, change):
+    changes, expected = CHANGES[change]
+    save_model(tmp_path / "changed", changes)
+    text = run(tmp_path / "changed", "--manifest", maxtext_manifest, code=1)
+    assert expected in text
+    assert "1 array " in text
+
+
+def test_manifest_in_maxtext_names_ignores_computed_buffers_with_a_remark(tmp_path, maxtext_manifest):
+    save_model(tmp_path / "buffers", {BUFFER: FREQUENCIES})
+    text = run(tmp_path / "buffers", "--manifest", maxtext_manifest)
+    assert "left out, as models compute these values themselves: 1 array" in text
+
+
+def test_manifest_in_maxtext_names_ignores_a_copy_of_the_embedding_with_a_remark(tmp_path, maxtext_manifest):
+    table = load_file(tmp_path / "hf/model.safetensors")["model.embed_tokens.weight"]
+    save_model(tmp_path / "head", {"lm_head.weight": table})
+    text = run(tmp_path / "head", "--manifest", maxtext_manifest)
+    assert "the output head equals the embedding" in text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("params", "params", "decoder", "extra", "kernel"),
+        ("params", "params", "decoder", "layers_7", "mlp", "wi_0", "kernel"),
+        ("params", "params", "extra"),
+        ("extra",),
+        ("opt_state", "mu", "params", "decoder", "decoder_norm", "scale"),
+        ("rng",),
+    ],
+)
+def test_manifest_in_maxtext_names_lists_extra_arrays_of_maxtext(tmp_path, maxtext_manifest, path):
+    dtype = DTYPES["uint32" if path == ("rng",) else "float32"]
+    command_line.run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "mt", "--no-scan")
+    run(tmp_path / "mt", "--manifest", maxtext_manifest)
+    tree = open_tree(tmp_path / "mt")
+    extra = {path: stored(np.ones(8 if path[0] != "rng" else 2, dtype.numpy), dtype)}
+    write(Tree({**tree, **extra}, tree.metadata), OrbaxWriter(), tmp_path / "more")
+    text = run(tmp_path / "more", "--manifest", maxtext_manifest, code=1)
+    # The step of a training counts, and that of a conversion does not.
+    assert f"{2 if path[0] == 'opt_state' else 1} array" in text
+    assert "too many" in text
+
+
+def test_manifest_covers_carried_arrays(tmp_path):
+    model, paths = GOLDEN / "gemma3/hf", [tmp_path / name for name in ("carried", "bare")]
+    manifest = "--manifest", tmp_path / "m.json"
+    command_line.run("convert", "hf-to-maxtext", model, paths[0], "--carry", *manifest)
+    command_line.run("convert", "hf-to-maxtext", model, paths[1])
+    run(paths[0], *manifest)
+    assert "hf/carried/vision_tower" in run(paths[1], *manifest, code=1)
+    run(paths[1], *manifest, "--parameters")
+    (file,) = paths[0].glob("**/carried.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert "1 array with other values" in run(paths[0], *manifest, code=1)
+
+
+def test_manifest_of_a_selection_counts_the_arrays_outside_of_it(tmp_path):
+    save_model(tmp_path / "hf", {})
+    command_line.run("hash", tmp_path / "hf", "--filter", "*norm*", "--manifest", tmp_path / "m.json")
+    text = run(tmp_path / "hf", "--manifest", tmp_path / "m.json")
+    assert "not compared: 15 arrays, as the manifest is only about arrays that match '*norm*'" in text
 
 
 def test_a_conversion_that_rounds_lists_the_same_arrays_in_both_directions(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Unpack
 
 from ckpttools.api.output_file import check_output_file
@@ -21,7 +22,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Shape
 from ckpttools.core.wording import option
-from ckpttools.digest.canonical import Selection
+from ckpttools.digest.canonical import Selection, with_carried, without_step
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import NAMES, Manifest, check_manifest_name
@@ -90,8 +91,7 @@ def hash(
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
-        names: "stored", or "maxtext" for those of the MaxText checkpoint that a Hugging Face one becomes,
-            parameters only.
+        names: "stored", or "maxtext" for those of the MaxText checkpoint that a Hugging Face one becomes.
         manifest: a new file that gets the digests, for `ckpttools.verify`.
         algorithm: "xxh3-128" detects damage and mistakes, "sha256" also deliberate changes.
         family, rope_layout, tied: options of the conversion to MaxText, as in `ckpttools.ModelOptions`.
@@ -115,14 +115,18 @@ def hash(
         tree = opened(source, scan.read)
         scan.fetch(tree)
         remarks = remarks_about_axis(tree) if per_layer else ()
+        written = selection
+        selection = replace(selection, naming=partial(with_carried, layers=per_layer))
         if names == "maxtext":
-            from ckpttools.compare.conversion import in_maxtext_names
+            from ckpttools.compare.conversion import in_maxtext_names, without_implied
 
             if not per_layer:
                 hint = f"leave out {option('per_layer', False)} or {option('names')}"
                 raise UsageError(f"{option('names', 'maxtext')} names single layers", hint=hint)
             named = in_maxtext_names(dequantized(tree).tree, conversion)
-            selection = replace(selection, naming=lambda tree: named.arrays, parameters=True)
+            named = without_implied(named, (), tree.metadata.config, scan.memory)
+            arrays = without_step(named.arrays)
+            selection = replace(selection, naming=lambda tree: arrays)
             remarks = named.remarks
         elif conversion is not None:
             hint = f"{option('names', 'maxtext')} asks for those of a conversion"
@@ -136,7 +140,7 @@ def hash(
             observe=scan.observer(selection.nbytes(tree)),
         )
     if manifest is not None:
-        replace(made, names=names).write(parse(manifest))
+        replace(made, names=names, selection=written).write(parse(manifest))
     return _report(tree, made, remarks)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
@@ -15,13 +15,13 @@ from ckpttools.api.sources import (
     scanning,
 )
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Text, Tree
+from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, UsageError, listing
-from ckpttools.core.text import plural
+from ckpttools.core.text import array_count, in_natural_order, some
 from ckpttools.core.wording import option
-from ckpttools.digest.canonical import Selection, parameters_among
+from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
@@ -272,41 +272,64 @@ def _by_digests(
     if said.casts:
         what, where = option("cast", True), option("against")
         raise UsageError(f"{what} is for {where}: a manifest has digests of one dtype")
-    if selection != Selection():
+    if replace(selection, parameters=False) != Selection():
         hint = f"leave out {option('filter')} and the like"
         raise UsageError("the manifest determines which arrays are compared", hint=hint)
     manifest = read_manifest(path)
-    mine = _as_in(manifest, tree, said, scan.memory)
-    selection = Selection(naming=lambda tree: mine.arrays)
+    if selection.parameters:
+        manifest = manifest.of_parameters()
+    named = _as_in(manifest, tree, said, scan.memory)
+    chosen = manifest.selection.names(named.arrays)
+    mine = {name: named.arrays[name] for name in in_natural_order(named.arrays) if name in chosen}
     made = hash_tree(
         tree,
-        selection,
+        replace(manifest.selection, naming=lambda tree: mine),
         algorithm=manifest.algorithm,
         memory=scan.memory,
         jobs=scan.jobs,
-        observe=scan.observer(selection.nbytes(tree)),
+        observe=scan.observer(sum(array.nbytes for array in mine.values())),
     )
     found = differences(made, manifest)
-    texts = sum(isinstance(leaf, Text) for leaf in tree.values())
-    remarks = (f"not compared: {plural(texts, 'text')}, as a manifest has digests of arrays only",)
-    shown = _verification(tree, str(path), mine.arrays, found, mine.remarks + remarks * bool(texts))
-    return replace(shown, hints=after_manifest(found, mine.arrays, manifest.arrays))
+    remarks = (*named.remarks, *_not_compared(tree, named.arrays.keys() - chosen, manifest))
+    shown = _verification(tree, str(path), mine, found, remarks)
+    return replace(shown, hints=after_manifest(found, mine, manifest.arrays))
+
+
+def _not_compared(tree: Tree, names: Collection[str], manifest: Manifest) -> Iterator[str]:
+    """Report arrays outside the manifest's selection, and texts that it does not record."""
+    if names:
+        selection = manifest.selection
+        kind = "parameters" if selection.parameters else "arrays"
+        which = "" if selection.pattern == "*" else f" that match {selection.pattern!r}"
+        yield f"not compared: {array_count(names)}, as the manifest is only about {kind}{which}"
+    texts = manifest.selection.texts(tree)
+    if manifest.texts is None and texts:
+        yield (
+            f"not compared, because the manifest does not record texts: {some(texts)}; "
+            "`ckpt hash SRC --manifest FILE` records them"
+        )
 
 
 def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> NamedArrays[LazyArray]:
-    """The arrays of a manifest, under its names."""
-    from ckpttools.compare.conversion import in_maxtext_names, require_no_padding, require_none
+    """All arrays of a checkpoint, under the kind of names that a manifest has."""
+    from ckpttools.compare.conversion import (
+        in_maxtext_names,
+        require_no_padding,
+        require_none,
+        without_implied,
+    )
     from ckpttools.maxtext.stacked_on import remarks_about_axis
     from ckpttools.maxtext.view import view_of
     from ckpttools.maxtext.vocabulary import less_padding
 
-    selection = manifest.selection
+    layers = manifest.selection.layers
     if manifest.names != "maxtext":
         require_none(said.conversion, "the manifest has the names that are stored")
         require_no_padding(said.padding_rows)
-        return NamedArrays(selection.arrays(tree), remarks_about_axis(tree) if selection.layers else ())
-    named = in_maxtext_names(dequantized(tree).tree, said.conversion)
-    arrays = selection.chosen(named.arrays, tree.metadata.place)
+        return NamedArrays(with_carried(tree, layers), remarks_about_axis(tree) if layers else ())
+    named = in_maxtext_names(dequantized(tree).tree, said.conversion, is_strict=False)
+    named = without_implied(named, manifest.arrays, tree.metadata.config, memory)
+    arrays = named.arrays if STEP in manifest.arrays else without_step(named.arrays)
     shapes = {name: each.shape for name, each in manifest.arrays.items()}
     # A Hugging Face model has no rows beyond its own vocabulary.
     way = said.padding_rows if view_of(tree).is_maxtext else "keep"

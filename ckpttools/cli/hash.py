@@ -58,7 +58,7 @@ selection_options = together(
     default="stored",
     show_default=True,
     help="Which names to use: those that are stored, or those of the MaxText checkpoint that a Hugging Face "
-    "one converts to (parameters only).",
+    "one converts to.",
 )
 @wording_options
 @selection_options

@@ -22,7 +22,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.text import array_count, folded
 from ckpttools.core.wording import option
-from ckpttools.digest.canonical import as_stored, per_layer
+from ckpttools.digest.canonical import STEP, as_stored, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side, Uncompared
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families, family_called, family_of
@@ -34,8 +34,6 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role, roles_of
 from ckpttools.stores.registry import Where
 
-# The counter that a conversion to MaxText writes.
-STEP = "step"
 # Names of what is left out: a model has a counter or two, a training hundreds of moments.
 _SHOWN = 4
 

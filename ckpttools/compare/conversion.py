@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
+from typing import Any
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import whole_branches
 from ckpttools.array.tree import Tree, by_name, dotted, keystr
-from ckpttools.compare.align import AlignOptions, align, plain_names, with_keys
+from ckpttools.compare.align import AlignOptions, align, as_maxtext, plain_names, with_keys
+from ckpttools.compare.buffers import without_computed_buffers
 from ckpttools.compare.leaves import differing_leaves
+from ckpttools.compare.padding import without_equal_head
 from ckpttools.compare.unnamed_side import with_joints_of
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, UsageError
+from ckpttools.core.errors import CheckpointError, CoverageError, UsageError
 from ckpttools.core.text import array_count, matches_any
 from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, as_stored, parameters_among, per_layer
@@ -28,7 +31,7 @@ from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext, with_dots
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
-from ckpttools.maxtext.tying import Head, right_head
+from ckpttools.maxtext.tying import LEFT_HEAD, Head, right_head
 from ckpttools.maxtext.view import view_of
 
 
@@ -45,8 +48,18 @@ class ConversionOptions:
     drop: tuple[str, ...] = ()
 
 
-def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> NamedArrays[LazyArray]:
-    """The arrays of a MaxText tree, layers one by one; for a Hugging Face tree those that it converts to.
+def in_maxtext_names(
+    tree: Tree, said: ConversionOptions | None = None, *, is_strict: bool = True
+) -> NamedArrays[LazyArray]:
+    """Name the arrays of a tree as MaxText does, layers one by one. Reads nothing.
+
+    Arrays that MaxText has no place for keep their own names, so that a comparison lists them.
+
+    Args:
+        tree: A MaxText checkpoint, or a Hugging Face one, whose arrays are those that it converts to.
+        said: Options of the conversion.
+        is_strict: Whether to refuse arrays that a conversion refuses. Otherwise they are named as far as the
+            rows of the family go.
 
     Raises:
         UsageError: there are options of a conversion, and there is none.
@@ -54,10 +67,44 @@ def in_maxtext_names(tree: Tree, said: ConversionOptions | None = None) -> Named
     """
     if view_of(tree).is_maxtext:
         require_none(said, "the names are MaxText's")
-        return NamedArrays(per_layer(tree), remarks_about_axis(tree))
+        carried, config = carried_arrays(tree), tree.metadata.config
+        unused = family_for(config, ModelOptions(), tree.metadata.place).unused if carried and config else ()
+        arrays = {**carried, **per_layer(tree)}
+        return NamedArrays(arrays, remarks_about_axis(tree), head=LEFT_HEAD, unused=unused)
     refuse_adapters(tree)
     said = said or ConversionOptions()
-    return _converted(tree, ToMaxText(model=said.model, drop=said.drop), f"{option('tied', 'drop')} says so")
+    try:
+        return _converted(tree, ToMaxText(model=said.model, drop=said.drop, carry=True, scan=False))
+    except CoverageError:
+        if is_strict:
+            raise
+    source, dropped = _less(tree, said.drop, said.model) if said.drop else (tree, ())
+    options = AlignOptions(said.model)
+    named = as_maxtext(plain_names(source, source, options), options)
+    return replace(named, remarks=(*dropped, *named.remarks))
+
+
+def without_implied(
+    named: NamedArrays[LazyArray],
+    names: Collection[str],
+    config: Mapping[str, Any] | None,
+    memory: int,
+) -> NamedArrays[LazyArray]:
+    """Leave out arrays that the other side lacks and that change nothing, with a remark. Reads buffers.
+
+    Args:
+        named: All arrays of one side.
+        names: The names that the other side has.
+        config: The model's configuration.
+        memory: Peak memory limit in bytes.
+
+    Raises:
+        CheckpointError: A buffer cannot be read.
+    """
+    common = {name: array for name, array in named.arrays.items() if name in names}
+    both = Pairing(named.arrays, common, head=named.head, configs=(config, None)).without_unused(named.unused)
+    left = without_equal_head(without_computed_buffers(both, memory), memory)
+    return replace(named, arrays=left.a, remarks=(*named.remarks, *(each.text for each in left.remarks)))
 
 
 def paired(
@@ -245,24 +292,17 @@ def require_no_padding(padding_rows: str | None) -> None:
         )
 
 
-def _converted(tree: Tree, options: ToMaxText, why_headless: str) -> NamedArrays[LazyArray]:
-    """Convert a Hugging Face tree. Carried arrays keep their own names."""
-    made = to_maxtext(tree, replace(options, scan=False))
+def _converted(tree: Tree, options: ToMaxText) -> NamedArrays[LazyArray]:
+    """Convert a Hugging Face tree. Arrays that a conversion leaves out unasked keep their own names."""
+    made = to_maxtext(tree, options)
     family = family_for(tree.metadata.config, options.model, tree.metadata.place)
-    parameters = Tree(made.parameters)
-    head, remarks = _head(tree, options), []
-    dropped = [name for name in made.notes.dropped if head is None or name != head.head]
-    if dropped:
-        towerless = "its towers are not there or " if options.text_only and family.towers else ""
-        no_row = (
-            "a model computes it" if options.carry else f"{towerless}family {family.name} has no row for it"
-        )
-        said = f" or {option('drop')} says so" if options.drop else ""
-        remarks.append(f"left out, as {no_row}{said}: {array_count(dropped)}")
-    if head is not None and head.head in made.notes.dropped:
-        remarks.append(f"left out, as {why_headless}: the output head, {head.head}")
-    arrays = {**made.carried, **per_layer(parameters)}
-    return NamedArrays(arrays, tuple(remarks), unused=family.unused)
+    dropped = {name for name in made.notes.dropped if matches_any(name, options.drop)}
+    kept = {*made.notes.dropped} - dropped
+    rest = {name: array for name, array in by_name(tree.arrays).items() if name in kept}
+    remarks = [f"left out because of {option('drop')}: {array_count(dropped)}"] if dropped else []
+    head = None if made.lost_head is None else Head(LEFT_HEAD.embedding, made.lost_head.names.head)
+    arrays = {**rest, **made.recomputed, **made.carried, **per_layer(Tree(made.parameters))}
+    return NamedArrays(arrays, tuple(remarks), head=head, unused=family.unused)
 
 
 def _head(tree: Tree, options: ToMaxText) -> Head | None:

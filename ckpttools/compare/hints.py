@@ -98,7 +98,7 @@ def after_manifest(
         )
     if not found or not _are_state(found, mine, wanted):
         return ()
-    return ("ckpt hash SRC --parameters --manifest FILE writes digests of the parameters alone",)
+    return (f"{option('parameters', True)} compares only the parameters",)
 
 
 def _are_state(found: Collection[Difference], mine: Mapping[str, Typed], wanted: Mapping[str, Typed]) -> bool:

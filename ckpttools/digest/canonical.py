@@ -9,23 +9,32 @@ from collections.abc import Callable, Collection, Mapping
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import matches
-from ckpttools.array.tree import Tree, keystr
+from ckpttools.array.tree import Text, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.text import in_natural_order
 from ckpttools.maxtext.layers import LayerStack
+from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.restack import unstack_layers
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Typed, roles_of
+
+# The counter that a conversion to MaxText writes.
+STEP = "step"
 
 Naming = Callable[[Tree], Mapping[str, LazyArray]]
 """Names the arrays of a tree. Arrays that trees have in common get the same names, shapes and dtypes."""
 
 
 def parameters_among(arrays: Mapping[str, Typed]) -> frozenset[str]:
-    """The names of the parameters, inferred from all arrays together."""
+    """The names of the parameters, inferred from all arrays together.
+
+    Arrays that a MaxText checkpoint carries for the reverse conversion are not its parameters.
+    """
     known = roles_of({(name,): each for name, each in arrays.items()})
-    return frozenset(name for name in arrays if known.of((name,)) == "parameter")
+    return frozenset(
+        name for name in arrays if known.of((name,)) == "parameter" and not name.startswith(CARRIED_PREFIX)
+    )
 
 
 def per_layer(tree: Tree) -> dict[str, LazyArray]:
@@ -43,6 +52,25 @@ def per_layer(tree: Tree) -> dict[str, LazyArray]:
         return as_stored(_unstacked(tree))
     except (FormatError, ShapeError) as error:
         raise error.at(hint="ckpt hash --whole takes stacked layers as they are stored") from error
+
+
+def without_step(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Arrays in MaxText's names without the step that a conversion writes; a training's step stays."""
+    known = roles_of({(name,): array for name, array in arrays.items()})
+    is_training = any(known.of((name,)) == "optimizer" for name in arrays)
+    return {name: array for name, array in arrays.items() if is_training or name != STEP}
+
+
+def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
+    """All arrays under stored names, and those that a MaxText checkpoint carries for the reverse conversion.
+
+    Args:
+        tree: Any checkpoint.
+        layers: whether to take stacked layers apart, as `per_layer` does.
+    """
+    from ckpttools.maxtext.model_files import carried_as_stored
+
+    return {**carried_as_stored(tree), **(per_layer if layers else as_stored)(tree)}
 
 
 def as_stored(tree: Tree) -> dict[str, LazyArray]:
@@ -120,6 +148,15 @@ class Selection:
                 hint="names are those that ckpt hash prints",
             )
         return chosen
+
+    def texts(self, tree: Tree) -> dict[str, str]:
+        """The selected leaves that are strings, by name; none if only parameters are selected."""
+        texts = {keystr(path): leaf.value for path, leaf in tree.items() if isinstance(leaf, Text)}
+        return {
+            name: text
+            for name, text in texts.items()
+            if not self.parameters and (self.pattern == "*" or matches(name, self.pattern))
+        }
 
     def names(self, named: Mapping[str, Typed]) -> Collection[str]:
         """The names of the selected arrays."""

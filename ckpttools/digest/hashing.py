@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.digest.canonical import Selection
-from ckpttools.digest.differences import Difference, of_kinds, same_kind, sorted_by_name
+from ckpttools.digest.differences import Difference, Reason, of_kinds, same_kind, sorted_by_name
 from ckpttools.digest.digest import DEFAULT_ALGORITHM, Digest, block_ends
 from ckpttools.digest.digester import Digester
 from ckpttools.digest.manifest import Manifest, first_bad_block
@@ -39,18 +39,30 @@ def hash_tree(
     """
     selection = selection or Selection()
     digester = Digester(selection.arrays(tree), algorithm)
-    return Manifest(algorithm, selection, digester.digests(memory=memory, jobs=jobs, observe=observe))
+    digests = digester.digests(memory=memory, jobs=jobs, observe=observe)
+    return Manifest(algorithm, selection, digests, texts=selection.texts(tree))
 
 
 def differences(got: Manifest, wanted: Manifest) -> tuple[Difference, ...]:
-    """Differences between a checkpoint, hashed as a manifest was, and the manifest, in the order of names."""
+    """Differences between a checkpoint, hashed as a manifest was, and the manifest, in the order of names.
+
+    If the manifest does not record texts, each text of the checkpoint is one.
+    """
     both = Pairing(got.arrays, wanted.arrays)
     values = [
         _bad_block(name, mine, theirs, got.algorithm)
         for name, mine, theirs in both.pairs
         if same_kind(mine, theirs) and mine.digest != theirs.digest
     ]
-    return sorted_by_name([*of_kinds(both), *values])
+    return sorted_by_name([*of_kinds(both), *values, *_of_texts(got.texts or {}, wanted.texts or {})])
+
+
+def _of_texts(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Difference]:
+    for name in {**mine, **theirs}:
+        got, expected = (None if name not in texts else f"text {texts[name]!r}" for texts in (mine, theirs))
+        if got != expected:
+            reason: Reason = "extra" if expected is None else "missing" if got is None else "kind"
+            yield Difference(name, reason, got, expected)
 
 
 def _bad_block(name: str, got: Digest, wanted: Digest, algorithm: str) -> Difference:

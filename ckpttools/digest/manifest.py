@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,12 +39,14 @@ class Manifest:
         selection: of which arrays.
         arrays: by name, in order.
         names: one of `NAMES`.
+        texts: Texts by name; None in manifests of earlier releases, which do not record them.
     """
 
     algorithm: str
     selection: Selection
     arrays: Mapping[str, Digest]
     names: str = NAMES[0]
+    texts: Mapping[str, str] | None = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -55,6 +57,12 @@ class Manifest:
     def parameters(self) -> str:
         """One digest of the parameters alone: without optimizer state, step and random states."""
         return self._digest(filter(parameters_among(self.arrays).__contains__, self.arrays))
+
+    def of_parameters(self) -> Manifest:
+        """The manifest of the parameters alone."""
+        names = parameters_among(self.arrays)
+        arrays = {name: each for name, each in self.arrays.items() if name in names}
+        return replace(self, selection=replace(self.selection, parameters=True), arrays=arrays, texts={})
 
     def _digest(self, names: Iterable[str]) -> str:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
@@ -91,6 +99,7 @@ class Manifest:
             "digest": self.digest,
             "parameters": self.parameters,
         }
+        head |= {} if self.texts is None else {"texts": dict(self.texts)}
         lines = [f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
         arrays = [f"    {json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in self.arrays.items()]
         listed = "{\n" + ",\n".join(arrays) + "\n  }" if arrays else "{}"
@@ -196,7 +205,8 @@ def _checked(document: Mapping[str, Any], path: Place) -> Manifest:
         names = _typed(document.get("names", NAMES[0]), str)
         if names not in NAMES:
             raise ValueError(f"names are {names!r}, not {' or '.join(NAMES)}")
-        manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names)
+        texts = _texts(document.get("texts"))
+        manifest = Manifest(_typed(document["algorithm"], str), selection, entries, names, texts)
         strange = next(iter(entries.keys() - set(selection.names(entries))), None)
         if strange is not None:
             raise ValueError(f"{strange} is not among the arrays that it says it is of")
@@ -209,6 +219,12 @@ def _checked(document: Mapping[str, Any], path: Place) -> Manifest:
             "the manifest is damaged", place=path, got=got, hint="fetch it again, or write it again"
         ) from error
     return manifest
+
+
+def _texts(found: Any) -> Mapping[str, str] | None:
+    if found is None:
+        return None
+    return {name: _typed(text, str) for name, text in _typed(found, dict).items()}
 
 
 def _digest(name: str, each: Mapping[str, Any], algorithm: str) -> Digest:

@@ -54,6 +54,7 @@ def run_hashing(plan: Plan, run: CarriesOut, path: Place, *, overwrite: bool) ->
 
     def conclude() -> None:
         digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
-        Manifest(DEFAULT_ALGORITHM, everything, digests).write(path, overwrite=overwrite)
+        texts = everything.texts(plan.tree)
+        Manifest(DEFAULT_ALGORITHM, everything, digests, texts=texts).write(path, overwrite=overwrite)
 
     return run(watch=digester.watching(plan.tree), conclude=conclude)

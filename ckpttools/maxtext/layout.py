@@ -27,6 +27,10 @@ AUXILIARY: Path = (NNX_AUX, MODEL)
 # An nnx.Variable of a class of its own, such as MoEBiasVar, lies in a collection that is named as the class.
 COLLECTION = "Var"
 
+# Names of the Hugging Face arrays that a checkpoint carries for the reverse conversion, as in the plan that
+# writes them (`ckpttools.formats.sidecar`).
+CARRIED_PREFIX = "hf/carried/"
+
 # The axis of a model's tokens, in rows.
 VOCAB = "vocab"
 

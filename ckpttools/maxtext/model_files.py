@@ -20,6 +20,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import companions_at, open_tree
 from ckpttools.formats.sidecar import CARRIED, Companions, files_of_model, read_file
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_config import TrueConfig
 from ckpttools.quantized.config import FILES, says_quantized
@@ -143,6 +144,14 @@ def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
     config = read_json(directory / CONFIG) if (directory / CONFIG).is_file() else None
     leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in carried.items()}
     return by_name(as_numbers(Tree(leaves, Metadata(config=config))).tree.arrays)
+
+
+def carried_as_stored(tree: Tree) -> dict[str, LazyArray]:
+    """Return the arrays that a MaxText checkpoint carries, under the names of the plan that wrote them."""
+    if not tree.metadata.place:
+        return {}
+    carried = _carried_arrays(parse(tree.metadata.place) / COMPANIONS)
+    return {f"{CARRIED_PREFIX}{name}": array for name, array in carried.items()}
 
 
 def companions_of(tree: Tree) -> Companions:

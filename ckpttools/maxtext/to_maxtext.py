@@ -76,6 +76,7 @@ class MaxTextState:
         dtypes: as of `ckpttools.maxtext.odd_dtypes.odd_dtypes`, for the way back.
         lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
         tied: How the output head was handled; None if the configuration decided.
+        recomputed: States of modules and buffers in the source, which are left out, by name.
     """
 
     state: Tree
@@ -85,6 +86,7 @@ class MaxTextState:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     lost_head: StoredHead | None = None
     tied: str | None = None
+    recomputed: Mapping[str, LazyArray] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[TreePath, Leaf]:
@@ -102,6 +104,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     """
     drop = whole_branches(with_dots(options.drop, tree), map(dotted, tree.arrays))
     bare = without_states(tree, drop)
+    recomputed = {dotted(path): array for path, array in tree.arrays.items() if path not in bare.tree.leaves}
     tree, noted = bare.tree, tree.metadata.notes + bare.notes
     body = unwrapped(tree, drop)
     named = with_family_names(body.tree, drop)
@@ -109,7 +112,8 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     hub = with_hub_names(plain.tree)
     options = replace(options, drop=_of_hub_names(drop, tree, plain.tree, hub.tree))
     try:
-        return _to_maxtext(hub.tree, options, noted + plain.notes + hub.notes)
+        state = _to_maxtext(hub.tree, options, noted + plain.notes + hub.notes)
+        return replace(state, recomputed=recomputed) if recomputed else state
     except UsageError as error:
         if error.got is not None and error.got in options.drop:
             wanted = None if hub.tree is tree else "names of the source, or those that they become"
