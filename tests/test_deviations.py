@@ -39,6 +39,19 @@ GEMMA3 = {**SIZES, "model_type": "gemma3_text", "architectures": ["Gemma3ForCaus
 GEMMA3 |= {"query_pre_attn_scalar": 16}
 LOCAL = {"rope_type": "default", "rope_theta": 5e5}
 NESTED = {"full_attention": {**YARN, "rope_theta": 5e5}, "sliding_attention": LOCAL}
+DEEPSEEK = {**SIZES, "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"]}
+DEEPSEEK |= {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 16}
+DEEPSEEK |= {"qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2}
+DEEPSEEK |= {"moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_shared_experts": 1}
+STRETCHED = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+SCALED = {**STRETCHED, "mscale": 0.707, "mscale_all_dim": 0.707}
+LLAMA4 = {**SIZES, "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "head_dim": 16}
+LLAMA4 |= {"intermediate_size_mlp": 48, "num_local_experts": 4, "attention_chunk_size": 8192}
+LLAMA4 |= {"rope_theta": 500000.0}
+SCOUT = {"rope_type": "llama3", "original_max_position_embeddings": 8192, "factor": 16.0}
+SCOUT |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
+OF_LLAMA31 = {**SCOUT, "factor": 8.0, "high_freq_factor": 4.0}
+SHORT, WITHOUT = "YaRN scales the scores", "YaRN scales the rotary part"
 OLMO, ROOT, HEAD = "YaRN is for", "times the root", "the output head is"
 
 
@@ -62,6 +75,17 @@ def reported(path, config):
         ({**GEMMA3, "hidden_size": 64}, [HEAD]),
         ({**GEMMA3, "hidden_size": 1152}, [HEAD, ROOT]),
         ({**GEMMA3, "tie_word_embeddings": False}, []),
+        (DEEPSEEK, []),
+        ({**DEEPSEEK, "rope_scaling": SCALED}, []),
+        ({**DEEPSEEK, "rope_scaling": SCALED, "max_position_embeddings": 4097}, []),
+        ({**DEEPSEEK, "rope_scaling": SCALED, "max_position_embeddings": 4096}, [SHORT]),
+        ({**DEEPSEEK, "rope_scaling": SCALED, "max_position_embeddings": 256}, [SHORT]),
+        ({**DEEPSEEK, "rope_scaling": {**SCALED, "factor": 1.0}, "max_position_embeddings": 256}, []),
+        ({**DEEPSEEK, "rope_scaling": STRETCHED}, [WITHOUT]),
+        ({**DEEPSEEK, "rope_scaling": {**SCALED, "mscale": 0, "mscale_all_dim": 0}}, [WITHOUT]),
+        ({**DEEPSEEK, "rope_scaling": STRETCHED, "max_position_embeddings": 256}, [WITHOUT]),
+        ({**LLAMA4, "rope_scaling": OF_LLAMA31}, []),
+        ({**LLAMA4, "rope_scaling": SCOUT}, ["rope_scaling.factor is 16", "high_freq_factor is 1"]),
     ],
 )
 def test_deviations_apply_to_the_models_that_have_them(tmp_path, config, expected):
@@ -80,6 +104,11 @@ def test_released_sizes_of_gemma3_are_reported_with_their_deviation(tmp_path, wi
     found = reported(tmp_path, {**GEMMA3, "hidden_size": width})
     assert f"off by {percent:+.2f} %" in found[-1].effect
     assert 'tied="materialize"' in found[-1].remedy
+
+
+def test_factors_of_llama4_are_reported_with_what_was_measured_for_it(tmp_path):
+    (factor,) = (each for each in reported(tmp_path, {**LLAMA4, "rope_scaling": SCOUT}) if each.effect)
+    assert "2.0 after 512" in factor.effect and "rope_use_scale=false" in factor.effect
 
 
 @given(st.integers(1, 1 << 20))
@@ -103,7 +132,11 @@ def test_entries_name_families_fields_and_versions_that_exist():
 
 @pytest.mark.parametrize(
     ("config", "phrase"),
-    [({**OLMO3, "rope_scaling": YARN}, "rope_type=default"), (GEMMA3, "--tied materialize")],
+    [
+        ({**OLMO3, "rope_scaling": YARN}, "rope_type=default"),
+        (GEMMA3, "--tied materialize"),
+        ({**DEEPSEEK, "rope_scaling": STRETCHED}, "set mscale=0 and rope_attention_scaling=true"),
+    ],
 )
 def test_commands_report_what_applies_and_what_to_do(tmp_path, config, phrase):
     (tmp_path / "config.json").write_text(json.dumps(config))

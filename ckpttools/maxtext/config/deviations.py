@@ -25,6 +25,7 @@ from ckpttools.maxtext.versions import NEWEST, VERSIONS
 
 TIED_HEAD, VISION_TOWER = "the output head is the embedding", "the vision tower"
 _SEEN = ("qwen3-vl", "qwen3-vl-moe", "qwen3-omni", "qwen3.5-moe")
+_LATENT = ("deepseek", "kimi-k2.5")
 _GEMMAS = ("gemma", "gemma2", "gemma4", "gemma4-small")
 
 
@@ -77,6 +78,25 @@ def _has_yarn_in_some_layers(facts: ModelFacts) -> bool:
     # OLMo 2 has one rotary embedding for all layers.
     full, local = (facts.field(name) == "yarn" for name in ("rope.type", "rope.local_type"))
     return bool(facts.field("config.model_type") == "olmo3") and full and not local
+
+
+def _has_short_yarn(facts: ModelFacts) -> bool:
+    length = facts.field("config.max_position_embeddings")
+    original = facts.field("rope.original_max_position_embeddings") or length
+    return _is_stretched(facts) and _scales_scores(facts) and (length or 0) <= (original or 0)
+
+
+def _has_yarn_without_mscale(facts: ModelFacts) -> bool:
+    is_plain = facts.field("rope.attention_factor") is None
+    return _is_stretched(facts) and is_plain and not _scales_scores(facts)
+
+
+def _is_stretched(facts: ModelFacts) -> bool:
+    return facts.field("rope.type") == "yarn" and (facts.field("rope.factor") or 1) > 1
+
+
+def _scales_scores(facts: ModelFacts) -> bool:
+    return bool(facts.field("rope.mscale_all_dim"))
 
 
 def _has_images_wider_than_windows(facts: ModelFacts) -> bool:
@@ -156,6 +176,16 @@ _KNOWN = (
         "because frequencies differ",
     ),
     KnownDeviation(
+        "llama4-rope-factors",
+        ("llama4",),
+        "a Llama 4 Scout, whose factor is 16, and whose high_freq_factor is 1",
+        "the factors of the rotary embedding of type llama3",
+        "MaxText has those of Llama 3.1 in its code: factor 8, high_freq_factor 4",
+        field="rope.factor",
+        effect="logits are 0.04 apart of 5.2 after 32 tokens, 2.0 after 512; with rope_use_scale=false, "
+        "which does not scale frequencies, 0.01 and 2.1",
+    ),
+    KnownDeviation(
         "llama3-rope-factor",
         (),
         "a Llama 3.2 (1B, 3B), whose factor is 32",
@@ -209,6 +239,28 @@ _KNOWN = (
         "tables of experts (tid2eid)",
         "transformers adds the output of an expert as often as it is named, MaxText once",
         effect="logits are 6 apart with the tables that transformers initializes",
+    ),
+    KnownDeviation(
+        "deepseek-short-yarn",
+        _LATENT,
+        "YaRN has mscale_all_dim, and max_position_embeddings does not exceed "
+        "original_max_position_embeddings (no released size)",
+        "YaRN scales the scores of attention (mscale_all_dim)",
+        "MaxText scales them only if max_position_embeddings exceeds original_max_position_embeddings",
+        _has_short_yarn,
+        effect="logits are 2.2 apart of 3.8",
+        remedy="set max_position_embeddings to a value that exceeds original_max_position_embeddings: logits "
+        "are then within 1e-5",
+    ),
+    KnownDeviation(
+        "deepseek-yarn-without-mscale",
+        _LATENT,
+        "YaRN has no mscale_all_dim (no released size)",
+        "YaRN scales the rotary part of queries and keys, because mscale_all_dim is absent or 0",
+        "MaxText scales all of the scores of attention instead",
+        _has_yarn_without_mscale,
+        effect="logits are 2.3 apart of 3.9",
+        remedy="set mscale=0 and rope_attention_scaling=true: logits are then within 1e-5",
     ),
     KnownDeviation(
         "indexer-ties",
