@@ -735,7 +735,7 @@ class TestChangedSource:
         convert(source, out, overwrite=True)
         assert ckpttools.hash(out).digest == ckpttools.hash(source).digest
 
-    @pytest.mark.parametrize("act", ["change", "chmod", "link"])
+    @pytest.mark.parametrize("act", ["change", "chmod", "link", "change and link"])
     def test_convert_repeats_tasks_if_status_time_changes(self, source, tmp_path, act):
         """Also in place of a copy with `cp -p`, which keeps the inode, the size and the time."""
         started, done = [], []
@@ -744,15 +744,15 @@ class TestChangedSource:
             started.extend([event] * isinstance(event, Started))
             done.extend([event] * isinstance(event, TaskDone))
             if len(done) == 4 and isinstance(event, TaskDone):
-                if act == "change":
+                if "change" in act:
                     self.change(source)
-                elif act == "chmod":
+                if "chmod" in act:
                     (source / "model.safetensors").chmod(0o640)
-                else:
+                if "link" in act:
                     os.link(source / "model.safetensors", tmp_path / "link")
 
         convert(source, tmp_path / "out", observe=observe)
-        assert len(started) == (1 if act == "link" else 2)
+        assert len(started) == 2
         assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(source).digest
 
     def test_convert_stops_if_source_never_rests(self, source, tmp_path):

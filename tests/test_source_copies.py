@@ -19,9 +19,10 @@ from support.object_stores import Google, files_in
 from support.safetensors_files import packed
 
 import ckpttools
+from ckpttools.core.errors import SourceChangedError
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.plan.plan_decoding import read_plan
-from ckpttools.run.events import Comparing, TaskDone
+from ckpttools.run.events import Comparing, Started, TaskDone
 from ckpttools.run.source_copies import MixedCopiesError
 from ckpttools.stores import parse
 from ckpttools.stores.local import mounts, store
@@ -372,6 +373,119 @@ def test_publish_accepts_new_links_and_permissions(model: Path, tmp_path: Path) 
     run("run", plan, "--part", "1/2")
     run("run", plan, "--publish")
     assert (tmp_path / "out").is_dir()
+
+
+def _link(file: Path) -> None:
+    os.link(file, file.with_suffix(f".{file.stat().st_nlink}"))
+
+
+def _set_mode(file: Path) -> None:
+    file.chmod(0o600 if file.stat().st_mode & 0o777 != 0o600 else 0o640)
+
+
+def _change_in_place(file: Path) -> None:
+    change(file, find_unsampled(file.parents[2] / "plan", file))
+
+
+def _change_and_link(file: Path) -> None:
+    _change_in_place(file)
+    _link(file)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("act", [_link, _set_mode, _change_in_place, _change_and_link])
+def test_part_repeats_its_tasks_if_the_source_changes_meanwhile(
+    act: Callable[[Path], None], after: int, model: Path, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "bfloat16")
+    started, done = [], []
+
+    def observe(event: object) -> None:
+        started.extend([event] * isinstance(event, Started))
+        done.extend([event] * isinstance(event, TaskDone))
+        if isinstance(event, TaskDone) and len(done) == after:
+            act(shard(model))
+
+    ckpttools.run_part(plan, "0/2", observe=observe)
+    assert len(started) == 2
+    ckpttools.run_part(plan, "1/2")
+    run("run", plan, "--publish")
+    run("cast", model, tmp_path / "expected", "--dtype", "bfloat16")
+    assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(tmp_path / "expected").digest
+
+
+@pytest.mark.parametrize("act", [_set_mode, _link, _change_in_place])
+def test_part_stops_if_the_source_never_rests(
+    act: Callable[[Path], None], model: Path, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, "cast", model, tmp_path / "out", "--dtype", "bfloat16")
+    with pytest.raises(SourceChangedError, match=r"safetensors was changed while it was read"):
+        ckpttools.run_part(
+            plan, "0/2", observe=lambda event: act(shard(model)) if isinstance(event, TaskDone) else None
+        )
+    assert "missing" in run("run", plan, "--publish", code=2)
+    run("run", plan, "--part", "0/1")
+    run("run", plan, "--publish")
+
+
+def _link_content(partial: Path, elsewhere: Path) -> Path:
+    (content,) = (each for each in partial.iterdir() if each.is_dir() and each.name != "parts")
+    shutil.copytree(content, elsewhere, copy_function=shutil.copy2)
+    shutil.rmtree(content)
+    content.symlink_to(elsewhere)
+    return content
+
+
+def _link_staging(partial: Path, elsewhere: Path) -> Path:
+    shutil.copytree(partial, elsewhere)
+    shutil.rmtree(partial)
+    partial.symlink_to(elsewhere)
+    return partial
+
+
+def _link_inner_directory(partial: Path, elsewhere: Path) -> Path:
+    elsewhere.mkdir()
+    (content,) = (each for each in partial.iterdir() if each.is_dir() and each.name != "parts")
+    inner = next((each for each in content.rglob("*") if each.is_dir()), content / "d")
+    if inner.exists():
+        shutil.rmtree(inner)
+    inner.symlink_to(elsewhere)
+    return inner
+
+
+def _link_file(partial: Path, elsewhere: Path) -> Path:
+    elsewhere.write_bytes(bytes(1 << 16))
+    (content,) = (each for each in partial.iterdir() if each.is_dir() and each.name != "parts")
+    file = next(
+        each for each in sorted(content.rglob("*")) if each.is_file() and not each.name.startswith(".")
+    )
+    file.unlink()
+    file.symlink_to(elsewhere)
+    return file
+
+
+@pytest.mark.parametrize("command", ["cast", "convert to-orbax", "convert to-orbax --no-ocdbt"])
+@pytest.mark.parametrize("act", [_link_content, _link_staging, _link_inner_directory, _link_file])
+def test_parts_refuse_links_in_the_staging_directory(
+    act: Callable[[Path, Path], Path], command: str, model: Path, tmp_path: Path
+) -> None:
+    words = ["--dtype", "bfloat16"] if command == "cast" else []
+    command, *flags = command.split(" --")
+    flags = [f"--{flag}" for flag in flags]
+    plan = planned(tmp_path, *command.split(), model, tmp_path / "out", *words, *flags)
+    run("run", plan, "--part", "0/2")
+    elsewhere = tmp_path / "elsewhere"
+    link = act(tmp_path / "out.partial", elsewhere)
+    before = _files_below(elsewhere)
+    assert "symbolic link" in run("run", plan, "--part", "1/2", code=2)
+    assert link.is_symlink()
+    after = _files_below(elsewhere)
+    assert {name: after[name] for name in before} == before
+
+
+def _files_below(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return {str(each): each.read_bytes() for each in files}
 
 
 def test_single_run_refuses_parts_of_another_copy(

@@ -25,6 +25,7 @@ from ckpttools.plan.reading import cores
 from ckpttools.run.events import Observer
 from ckpttools.run.parts import PartReceipt, execute_part, finished_tasks
 from ckpttools.run.source_copies import SourceCopy, identify_copy
+from ckpttools.run.source_states import SourceStates, read_source_states
 from ckpttools.stores.costs import Costs
 from ckpttools.stores.pace import requesting
 from ckpttools.stores.place import Place
@@ -115,10 +116,9 @@ def part_done(
     header, share = file.header, part_share(file, part)
     check_version(header)
     destination = destination_of(header, relocation)
-    if published_at(file, destination) is not None:
-        return PartReceipt(str(part), destination, is_published=True)
-    if share.first == share.stop:
-        return PartReceipt(str(part), destination)
+    is_published = published_at(file, destination) is not None
+    if is_published or share.first == share.stop:
+        return PartReceipt(str(part), destination, is_published=is_published)
     tasks = file.tasks_of(share.first, share.stop)
     with requesting(header.requests), ExitStack() as closing:
         if header.has_tasks:
@@ -138,7 +138,8 @@ def part_done(
             nbytes=header.nbytes,
             overwrite=header.overwrite,
             sources=lambda: plan.sources if opened is None else opened.files,
-            copy=_identify_copy_here(file, relocation),
+            identify=partial(_identify_copy_here, file, relocation),
+            states=partial(_read_states_here, file, relocation),
             check_replaced=partial(check_unpublished, file, destination),
             observe=observe,
         )
@@ -161,6 +162,13 @@ def _identify_copy_here(file: PlanFile, relocation: Relocation) -> SourceCopy:
         StorageError: a file cannot be inspected.
     """
     return identify_copy(_version_here(source, relocation) for source in file.sources if not source.is_inline)
+
+
+def _read_states_here(file: PlanFile, relocation: Relocation) -> SourceStates:
+    """Read the states of a plan's local sources on this host; errors as `_identify_copy_here`."""
+    return read_source_states(
+        relocation.there(source.path) for source in file.sources if not source.is_inline
+    )
 
 
 def _version_here(source: PlannedSource, relocation: Relocation) -> tuple[str, str]:

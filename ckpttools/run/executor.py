@@ -11,7 +11,7 @@ from functools import partial
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.resident import peak_bytes
-from ckpttools.core.wording import again, option
+from ckpttools.core.wording import option
 from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan
@@ -26,9 +26,9 @@ from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.linking import link_files
 from ckpttools.run.source_copies import SourceCopy, check_same_model, identify_plan_copy, select_comparable
 from ckpttools.run.source_states import (
-    find_touched_file,
     is_written_from,
-    read_source_states,
+    read_plan_states,
+    repeat_if_touched,
     source_state_record,
 )
 from ckpttools.run.worker_processes import worker_processes
@@ -46,9 +46,6 @@ from ckpttools.stores.publishing import (
 from ckpttools.stores.registry import Where, parse
 from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
-
-# A file whose status changes in every attempt is being written.
-_MAX_ATTEMPTS = 3
 
 
 def execute(
@@ -265,26 +262,14 @@ def _run_tasks(
     Raises:
         SourceChangedError: a file may have changed, and tasks cannot be repeated.
     """
-    for attempt in range(_MAX_ATTEMPTS):
-        if attempt:
+
+    def attempt(number: int) -> tuple[Execution, Extents, Sequence[FinishedTask]]:
+        if number:
             observe(Started(plan, 0, 0))
-        before = read_source_states(plan)
-        run = Execution(plan, files, work, observe, watch, processes, copy=copy)
-        extents = run.work(done)
-        touched = find_touched_file(before, read_source_states(plan))
-        if touched is None:
-            return run, extents, done
-        if watch is not see_nothing:
-            break  # it must not see anything twice
-        # Other content, or other permissions: only reading the file again shows that.
-        done, copy = (), identify_plan_copy(plan)
-    raise _touched_error(touched or "")
+        kept_tasks = () if number else done
+        read = identify_plan_copy(plan) if number else copy
+        run = Execution(plan, files, work, observe, watch, processes, copy=read)
+        return run, run.work(kept_tasks), kept_tasks
 
-
-def _touched_error(path: str) -> SourceChangedError:
-    return SourceChangedError(
-        f"{path} was changed while it was read",
-        got="another status time (ctime), with the same size and modification time",
-        wanted="a file that nothing changes",
-        hint=f"find out what writes to it or sets its attributes; then {again()}",
-    )
+    # What is watched must not be seen twice.
+    return repeat_if_touched(attempt, partial(read_plan_states, plan), can_repeat=watch is see_nothing)

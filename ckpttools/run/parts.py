@@ -18,6 +18,7 @@ from ckpttools.run.entries import FinishedTask, kept, left_of
 from ckpttools.run.events import Observer, Started
 from ckpttools.run.execution import Execution
 from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy, select_comparable
+from ckpttools.run.source_states import SourceStates, repeat_if_touched
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.place import Place
@@ -70,7 +71,8 @@ def execute_part(
     nbytes: int,
     overwrite: bool,
     sources: Callable[[], Iterable[object]],
-    copy: SourceCopy = NO_SOURCE_COPY,
+    identify: Callable[[], SourceCopy] = lambda: NO_SOURCE_COPY,
+    states: Callable[[], SourceStates] = dict,
     check_replaced: Callable[[], None] = lambda: None,
     observe: Observer = lambda event: None,
 ) -> PartReceipt:
@@ -85,7 +87,8 @@ def execute_part(
         nbytes: bytes that all parts will write.
         overwrite: whether what is at the destination may be replaced when all is published.
         sources: the files that were read.
-        copy: the copy of the source that this process reads.
+        identify: identifies the copy of the source that this process reads.
+        states: reads the states of the source files; see `ckpttools.run.source_states`.
         check_replaced: as of `ckpttools.stores.publishing.staging_of`.
         observe: called with every event, from several threads but never at once.
 
@@ -102,14 +105,16 @@ def execute_part(
         # Check the records of other parts, too: this part creates lost files again, at full length.
         records, has_voided = select_sound_records(work, lambda task: first <= task < first + len(plan.tasks))
         shifted = _Shifted(work, first, len(plan.tasks))
-        done = select_comparable(kept(shifted.shifted(records), plan, work.content), copy)
+        copy = identify()
+        kept_tasks = kept(shifted.shifted(records), plan, work.content)
+        done: Sequence[FinishedTask] = select_comparable(kept_tasks, copy)
         bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
         with worker_processes(plan, work, left_of(plan, done)) as processes:
             observe(Started(plan, len(done), bytes_done))
             if len(done) < len(plan.tasks):
-                _work(
-                    plan, work, shifted, done, observe, processes.doers, sources, copy, has_voided=has_voided
-                )
+                runs = _PartRuns(plan, work, shifted, observe, processes.doers, identify)
+                done = _work(runs, done, copy, sources, states, has_voided=has_voided)
+                bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
     return PartReceipt(
         share.name,
         destination,
@@ -123,33 +128,67 @@ def execute_part(
     )
 
 
+@dataclass(frozen=True)
+class _PartRuns:
+    """Runs the unfinished tasks of a part; attributes as arguments of `execute_part`.
+
+    Attributes:
+        run_ids: ID of each run.
+    """
+
+    plan: Plan
+    work: PartWork
+    records: _Shifted
+    observe: Observer
+    processes: Sequence[DoesTasks]
+    identify: Callable[[], SourceCopy]
+    run_ids: list[str] = field(default_factory=list)
+
+    def run(
+        self, number: int, files: _Own, done: Sequence[FinishedTask], copy: SourceCopy
+    ) -> Sequence[FinishedTask]:
+        """Run all tasks but those in `done`, or all tasks in a repetition. Returns the tasks not run."""
+        if number:
+            self.observe(Started(self.plan, 0, 0))
+            done, copy = (), self.identify()
+        self.run_ids.append(new_run_id())
+        Execution(
+            *(self.plan, files, self.records, self.observe),
+            processes=self.processes,
+            run=self.run_ids[-1],
+            copy=copy,
+        ).work(done)
+        return done
+
+
 def _work(
-    plan: Plan,
-    work: PartWork,
-    shifted: _Shifted,
+    runs: _PartRuns,
     done: Sequence[FinishedTask],
-    observe: Observer,
-    processes: Sequence[DoesTasks],
-    sources: Callable[[], Iterable[object]],
     copy: SourceCopy,
+    sources: Callable[[], Iterable[object]],
+    states: Callable[[], SourceStates],
     *,
     has_voided: bool,
-) -> None:
-    """Do the unfinished tasks of a part; see `execute_part`. `has_voided`: whether it has voided records."""
-    run_id = new_run_id()
-    with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
+) -> Sequence[FinishedTask]:
+    """Do the unfinished tasks of a part; see `execute_part`. `has_voided`: whether it has voided records.
+
+    Returns:
+        The tasks that an earlier run finished, and that this run did not repeat.
+    """
+    layout, work = runs.plan.layout, runs.work
+    with closing(work.data_files(layout.files, layout.heads)) as files:
         own = _Own(files, work.token)
-        run = Execution(plan, own, shifted, observe, processes=processes, run=run_id, copy=copy)
         try:
-            run.work(done)
+            done = repeat_if_touched(lambda number: runs.run(number, own, done, copy), states)
             check_unchanged(sources())
         except SourceChangedError:
             # The data may mix two states of the source. Records that this process has voided must stay void.
             if has_voided:
-                work.enter([void_run(run_id)])
+                work.enter(map(void_run, runs.run_ids))
             else:
                 work.discard()
             raise
+    return done
 
 
 class _Shifted:

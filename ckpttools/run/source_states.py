@@ -2,14 +2,16 @@
 
 `cp -p` and rsync restore modification times. No call restores the time of the last status change (ctime), but
 new links and other permissions change it, too. So a changed ctime alone is not an error: the tasks are
-repeated instead.
+repeated instead. The number of links cannot excuse a change: the file may also have been rewritten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias, TypeVar
 
+from ckpttools.core.errors import SourceChangedError
+from ckpttools.core.wording import again
 from ckpttools.plan.plan import Plan
 from ckpttools.run.source_copies import SourceCopy
 from ckpttools.stores.abilities import DistinguishesCopies
@@ -19,34 +21,65 @@ from ckpttools.stores.registry import parse
 
 _SOURCE_STATE = -2
 """Replaces the task index in a record of the source's state."""
+# A file whose status changes in every attempt is being written.
+_MAX_ATTEMPTS = 3
 
-SourceStates: TypeAlias = Mapping[str, tuple[str, int]]
-"""For the path of each local file, its identity (inode, size and times) and its number of links."""
+_T = TypeVar("_T")
+SourceStates: TypeAlias = Mapping[str, str]
+"""The identity (inode, size and times) for the path of each local file."""
 
 
-def read_source_states(plan: Plan) -> SourceStates:
-    """Return the states of a plan's local source files, at 10 microseconds per file.
+def read_source_states(paths: Iterable[str]) -> SourceStates:
+    """Return the states of local source files, at 10 microseconds per file.
 
     Raises:
         StorageError: a file cannot be inspected.
     """
-    states = {}
-    for source in plan.sources:
-        if isinstance(source, File):
-            place = parse(source.path)
-            if isinstance(place.store, DistinguishesCopies):
-                status = place.status()
-                links = 0 if status is None else status.links
-                states[source.path] = place.store.copy_identity(place.key).file, links
-    return states
+    places = {path: parse(path) for path in paths}
+    return {
+        path: place.store.copy_identity(place.key).file
+        for path, place in places.items()
+        if isinstance(place.store, DistinguishesCopies)
+    }
 
 
-def find_touched_file(before: SourceStates, after: SourceStates) -> str | None:
-    """Return the path of a file whose state changed, but not its number of links; None if there is none."""
-    for path, (identity, links) in before.items():
-        if after[path][0] != identity and after[path][1] == links:
-            return path
-    return None
+def read_plan_states(plan: Plan) -> SourceStates:
+    """Return the states of a plan's local source files; errors as `read_source_states`."""
+    return read_source_states(source.path for source in plan.sources if isinstance(source, File))
+
+
+def repeat_if_touched(
+    attempt: Callable[[int], _T], states: Callable[[], SourceStates], *, can_repeat: bool = True
+) -> _T:
+    """Run tasks, and run all of them again if the status of a source file changed meanwhile.
+
+    Args:
+        attempt: Runs the tasks. Its argument counts the attempts, from 0. After the first, it repeats all.
+        states: Reads the states of the source files.
+        can_repeat: Whether the tasks can be repeated.
+
+    Returns:
+        The result of the last attempt.
+
+    Raises:
+        SourceChangedError: A file was changed in every attempt, or in one that cannot be repeated.
+    """
+    touched = ""
+    for number in range(_MAX_ATTEMPTS if can_repeat else 1):
+        before = states()
+        result = attempt(number)
+        after = states()
+        changed = (path for path, state in before.items() if after.get(path) != state)
+        touched = next(changed, "")
+        if not touched:
+            return result
+    # Other content, or other permissions: only reading the file again shows that.
+    raise SourceChangedError(
+        f"{touched} was changed while it was read",
+        got="another status time (ctime), with the same size and modification time",
+        wanted="a file that nothing changes",
+        hint=f"find out what writes to it or sets its attributes; then {again()}",
+    )
 
 
 def source_state_record(copy: SourceCopy) -> Record:

@@ -51,6 +51,7 @@ class SharedLocalStaging(LocalStaging):
         """Raises LockedError if somebody else has begun on the same tasks at the same moment."""
         with errors_of(self.directory):
             all_members = members(self.directory, plan)
+            self.refuse_links()
             files = StagingFiles(self.content)
         others = (each for each in all_members if each.token != own.token)
         check_free(share, others, self.directory)

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 
@@ -256,23 +257,26 @@ class LocalStaging(StagingDirectory):
                 write_synced(self.content / PLAN_MARK, plan.encode())
                 sync_directory(self.content)
             else:
-                self._refuse_links()
+                self.refuse_links()
                 if journal.preparing:
                     journal.note_preparing("")
             self.sync_names()
 
-    def _refuse_links(self) -> None:
-        """Raise UsageError if the content has a symbolic link: a write would change the link's target."""
-        for directory, names, files in os.walk(self.content):
-            for name in (*names, *files):
-                path = Path(directory, name)
-                if path.is_symlink():
-                    raise UsageError(
-                        f"{path} is a symbolic link",
-                        got=path.readlink(),
-                        wanted="only files and directories that an interrupted run created",
-                        hint=f"delete the link; then {again()}",
-                    )
+    def refuse_links(self) -> None:
+        """Raise UsageError if the content is or has a symbolic link: a write would change its target."""
+        walked = (
+            Path(directory, name)
+            for directory, names, files in os.walk(self.content)
+            for name in (*names, *files)
+        )
+        for path in chain([self.directory, self.content], walked):
+            if path.is_symlink():
+                raise UsageError(
+                    f"{path} is a symbolic link",
+                    got=path.readlink(),
+                    wanted="only files and directories that an interrupted run created",
+                    hint=f"delete the link; then {again()}",
+                )
 
     def discard(self, journal: Journal) -> None:
         """Gives up what was done.
