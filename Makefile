@@ -12,6 +12,9 @@ unexport PYTHONDONTWRITEBYTECODE
 SECONDS ?= 60
 CI_SECONDS ?= 5
 
+# Tests wait a fifth of their time for servers, locks and processes: three workers keep two cores busy.
+WORKERS ?= 3
+
 .PHONY: demo test crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
 
 $(STAMP): pyproject.toml
@@ -23,7 +26,7 @@ demo: $(STAMP)
 	$(BIN)/ckpt demo
 
 test: $(STAMP) lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python tests/fuzz/run.py --seconds $(CI_SECONDS) --seed 1 --jobs 2 --runs tests/fuzz/ci.json
 
 # Every crash state, every failing call and 200 interleavings of each kind, where `make test` tries some.

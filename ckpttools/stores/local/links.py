@@ -74,7 +74,7 @@ class LocalTrials:
             for parent, _, names in os.walk(directory):
                 for name in names:
                     with suppress(OSError):
-                        status = os.lstat(os.path.join(parent, name))  # noqa: PTH118
+                        status = Path(parent, name).lstat()
                         found.add((status.st_dev, status.st_ino))
         return frozenset(found)
 

@@ -54,12 +54,10 @@ def file_system_type(path: str, device: int) -> str:
 def _file_systems(moment: int) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Return the types of all mounted file systems by device number and by path."""
     by_device, by_path = dict[str, str](), dict[str, str]()
-    with suppress(OSError), open(_TABLE, "rb") as table:  # noqa: PTH123
-        for line in table.read().splitlines():
-            words = line.split(b" ")
-            kind = os.fsdecode(words[words.index(b"-") + 1])
-            by_device[os.fsdecode(words[_DEVICE])] = kind
-            by_path[str(_unescaped(words[_PLACE]))] = kind
+    for words in _mount_lines() or ():
+        kind = os.fsdecode(words[words.index(b"-") + 1])
+        by_device[os.fsdecode(words[_DEVICE])] = kind
+        by_path[os.fsdecode(_unescaped(words[_PLACE]))] = kind
     return by_device, by_path
 
 
@@ -73,14 +71,21 @@ def boot_id() -> str:
 
 def _mounts(place: Path) -> Iterator[Path]:
     """All mounts; without a table of them those at and below a place that have another device."""
-    try:
-        with open(_TABLE, "rb") as table:  # noqa: PTH123
-            lines = table.read().splitlines()
-    except OSError:
+    lines = _mount_lines()
+    if lines is None:
         below = (Path(top, name) for top, inner, files in os.walk(place) for name in (*inner, *files))
         yield from (each for each in (place, *below) if os.path.ismount(each))
         return
-    yield from (_unescaped(line.split(b" ")[_PLACE]) for line in lines)
+    yield from (_path(words[_PLACE]) for words in lines)
+
+
+def _mount_lines() -> list[list[bytes]] | None:
+    """Return the words of each line of the table of mounts; None if the system does not list its mounts."""
+    try:
+        table = Path(_TABLE).read_bytes()
+    except OSError:
+        return None
+    return [line.split(b" ") for line in table.splitlines()]
 
 
 def path_in_file_system(path: Path) -> tuple[str, Path] | None:
@@ -94,20 +99,17 @@ def path_in_file_system(path: Path) -> tuple[str, Path] | None:
     Returns:
         None if the system does not list its mounts.
     """
-    try:
-        with open(_TABLE, "rb") as table:  # noqa: PTH123
-            mounts = [line.split(b" ") for line in table.read().splitlines()]
-    except OSError:
-        return None
-    above = {path, *path.parents}
     # Of mounts at one path, the last one is visible.
-    found = [(place, words) for words in mounts if (place := _unescaped(words[_PLACE])) in above]
-    if not found:
-        return None
-    depth = max(len(place.parts) for place, _ in found)
-    place, words = next(each for each in reversed(found) if len(each[0].parts) == depth)
-    return words[_DEVICE].decode(), _unescaped(words[_ROOT]) / path.relative_to(place)
+    mounts = {_unescaped(words[_PLACE]): words for words in _mount_lines() or ()}
+    for place in (path, *path.parents):
+        if (words := mounts.get(os.fsencode(place))) is not None:
+            return words[_DEVICE].decode(), _path(words[_ROOT]) / path.relative_to(place)
+    return None
 
 
-def _unescaped(text: bytes) -> Path:
-    return Path(os.fsdecode(_ESCAPED.sub(lambda match: bytes((int(match[1], 8),)), text)))
+def _path(text: bytes) -> Path:
+    return Path(os.fsdecode(_unescaped(text)))
+
+
+def _unescaped(text: bytes) -> bytes:
+    return _ESCAPED.sub(lambda match: bytes((int(match[1], 8),)), text)
