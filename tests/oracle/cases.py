@@ -1,4 +1,4 @@
-"""The models that the oracle tries: configurations of all golden models and more, with new weights."""
+"""Configurations of the models that the oracle compares: all golden models, and more."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SCANNED, UNSCANNED = LAYERS = ("scanned", "unscanned")
 
 @dataclass(frozen=True)
 class Deviation:
-    """Where MaxText computes something else than transformers with the same weights.
+    """A model for which MaxText and transformers compute different logits with the same weights.
 
     Attributes:
-        reason: for people; it stands in the table.
-        config: what is therefore changed in config.json before weights are made, by dotted path.
-        steep: whether rounding may move logits by more than `LIMIT`.
-        tokens: how many are compared.
-        mends: what MaxText's model computes as transformers' here, by name, with its numbers (`mended`).
+        reason: The note in the table.
+        config: Changes of config.json, by dotted path.
+        steep: Whether rounding may move logits by more than `LIMIT`.
+        tokens: The number of tokens to compare.
+        mends: Changes of MaxText's code, by name, with their arguments (`mended`).
     """
 
     reason: str
@@ -36,48 +36,51 @@ class Deviation:
 
 
 TIES = (
-    "16 heads score tokens here: scores are 0 where all heads reject a token, as often happens with 2, and "
-    "of equal scores torch and MaxText choose others (once transformers takes the first, as MaxText does, "
-    "logits are 1e-5 apart with 2 heads, too)"
+    "16 index heads score tokens here, instead of 2. A score is 0 if all heads reject a token, and torch "
+    "and MaxText choose different tokens among equal scores. If transformers chooses the first one, as "
+    "MaxText does, logits are 1e-5 apart with 2 heads, too"
 )
 STEEP = (
-    "gated norms of linear attention divide by what is nearly 0 where a head hardly answers, and rounding "
-    "grows: logits may be 4 times as far apart as transformers' own are when weights move by half a unit in "
-    "the last place"
+    "the gated norms of linear attention divide by values near 0 if a head returns hardly anything, which"
+    " magnifies rounding. The limit is 4 times the difference of transformers' own logits when weights "
+    "move by half a unit in the last place"
 )
 DEEP = (
-    "ten layers add up what rounding changes: transformers' own logits move by 7e-5 when weights move by "
-    "half a unit in the last place, and these may be 4 times as far apart"
+    "ten layers accumulate rounding: transformers' own logits move by 7e-5 when weights move by half a "
+    "unit in the last place. The limit is 4 times as much"
 )
 # Windows of all sorts, and more compressed entries than are chosen.
 COMPRESSED = {"index_n_heads": 16}
 FLASH = (
-    "like released models, it stretches positions of compressed layers (rope_scaling) and clips SwiGLU in "
-    "the shared expert, too; MaxText does neither, and is made to do both here: with neither logits are 5.1 "
-    "apart, stretched alone 4.8, clipped alone 3.3"
+    "like released models, this one stretches the positions of compressed layers (rope_scaling) and clips"
+    " the SwiGLU of the shared expert. MaxText does neither, and its code is changed here to do both. "
+    "Without the changes, logits are 5.1 apart; with stretched positions alone 4.8, with clipping alone "
+    "3.3"
 )
 ONE_WINDOW = (
-    "the hidden size is 64, of which bfloat16 has the square root, and the window larger than an image: "
-    "in layers with a window MaxText's images see all of themselves, transformers' what is within it "
-    "(with a window of 16, logits of images of Gemma 3 are 1.1 apart)"
+    "the hidden size is 64, whose square root bfloat16 represents exactly, and the window is larger than "
+    "an image. In layers with a window, MaxText's parts of an image attend to all others, and "
+    "transformers' only to those within the window (with a window of 16, logits of images of Gemma 3 are "
+    "1.1 apart)"
 )
 PATCHES = (
-    "MaxText rounds the positions of patches to bfloat16, and merges patches with GELU by tanh where "
-    "transformers has GELU itself; not here: with both, logits of images of Qwen3-VL are 3e-3 apart"
+    "MaxText rounds the positions of patches to bfloat16, and merges patches with the tanh approximation "
+    "of GELU, where transformers uses exact GELU. MaxText's code is changed here to follow transformers: "
+    "otherwise, logits of images of Qwen3-VL are 3e-3 apart"
 )
 CHUNK_BY_CHUNK = (
-    f"{PATCHES}; sound is heard with one chunk of 100 frames (n_window_infer) here: MaxText's ears take no "
-    "more at a time, whatever the model says, and have GELU by tanh as well"
+    f"{PATCHES}; a chunk of sound has 100 frames here (n_window_infer): MaxText's audio tower processes no"
+    " more at once, whatever the model's configuration, and uses the tanh approximation as well"
 )
 YARN_WHERE_FULL = (
-    "like released models, only layers with full attention have YaRN; MaxText has one rotary embedding for "
-    "all layers, and is made to have both here: with rope_type=default, which ckpt prints, logits are 0.3 "
-    "apart, with rope_type=yarn 1.8"
+    "like released models, this one has YaRN only in layers with full attention. MaxText has one rotary "
+    "embedding for all layers, and its code is changed here to have both. Otherwise, logits are 0.3 apart"
+    " with rope_type=default, which ckpt prints, and 1.8 apart with rope_type=yarn"
 )
 LLAMA3_FACTORS = (
-    "MaxText scales the rotary embedding by the factors of Llama 3.1 (factor 8, low_freq_factor 1, "
-    "high_freq_factor 4), and is made to use those of the released model here: 32, 1 and 4 for Llama 3.2; "
-    "16, 1 and 1 for Llama 4 Scout"
+    "MaxText has the factors of Llama 3.1 in its code (factor 8, low_freq_factor 1, high_freq_factor 4). "
+    "The code is changed here to use those of the released model: 32, 1 and 4 for Llama 3.2; 16, 1 and 1 "
+    "for Llama 4 Scout"
 )
 BY_PATCH: Mapping[str, Mapping[str, float]] = {"unrounded": {}, "smooth": {}}
 DEVIATIONS = {
@@ -170,13 +173,13 @@ RELEASED: Mapping[str, Mapping[str, Any]] = {
 TEXT_WHERE_SCANNED = frozenset({"qwen3-omni", "qwen3-vl", "qwen3-vl-moe"})
 # Models that see, and why MaxText is shown nothing.
 BLIND = {
-    "gemma3": "MaxText's tower makes 256 tokens of an image, this model 4; gemma3-vision is one of 256",
-    "gemma4-e2b": "MaxText refuses use_multimodal for E2B and E4B: their clipped layers are not in its tower",
+    "gemma3": "MaxText's tower returns 256 tokens for an image, and this model's 4; gemma3-vision has 256",
+    "gemma4-e2b": "MaxText refuses use_multimodal for E2B and E4B: its tower lacks their clipped layers",
     "gemma4-moe": (
-        "MaxText makes 42 by 60 patches of all images, more than the 16 places that this tower has a side; "
+        "MaxText cuts every image into 42 by 60 patches, but this tower has 16 positions per side; "
         "gemma4-vision has 64"
     ),
-    "kimi-k2.5": "MaxText has no tower like Kimi's, and neither has ckpt, which carries it",
+    "kimi-k2.5": "MaxText and ckpt do not have Kimi's tower; ckpt carries its tensors",
 }
 # Layers share keys and values.
 NEVER_SCANNED = frozenset({"gemma4-e2b"})
