@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -12,6 +13,9 @@ from oracle.results import FAILED, PASSED, Finding, Row
 from oracle.run import found
 from oracle.worker import StepError, Worker
 from support.places import FIXTURES, GOLDEN
+
+import ckpttools
+from ckpttools.maxtext.config import models
 
 CASE = "llama3.1"
 # What transformers made of these tokens once: MaxText alone is needed beside.
@@ -130,6 +134,44 @@ def test_what_maxtext_computes_otherwise_is_said_of_models_that_there_are():
     for name, deviation in cases.DEVIATIONS.items():
         assert deviation.reason
         assert json.dumps(cases.configuration(name))
+
+
+# Settings that are sizes, which rows make smaller.
+SIZES = re.compile(
+    r"base_.*|vocab_size.*|(\w+_)?head_dim|num_(decoder_layers|experts|experts_per_tok|kv_shared_layers)"
+    r"|(global_)?num_kv_heads|kv_lora_rank|[oq]_lora_rank|o_groups|v_head_dim|first_num_dense_layers"
+    r"|indexer_(n_heads|topk)|sliding_window_size|mhc_expansion_rate|gdn_num_(key|value)_heads"
+    r"|compress_ratios|hidden_size_per_layer_input|mrope_section|d_model_for_audio|encoder_layers_for_audio"
+    r"|\w+_(heads|dim)_for_audio|downsample_hidden_size_for_audio"
+    r"|(image|patch|\w*hidden|intermediate)_size_for_vit|num_(hidden_layers|position_embeddings)_for_vit"
+    r"|deepstack_visual_indexes_for_vit"
+)
+OTHERS = {
+    # The limits are small, so that 288 tokens exceed them.
+    "deepseek4-flash": {"max_position_embeddings", "mlp_activations_limit"},
+    # MaxText's files of these models have no groups.
+    "deepseek3": {"n_routing_groups", "topk_routing_group"},
+    "deepseek3.2": {"n_routing_groups", "topk_routing_group"},
+    "gemma3-untied": {"logits_via_embedding"},
+    # The range of positions of YaRN, beyond all tokens here.
+    "gpt-oss": {"max_position_embeddings"},
+    "llama3.2-tied": {"logits_via_embedding", "normalize_embedding_logits"},
+    "olmo3": {"rope_type"},
+    "olmo3-yarn": {"rope_type"},
+    # MaxText's audio tower attends within single chunks (`CHUNK_BY_CHUNK`).
+    "qwen3-omni": {"n_window_infer_for_audio"},
+    # The models of July 2025 have 10,000,000, those before 1,000,000.
+    "qwen3-moe": {"rope_max_timescale"},
+}
+
+
+@pytest.mark.parametrize("case", cases.NAMED)
+def test_rows_have_the_settings_of_released_models(case, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(cases.configuration(case)))
+    own = ckpttools.maxtext_config(tmp_path / "config.json", scan=False).as_mapping()
+    released = {**models.defaults(), **models.models()[cases.NAMED[case]]}
+    different = {name for name, value in own.items() if name in released and released[name] != value}
+    assert {each for each in different if not SIZES.fullmatch(each)} == OTHERS.get(case, set())
 
 
 def test_what_is_not_committed_is_said(monkeypatch):

@@ -121,6 +121,41 @@ DEVIATIONS = {
     **dict.fromkeys(("qwen3.5", "qwen3.5-fp8"), Deviation(f"{STEEP}; {PATCHES}", steep=True, mends=BY_PATCH)),
 }
 NONE = Deviation("")
+# Cases of models that MaxText knows by name.
+NAMED = {
+    "deepseek2": "deepseek2-16b",
+    "deepseek3": "deepseek3-671b",
+    "deepseek3.2": "deepseek3.2-671b",
+    "deepseek4-flash": "deepseek4-284b",
+    "gemma1": "gemma-7b",
+    "gemma2": "gemma2-9b",
+    "gemma3": "gemma3-4b",
+    "gemma3-untied": "gemma3-4b",
+    "gemma3-vision": "gemma3-4b",
+    "gemma4-e2b": "gemma4-e2b",
+    "gemma4-moe": "gemma4-26b",
+    "gemma4-vision": "gemma4-31b",
+    "gpt-oss": "gpt-oss-20b",
+    "kimi-k2": "kimi-k2-1t",
+    "llama3.1": "llama3.1-8b",
+    "llama3.2-tied": "llama3.1-8b",
+    "llama4-scout": "llama4-17b-16e",
+    "mistral-7b": "mistral-7b",
+    "mixtral-8x7b": "mixtral-8x7b",
+    "olmo3": "olmo3-7b",
+    "olmo3-yarn": "olmo3-7b",
+    "qwen2.5": "qwen2.5-7b",
+    "qwen2.5-tied": "qwen2.5-1.5b",
+    "qwen3": "qwen3-8b",
+    "qwen3-moe": "qwen3-30b-a3b",
+    "qwen3-next": "qwen3-next-80b-a3b",
+    "qwen3-omni": "qwen3-omni-30b-a3b",
+    "qwen3-tied": "qwen3-0.6b",
+    "qwen3-vl": "qwen3-vl-4b",
+    "qwen3-vl-moe": "qwen3-vl-30b-a3b",
+    "qwen3.5": "qwen3.5-35b-a3b",
+    "qwen3.5-fp8": "qwen3.5-35b-a3b",
+}
 # Settings of released models that the golden configurations lack: values of config.json, by dotted path.
 _MILLION = {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}
 _TEN_MILLION = {"text_config.rope_parameters.rope_theta": 10000000.0}
@@ -163,7 +198,10 @@ RELEASED: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "olmo3": {"rms_norm_eps": 1e-6},
-    "qwen3-omni": {"thinker_config.text_config.rope_parameters.rope_theta": 1000000.0},
+    "qwen3-omni": {
+        "thinker_config.position_id_per_seconds": 13,
+        "thinker_config.text_config.rope_parameters.rope_theta": 1000000.0,
+    },
     **dict.fromkeys(("qwen3.5", "qwen3.5-fp8"), _TEN_MILLION),
     "mistral-7b": {**_MILLION, "rms_norm_eps": 1e-5},
     **dict.fromkeys(("qwen2.5", "qwen2.5-tied", "qwen3", "qwen3-tied"), _MILLION),
