@@ -43,7 +43,9 @@ A fixed seed and the versions below determine the weights, so every row is repro
 commits of the code that produced it; a + marks a commit with changed files.
 
 Rows have the settings of released models. Only sizes are smaller: widths, windows, `index_topk`, and the
-numbers of layers, heads, experts, chosen experts and vocabulary entries.
+numbers of layers, heads, experts, chosen experts and vocabulary entries. These rows of 2026-11-23 still have
+the settings of the golden models: deepseek2, deepseek3, deepseek3.2, gemma3-vision, llama3.2-tied, olmo3,
+qwen2.5-tied, qwen3-omni, qwen3-tied, qwen3.5 and qwen3.5-fp8.
 
 [Known deviations](deviations.md) lists the models for which MaxText computes different logits. A note marks
 the rows in which the oracle changes MaxText's code to follow transformers. These differences need more
