@@ -1,4 +1,4 @@
-"""What MaxText computes otherwise, computed as transformers does: to show that nothing else differs."""
+"""Changes of MaxText's code that follow transformers, to show that nothing else differs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _stands_for(token: int, _: Any, tokens: Any, is_video: bool = False) -> Any:
 
 @contextlib.contextmanager
 def all_of(mends: Mapping[str, Mapping[str, float]]) -> Iterator[None]:
-    """Several, each by its name with its numbers."""
+    """Apply several changes by name, with their arguments."""
     with contextlib.ExitStack() as stack:
         for name, numbers in mends.items():
             stack.enter_context(_MENDS[name](**numbers))

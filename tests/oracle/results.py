@@ -1,4 +1,4 @@
-"""What the oracle found, kept in docs/oracle.json: one row for each model and form of its layers."""
+"""Results of the oracle in docs/oracle.json: one row for each model and form of its layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.places import DOCS
 
 RESULTS = DOCS / "oracle.json"
 PASSED, FAILED = "passed", "failed"
-# What a step goes on with.
+# The step that each step needs.
 NEEDS = {
     "load": "convert",
     "logits": "convert",
@@ -24,7 +24,7 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one step.
+    """The result of one step.
 
     Attributes:
         state: "passed" or "failed".
@@ -41,13 +41,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one model in one form of its layers.
+    """The results of one model in one form of its layers.
 
     Attributes:
         family: name of the case.
         layers: "scanned" or "unscanned".
         versions: package -> version of what it was run with.
-        findings: step -> what became of it; one that is not here was not run.
+        findings: Step -> result; steps that were not run are absent.
     """
 
     family: str
@@ -68,7 +68,7 @@ class Row:
 
 
 def read(path: Path = RESULTS) -> dict[tuple[str, str], Row]:
-    """Rows by family and form; none where nothing was run."""
+    """Return rows by family and form; none if the file does not exist."""
     if not path.is_file():
         return {}
     rows = [
@@ -79,7 +79,7 @@ def read(path: Path = RESULTS) -> dict[tuple[str, str], Row]:
 
 
 def put(row: Row, path: Path = RESULTS) -> None:
-    """Takes the place of an earlier run; steps that were not run now stay as they were."""
+    """Write a row; steps that were not run now keep their earlier findings."""
     rows = read(path)
     earlier = rows.get((row.family, row.layers))
     if earlier is not None:

@@ -1,7 +1,7 @@
-"""Runs MaxText and transformers on what `ckpt` makes: `python tests/oracle/run.py [FAMILY ...]`.
+"""Run MaxText and transformers on converted models: `python tests/oracle/run.py [FAMILY ...]`.
 
-Exits with 1 where something is not as it must be. Results go to docs/oracle.json, and from there into
-docs/oracle.md by `make docs`.
+Exits with 1 if a step fails. Results are written to docs/oracle.json; `make docs` generates docs/oracle.md
+from it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 20261122
 
 
 def found(bench: steps.Bench, names: Sequence[str]) -> dict[str, Finding]:
-    """What became of each step; one that needs a failed one is not run."""
+    """Run steps and return their findings; skip a step whose prerequisite failed."""
     findings: dict[str, Finding] = {}
     by = {"date": date.today().isoformat(), "commit": commit()}
     for name in names:
@@ -46,7 +46,7 @@ def found(bench: steps.Bench, names: Sequence[str]) -> dict[str, Finding]:
 
 
 def commit() -> str:
-    """The commit that is checked out, with "+" where code or cases are not as it has them; "" without git."""
+    """Return the commit that is checked out, with "+" for changed files; "" without git."""
     head = _git("rev-parse", "--short=9", "HEAD")
     return head + "+" * bool(head and _git("status", "--porcelain", "--", "ckpttools", "tests", "fixtures"))
 
@@ -59,7 +59,7 @@ def _git(*words: str) -> str:
 
 
 def made(family: str, directory: Path, torch: Worker) -> Path:
-    """A tiny model by transformers."""
+    """Create a tiny model with transformers."""
     model = directory / family / "hf"
     if model.is_dir():
         return model

@@ -1,4 +1,4 @@
-"""What MaxText is told: what `ckpt maxtext-config` says of a model, and how the oracle wants it computed."""
+"""MaxText's settings: the output of `ckpt maxtext-config`, and those of the oracle's runs."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ TRAINED = {
 
 @cache
 def said(model: Path, scanned: bool) -> tuple[str, ...]:
-    """What the command says, as it is: nothing of the model is told to MaxText but this."""
+    """Return the output of the command, unchanged: MaxText gets no other settings of the model."""
     return tuple(ckpt("maxtext-config", model, "--scan" if scanned else "--no-scan").splitlines())
 
 
 @cache
 def said_of_text(checkpoint: Path, scanned: bool) -> tuple[str, ...]:
-    """The same of a checkpoint, which has nothing of its model's towers, and of its layers in either form."""
+    """Return the settings of a checkpoint without towers, for either form of its layers."""
     lines = ckpt("maxtext-config", checkpoint).splitlines()
     own = ("load_parameters_path=", "scan_layers=")
     return f"scan_layers={_text(scanned)}", *(each for each in lines if not each.startswith(own))
 
 
 def of(model: Path, scanned: bool, directory: Path, text: Path | None = None, **more: Any) -> list[str]:
-    """`key=value` for a model, by its config.json, or by a checkpoint that is its text alone."""
+    """Return `key=value` for a model, from its config.json or from a checkpoint of its text part."""
     told = said(model, scanned) if text is None else said_of_text(text, scanned)
     places = {"base_output_directory": directory, "jax_cache_dir": model.parents[1] / "compiled"}
     own = [f"{key}={_text(value)}" for key, value in {**COMPUTED, **places, **more}.items()]

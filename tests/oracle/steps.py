@@ -1,6 +1,6 @@
-"""The steps of one model in one form of its layers: there, trained, back; each compared with transformers.
+"""Steps for one model and one form of its layers: convert, load, train, convert back, and compare.
 
-A step is a function of a `Bench`; what it returns is the figure that the table shows.
+A step is a function of a `Bench` that returns the entry of the table.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ LARGEST_SHAKE = 4
 
 @dataclass(frozen=True)
 class Bench:
-    """What a row is made with.
+    """The model, workers and directories of a row.
 
     Attributes:
-        family: name of the case.
-        scanned: whether layers are.
-        model: directory that transformers made.
-        directory: for all that is made of it; empty at first.
-        torch: answers for transformers.
-        maxtext: answers for MaxText.
+        family: Name of the case.
+        scanned: Whether layers are scanned.
+        model: Directory of the model that transformers created.
+        directory: Output directory; empty at first.
+        torch: Calls functions of `in_torch`.
+        maxtext: Calls functions of `in_maxtext`.
     """
 
     family: str
@@ -86,18 +86,18 @@ def load(bench: Bench) -> str:
 
 
 def loaded(bench: Bench, checkpoint: Path, scanned: bool, **more: Any) -> str:
-    """All of MaxText's ways must take a checkpoint, and give the same weights."""
+    """Load a checkpoint in each of MaxText's ways, and require the same weights of all."""
     asked = bench.settings(scanned, load_parameters_path=checkpoint / "0" / "items", **more)
     found = bench.maxtext("loads", settings=asked)
     if refused := {way: each["refused"] for way, each in found.items() if "refused" in each}:
         raise StepError("; ".join(f"{way}: {why}" for way, why in refused.items()))
     if len({each["digest"] for each in found.values()}) > 1:
-        raise StepError("the ways give different weights")
+        raise StepError("MaxText's ways of loading return different weights")
     return ", ".join(found)
 
 
 def tokens(family: str) -> list[int]:
-    """Of one text, as many as are compared; they are in every vocabulary."""
+    """Return the tokens to compare, which every vocabulary contains."""
     return np.random.default_rng(0).integers(3, 86, DEVIATIONS.get(family, NONE).tokens).tolist()
 
 
@@ -106,7 +106,7 @@ def compare(bench: Bench) -> str:
 
 
 def compared(bench: Bench, model: Path, checkpoint: Path) -> str:
-    """The largest difference of logits of the same tokens."""
+    """Return the largest difference of the logits of the same tokens."""
     deviation = DEVIATIONS.get(bench.family, NONE)
     text = tokens(bench.family)
     wanted, made = bench.directory / "wanted.npy", bench.directory / "made.npy"
@@ -119,12 +119,12 @@ def compared(bench: Bench, model: Path, checkpoint: Path) -> str:
 
 
 def limit(bench: Bench, deviation: Deviation, **shown: Any) -> float:
-    """How far logits may be apart: where a model magnifies rounding, as much as it does that."""
+    """Return the limit for the difference of logits; larger for a model that magnifies rounding."""
     return max(LIMIT, LARGEST_SHAKE * bench.torch("shaken", **shown)) if deviation.steep else LIMIT
 
 
 def difference(one: np.ndarray, other: np.ndarray, limit: float) -> str:
-    """The largest one; vocabularies may be padded on the right."""
+    """Return the largest difference; MaxText may pad its vocabulary on the right."""
     other = other[:, : one.shape[1]]
     apart, divergence = float(np.abs(one - other).max()), kl(one, other)
     if not (apart <= limit and divergence <= LARGEST_KL):
@@ -133,7 +133,7 @@ def difference(one: np.ndarray, other: np.ndarray, limit: float) -> str:
 
 
 def see(bench: Bench) -> str:
-    """With its tower MaxText loads it by all of its ways, and logits of tokens with an image are the same."""
+    """Load the model with its tower in all ways, and compare the logits of tokens with an image."""
     prompt = images.prompt(json.loads((bench.model / "config.json").read_bytes()))
     assert prompt is not None, "no step of this model"
     tower: dict[str, Any] = {"use_multimodal": True, "max_target_length": len(prompt.tokens)}
@@ -157,14 +157,14 @@ def see(bench: Bench) -> str:
 
 
 def _kept(bench: Bench, name: str, array: np.ndarray) -> Path:
-    """The file of an array that both workers read."""
+    """Write an array to a file that both workers read."""
     file = bench.directory / f"{name}.npy"
     np.save(file, array)
     return file
 
 
-def quantise(bench: Bench) -> str:
-    """Converted from weights of few bits: what transformers computes with the numbers that these mean."""
+def quantize(bench: Bench) -> str:
+    """Convert quantized weights, and compare with transformers, which gets the dequantized ones."""
     small, meant, item = (bench.directory / name for name in ("quantized", "meant", "from-quantized"))
     ckpt("quantize", bench.model, small, "--scheme", QUANTIZED[bench.family])
     ckpt("cast", small, meant, "--dtype", "float32")
@@ -174,13 +174,13 @@ def quantise(bench: Bench) -> str:
 
 
 def kl(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest divergence of the distributions of a position, in nats."""
+    """Return the largest divergence of the distributions of a position, in nats."""
     logs = [each - np.logaddexp.reduce(each, axis=-1, keepdims=True) for each in (one, other)]
     return float((np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1).max())
 
 
 def train(bench: Bench) -> str:
-    """By MaxText, from what was converted."""
+    """Train the converted checkpoint with MaxText."""
     item = bench.converted / "0" / "items"
     asked = {**settings.TRAINED, "steps": STEPS, "checkpoint_period": STEPS - 1}
     bench.maxtext("training", settings=bench.settings(load_parameters_path=item, **asked))
@@ -188,7 +188,7 @@ def train(bench: Bench) -> str:
 
 
 def export(bench: Bench) -> str:
-    """What was trained, stripped, as layers one by one, and as transformers has it: the same logits."""
+    """Strip, unstack and convert the trained checkpoint to Hugging Face files, and compare logits."""
     stripped, single = bench.directory / "stripped", bench.directory / "single"
     ckpt("strip-optimizer", bench.run / "checkpoints", stripped)
     if bench.scanned:
@@ -203,7 +203,7 @@ def export(bench: Bench) -> str:
 
 
 def resume(bench: Bench) -> str:
-    """A run that was rearranged and put back goes on as the run itself: the same bits, moments too."""
+    """Rearrange a run and restore it: it must resume to the same bits as the run itself."""
     there, back = _ways(bench)
     checkpoints = Path("run") / "checkpoints"
     step = str(STEPS - 1)
@@ -216,14 +216,14 @@ def resume(bench: Bench) -> str:
     for name in ("itself", "restored"):
         digests.add(gone_on(bench, name))
         if (bench.directory / name / checkpoints / "0").exists():
-            raise StepError("MaxText began anew")
+            raise StepError("MaxText started from step 0 instead of resuming")
     if len(digests) > 1:
         raise StepError(f"after {MORE_STEPS - STEPS} more steps the two runs differ")
     return "same bits"
 
 
 def _ways(bench: Bench) -> tuple[Sequence[str], Sequence[str]]:
-    """What rearranges a run, and what puts it back."""
+    """Return the commands that rearrange a run and restore it."""
     if bench.family in NEVER_SCANNED:
         return ("reshard", "--mesh", "fsdp=4", "--no-ocdbt"), ("reshard", "--mesh", "fsdp=1")
     if bench.scanned:
@@ -233,7 +233,7 @@ def _ways(bench: Bench) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def gone_on(bench: Bench, name: str, **more: Any) -> str:
-    """MaxText trains on in this directory's run: the digest of all that its last checkpoint holds."""
+    """Resume the run in a directory with MaxText; return the digest of its last checkpoint."""
     asked = {**settings.TRAINED, "steps": MORE_STEPS, "checkpoint_period": MORE_STEPS - 1, **more}
     bench.maxtext("training", settings=bench.settings(directory=name, **asked))
     last = bench.directory / name / "run" / "checkpoints" / str(MORE_STEPS - 1) / "items"
@@ -245,7 +245,7 @@ ALL: dict[str, Callable[[Bench], str]] = {
     "load": load,
     "logits": compare,
     "images": see,
-    "quantized": quantise,
+    "quantized": quantize,
     "train": train,
     "export": export,
     "resume": resume,
