@@ -21,7 +21,7 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.errors import CoverageError, MappingError, ShapeError
+from ckpttools.core.errors import CoverageError, MappingError, ShapeError, UsageError
 from ckpttools.families.deepseek4 import RESAVED
 from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
@@ -101,11 +101,36 @@ def test_pairs_are_stacked_behind_single_layers(runs):
 def test_layers_that_are_no_pairs_are_not_stacked(runs):
     single = open_tree(runs[False]).with_metadata(config=None)
     lacking = {path: leaf for path, leaf in single.items() if not {"layers_5", "layers_6"} & {*path}}
-    lacking = {path: leaf for path, leaf in lacking.items() if not {"layers_4"} & {*path}}
     made = StackLayers(names="blocks-layers")(Tree(lacking, single.metadata)).tree
     assert [path for path in made if "scanned_blocks" in path]
     with pytest.raises(ShapeError, match="no cycle"):
         StackLayers(names="blocks-layers", cycle=9)(single)
+
+
+@pytest.mark.parametrize("count", range(4, 12))
+@pytest.mark.parametrize("has_config", [False, True])
+def test_stack_refuses_an_odd_number_of_repeating_layers(runs, count, has_config):
+    single = open_tree(runs[False])
+    config = single.metadata.config | {"num_hidden_layers": count} if has_config else None
+    hashed = sum("tid2eid" in path for path in single)
+    leaves = {path: leaf for path, leaf in single.items() if not str(path[3:4]).startswith("('layers_")}
+    for number in range(count):
+        # The layer of the golden model that has the same kind.
+        own = f"layers_{number if number < hashed else hashed + (number - hashed) % 2}"
+        leaves |= {
+            (*path[:3], f"layers_{number}", *path[4:]): leaf
+            for path, leaf in single.items()
+            if path[3:4] == (own,)
+        }
+    tree = Tree(leaves, single.metadata).with_metadata(config=config)
+    for stack in (StackAsModel(), StackAsModel(family="deepseek4"), StackLayers(names="blocks-layers")):
+        if (count - hashed) % 2:
+            with pytest.raises(UsageError, match="complete cycles"):
+                stack(tree)
+        else:
+            made = stack(tree).tree
+            assert any("scanned_blocks" in path and "hca_compressor" in path for path in made)
+            assert all("hca_compressor" not in path for path in made if "layers_1" in path[4:5])
 
 
 @SCANS

@@ -35,6 +35,7 @@ VALUES = {
 
 
 def written(path, value=None):
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(serialization.msgpack_serialize(VALUES if value is None else value))
     return path
 
@@ -399,3 +400,44 @@ class TestStepsInFilesAndDirectories:
         run = run_of(step_9="orbax", step_10="msgpack")
         (run / "checkpoint_9").rename(run / "9")
         assert ckpttools.open(run).metadata.step == 9
+
+
+@pytest.mark.parametrize("chosen", [[100], [200], [100, 300], [100, 200, 300], 1, 2, 5])
+def test_copy_takes_the_chosen_states_of_a_directory(tmp_path, chosen):
+    for step in (100, 200, 300):
+        written(tmp_path / f"run/checkpoint_{step}", {"w": np.full(3, step, "f4")})
+    (tmp_path / "run/config.json").write_text("{}")
+    options = ["--latest", chosen] if type(chosen) is int else [f"--step={step}" for step in chosen]
+    result = ckpt("copy", tmp_path / "run", tmp_path / "out", *map(str, options))
+    assert result.exit_code == 0, result.output
+    expected = [100, 200, 300][-chosen:] if type(chosen) is int else chosen
+    names = {f"checkpoint_{step}" for step in expected} | {"config.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+
+
+def test_copy_of_a_state_that_does_not_exist_lists_the_steps(tmp_path):
+    written(tmp_path / "run/checkpoint_100", {"w": np.ones(3, "f4")})
+    result = ckpt("copy", tmp_path / "run", tmp_path / "out", "--step", "7")
+    assert result.exit_code == 2
+    assert "there is no step 7" in result.output
+    assert "step 100" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_copy_of_a_damaged_state_is_refused(tmp_path):
+    whole = written(tmp_path / "run/checkpoint_100", {"w": np.ones(300, "f4")})
+    (tmp_path / "run/checkpoint_200").write_bytes(whole.read_bytes()[:200])
+    assert ckpt("copy", tmp_path / "run", tmp_path / "a", "--step", "200").exit_code == 3
+    result = ckpt("copy", tmp_path / "run", tmp_path / "b", "--latest", "1")
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["checkpoint_100"]
+
+
+def test_verify_names_the_compared_state(tmp_path):
+    for step in (100, 200):
+        written(tmp_path / f"run/checkpoint_{step}", {"w": np.full(3, step, "f4")})
+    latest = ckpt("verify", tmp_path / "run", "--against", tmp_path / "run").output
+    assert latest.count("checkpoint_200") == 2
+    first = ckpt("verify", tmp_path / "run", "--step", "100", "--against", tmp_path / "run/checkpoint_100")
+    assert first.exit_code == 0
+    assert first.output.count("checkpoint_100") == 2

@@ -46,17 +46,24 @@ class FileGroup:
         name: below the destination; "" for the destination itself.
         step: of a run; None where it is none.
         commits: names of the files that say on `gs://` that item and step are complete, in this order.
+        left_out: names of files in the directory that do not belong to the group.
     """
 
     source: Place
     name: str = ""
     step: int | None = None
     commits: tuple[str, ...] = ()
+    left_out: frozenset[str] = frozenset()
 
     @cached_property
     def files(self) -> Mapping[str, Status]:
         """Its files, as they were when they were first looked at; errors as `files_below`."""
-        return files_below(self.source)
+        return self.current_files()
+
+    def current_files(self) -> Mapping[str, Status]:
+        """List its files as they are now; errors as `files_below`."""
+        found = files_below(self.source)
+        return {name: found[name] for name in found if name not in self.left_out} if self.left_out else found
 
     @cached_property
     def outside_links(self) -> Mapping[str, str]:

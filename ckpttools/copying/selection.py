@@ -13,7 +13,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.text import ranges
 from ckpttools.core.wording import option
-from ckpttools.formats.flax.format import state_fault
+from ckpttools.formats.flax.format import numbered_states, state_fault
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
@@ -70,6 +70,8 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
     found = orbax_at(source)
     if isinstance(found, OrbaxRun) and found.steps:
         return _RunRoot(source, found).selected(steps, latest)
+    if (steps or latest is not None) and (states := numbered_states(source)):
+        return _chosen_states(source, states, steps, latest)
     if steps or latest is not None:
         asked = option("steps") if steps else option("latest")
         raise UsageError(f"{source} is not a run with steps", hint=f"leave {asked} out")
@@ -86,6 +88,28 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
     if reason:
         raise _unfinished(source, reason)
     return CopySelection([part])
+
+
+def _chosen_states(
+    source: Place, states: Mapping[int, Place], steps: Sequence[int], latest: int | None
+) -> CopySelection:
+    """Return some of the states that Flax wrote into one directory, and the files next to them.
+
+    Raises:
+        UsageError: A step does not exist.
+        FormatError: A chosen state is damaged, or no state is complete.
+    """
+    for number in steps:
+        if number not in states:
+            raise UsageError(f"there is no step {number}", place=source, got=f"step {ranges(sorted(states))}")
+        if reason := state_fault(states[number]):
+            raise _unfinished(states[number], reason)
+    chosen = sorted({*steps}) or [each for each in sorted(states) if state_fault(states[each]) is None]
+    chosen = chosen if latest is None else chosen[-latest:]
+    if not chosen:
+        raise _unfinished(source, f"step {ranges(sorted(states))}, none of which can be read")
+    left_out = frozenset(states[number].name for number in states if number not in chosen)
+    return CopySelection([FileGroup(source, left_out=left_out)])
 
 
 def _part_of(step: Step, name: str) -> FileGroup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES, FileRange, digest_of
 from ckpttools.core.errors import SourceChangedError
@@ -32,7 +31,7 @@ def check_source(part: FileGroup, copied: Iterable[tuple[FileRange, str]], *, ve
     """
     files = [(part.source / name).open(found) for name, found in part.files.items()]
     at_once(part.source.store, lambda file: file.check_unchanged(), files)
-    now = files_below(part.source)
+    now = part.current_files()
     if now.keys() != part.files.keys():
         name = sorted(now.keys() ^ part.files.keys())[0]
         raise SourceChangedError(

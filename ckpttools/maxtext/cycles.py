@@ -11,7 +11,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.region import Shape
-from ckpttools.core.text import ranges
+from ckpttools.core.text import plural, ranges
 from ckpttools.core.wording import option
 from ckpttools.maxtext.layers import LayerStack, single_layers
 from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYER, LAYERS, LOCAL, REMAINDER
@@ -24,6 +24,8 @@ Contents = Mapping[Path, tuple[Shape, DType]]
 # occurs with one naming only; the decay of a gated delta rule with several, by model and version of MaxText.
 _INFERRED_FROM: Mapping[str, CycleNames] = {"layer_scalar": "local-global"}
 _OPEN = "A_log"
+# In DeepSeek V4, layers that route by a table of tokens are never scanned.
+_UNSTACKED = "tid2eid"
 # Layers in one cycle where those before it are single ones, as MaxText has it in DeepSeek V4 alone.
 _PAIR = 2
 
@@ -58,7 +60,7 @@ def stacks_to_make(
     Raises:
         FormatError: numbers of layers are missing, or nothing says what their cycle is called.
         ShapeError: layers that would be stacked hold different things.
-        UsageError: a cycle is given where there is none.
+        UsageError: a cycle is given where there is none, or layers do not form complete cycles.
     """
     found = single_layers(decoder)
     if LAYERS not in found and cycle not in (None, 1):
@@ -99,6 +101,17 @@ def _stacks_behind(layers: Sequence[Contents], length: int) -> list[LayerStack]:
             f"the last {length} layers are no cycle that others could repeat",
             place=f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}",
             hint=f"say {option('cycle')} N",
+        )
+    unstacked = sum(any(_UNSTACKED in path for path in layer) for layer in layers)
+    # Where a cycle would start later by content, the layers before it are the end of another one.
+    is_cut = first > 0 and layers[first - 1] == layers[first - 1 + length]
+    if is_cut or (unstacked and (len(layers) - unstacked) % length):
+        raise UsageError(
+            f"the layers to scan are not complete cycles of {length}",
+            place=f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}",
+            got=f"{plural(len(layers) - unstacked, 'layer')}"
+            + (f" after the {unstacked} that MaxText does not scan" if unstacked else ""),
+            hint="leave them as they are: MaxText runs them with scan_layers=false",
         )
     cycle = Cycle(length, "blocks-layers")
     return _block(BLOCKS, LAYERS, cycle, length, (len(layers) - first) // length, first)
