@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import threading
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
-from support.object_stores import files_in
+from support.object_stores import azure, environment, files_in, google
 from support.places import GOLDEN, HF
 
 from ckpttools.core.errors import DestinationExistsError
@@ -162,6 +163,46 @@ class TestAnswers:
         assert not any(key.startswith("runs/out.partial") for key in gcs.server.buckets[gcs.bucket])
 
 
+PAGES = {
+    "xhtml": "<html><body><p>Log in to continue</p></body></html>",
+    "html5": "<!DOCTYPE html><html><head><meta charset=utf-8></head><body>Log in<br></body></html>",
+    "xml": "<?xml version='1.0'?><rss><channel/></rss>",
+    "json": "{}",
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("headers", [{}, {"ETag": '"1"', "Last-Modified": "Fri, 27 Nov 2026 06:00:00 GMT"}])
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
+def test_login_page_is_not_an_empty_bucket(gcs_server, scheme, page, headers, tmp_path):
+    """A captive portal, or a console on another port, answers every request with a page."""
+    portal = {
+        "gs": lambda: google(gcs_server),
+        "az": lambda: azure(gcs_server),
+        "s3": lambda: environment(
+            AWS_ENDPOINT_URL=gcs_server.url, AWS_ACCESS_KEY_ID="AKIATEST", AWS_SECRET_ACCESS_KEY="secret"
+        ),
+    }[scheme]
+    with portal():
+        gcs_server.faults = [Fault(".", 10**6, status=200, body=PAGES[page], headers=headers)]
+        there = f"{scheme}://bucket/model"
+        for words in (("inspect", "tree", there), (*CONVERT, there), ("copy", there, tmp_path / "out")):
+            done = ckpt(*words)
+            assert done.exit_code == 5, done.output
+            assert re.search("does not offer the (XML )?API of", done.output), done.output
+        gcs_server.faults = []
+
+
+def test_empty_bucket_is_checked_once(gcs, target):
+    """It takes one request in each process."""
+    gcs.server.log.clear()
+    bucket, _ = parse(target).store._at(f"{gcs.bucket}/x")
+    for _ in range(3):
+        assert bucket.objects_below("nothing") == [] and bucket.names_below("nothing") == {}
+    assert [each.method for each in gcs.server.log].count("HEAD") == 1
+
+
 class TestSomebodyElses:
     def test_an_object_that_appears_meanwhile_is_not_written_over(self, gcs, target):
         bucket, key = parse(target).store._at(f"{gcs.bucket}/runs/out/x")
@@ -224,6 +265,31 @@ class TestSomebodyElses:
         assert done.exit_code == 2 and "no journal" in done.output, done.output
         assert gcs.server.buckets[gcs.bucket]["runs/out.partial/content/mine"].content == b"mine"
         assert run("hash", target)
+
+    @pytest.mark.parametrize(
+        "name", ["notes.txt", "content/mine", "lock.txt", "journal.ckpttools", "a/b/c", "parts"]
+    )
+    @pytest.mark.parametrize("is_new", [True, False])
+    def test_convert_refuses_foreign_objects_in_the_staging_directory(self, cloud, name, is_new):
+        target, foreign = f"{cloud.scheme}://{cloud.bucket}/runs/out", f"runs/out.partial/{name}"
+        if not is_new:
+            run(*CONVERT, target)
+        cloud.put({foreign: b"mine"})
+        words = [*CONVERT, target, *(() if is_new else ("--no-scan", "--overwrite"))]
+        done = ckpt(*words)
+        assert done.exit_code == 2 and "no journal of ckpttools" in done.output, done.output
+        assert f"1 objects, such as {name}" in done.output, done.output
+        assert parse(f"{cloud.scheme}://{cloud.bucket}/{foreign}").read_bytes() == b"mine"
+        assert ckpt("hash", target).exit_code == (5 if is_new else 0)
+
+    def test_convert_resumes_in_its_own_staging_directory(self, gcs, target):
+        """A lock, its probe and a claim of a process that is gone are not foreign."""
+        names = ("lock", "lock-1234", "parts/1234")
+        owner = b'{"owner": "a", "pid": 7, "host": "gone"}'
+        for name in names:
+            gcs.server.put(gcs.bucket, f"runs/out.partial/{name}", owner)
+            gcs.age(f"runs/out.partial/{name}", 3600)
+        run(*CONVERT, target)
 
     def test_what_has_lost_objects_does_not_replace(self, gcs, target):
         run(*CONVERT, target)

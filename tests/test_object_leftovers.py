@@ -147,5 +147,7 @@ class TestLeftovers:
         place = f"gs://{gcs.bucket}/runs/out.partial"
         run("convert", "hf-to-maxtext", HF, place)
         assert not findings(place, "leftovers")
-        run("convert", "hf-to-maxtext", HF, f"gs://{gcs.bucket}/runs/out")
-        assert run("hash", place).split()[0] == run("hash", f"gs://{gcs.bucket}/runs/out").split()[0]
+        before = dict(gcs.server.buckets[gcs.bucket])
+        refused = run("convert", "hf-to-maxtext", HF, f"gs://{gcs.bucket}/runs/out", code=2)
+        assert f"{place} holds objects, but no journal of ckpttools" in refused
+        assert gcs.server.buckets[gcs.bucket] == before

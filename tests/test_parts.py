@@ -241,6 +241,7 @@ class TestTogether:
                 result = ckpt(*words)
                 assert result.exit_code == 2, result.output
                 check_claim_is_named(result.output, destination)
+                assert f"ckpt run {plan} --status" in result.output.replace("\n", " "), result.output
             check_claim_is_named(refused(plan, "--publish"), destination)
             assert "at work" in run("run", plan, "--status")
             other = planned(tmp_path / "other", *alone[:-1], "--no-scan", "--overwrite")

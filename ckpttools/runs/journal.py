@@ -142,7 +142,9 @@ def interrupted(run: Place) -> UsageError:
 
 
 def fingerprint(step: Place) -> str:
-    """What tells a step from another that gets its name: its files but for commit files.
+    """Return a hash that changes when a step is saved again: of its files, without commit files.
+
+    S3 gives the same ETag to the same bytes, so the hash also covers the modification times.
 
     Raises:
         StorageError: it cannot be listed.
@@ -150,7 +152,7 @@ def fingerprint(step: Place) -> str:
     if isinstance(step.store, Forgets):
         step.store.forget(step.key)
     files = sorted(
-        (name, found.size, found.version)
+        (name, found.size, found.version, found.modified)
         for name, found in step.walk()
         if name.rpartition("/")[2] != COMMIT_FILE
     )

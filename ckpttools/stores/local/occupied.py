@@ -52,6 +52,6 @@ def allocated(path: Path) -> int:
     for directory, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):
-                each = os.lstat(os.path.join(directory, name))  # noqa: PTH118
+                each = Path(directory, name).lstat()
                 found += each.st_blocks * 512 * (each.st_nlink == 1)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -26,7 +27,9 @@ from ckpttools.stores.objects.errors import (
     is_no_key,
     is_no_listing,
     is_no_object,
+    is_not_the_api,
     is_refused_without_code,
+    not_the_api,
     repeated,
     unusable_credentials,
 )
@@ -141,7 +144,7 @@ class Bucket:
                 hint=f"correct {words.endpoint}",
             )
         self._words = words
-        self._has_answered = False
+        self._has_answered = self._has_api = False
         self.conditions, self.is_probed = Conditions(), False
 
     def uri(self, key: str) -> str:
@@ -192,6 +195,7 @@ class Bucket:
             found = self._list(key, listed, lambda: len(pages.found))
         except FileNotFoundError:
             return []
+        self._check_api(key, is_empty=found == [])
         return found and _without_markers(found)
 
     def names_below(self, key: str) -> Mapping[str, Status]:
@@ -204,6 +208,7 @@ class Bucket:
             return {}
         count = len(found["common_prefixes"]) + len(found["objects"])
         self._meter.add(requests=max(0, count - 1) // _NAMES_TO_A_PAGE)
+        self._check_api(key, is_empty=not count)
         names = [each.rpartition("/")[2] for each in found["common_prefixes"]]
         objects = dict(_below(key, found["objects"]))
         for name in names:
@@ -211,6 +216,31 @@ class Bucket:
             if name in objects and objects[name].size:
                 raise name_collision(self.uri(f"{key}/{name}" if key else name))
         return {**objects, **dict.fromkeys(names, Status(FileKind.DIRECTORY))}
+
+    def _check_api(self, key: str, *, is_empty: bool) -> None:
+        """Raise StorageError if an empty listing comes from a server that answers every request with a page.
+
+        Captive portals and consoles do, and obstore reads an HTML page as an empty listing. Takes one request
+        until the bucket is known: for an object that cannot exist.
+        """
+        import obstore
+        from obstore.exceptions import BaseError
+
+        if self._has_api or not is_empty:
+            self._has_api = True
+            return
+        absent = "/".join(filter(None, (key, f"ckpttools-{uuid.uuid4().hex}")))
+
+        def look(client: Any) -> bool:
+            try:
+                obstore.head(client, absent)
+            except (BaseError, OSError) as error:
+                return not is_not_the_api(error)
+            return False
+
+        self._has_api = self.ask("cannot list", key, look)
+        if not self._has_api:
+            raise not_the_api(self._asked("cannot list", key), "a response for an object that does not exist")
 
     def read(self, key: str, version: str, start: int, length: int) -> memoryview:
         """The bytes of an object from `start` on, so many, in memory of their own.

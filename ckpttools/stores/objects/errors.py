@@ -163,6 +163,11 @@ def is_no_key(error: Exception) -> bool:
     return "Encountered object with invalid path" in str(error)
 
 
+def is_not_the_api(error: Exception) -> bool:
+    """Whether the response is not one of the cloud's API."""
+    return _NOT_THE_API.search(str(error)) is not None or is_no_listing(error)
+
+
 def explained(error: Exception, asked: BucketRequest) -> StorageError:
     """What obstore raised, in our words."""
     text = str(error)
@@ -176,8 +181,8 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
         return _not_authenticated(asked, _answer(text), reason)
     if code in (401, 403) or _NOT_PUBLIC in text:
         return _not_allowed(asked, _answer(text), reason)
-    if _NOT_THE_API.search(text) or is_no_listing(error):
-        return _not_the_api(asked, _answer(text))
+    if is_not_the_api(error):
+        return not_the_api(asked, _answer(text))
     if _is_of_region(text):
         hint = "set AWS_REGION to the region that the bucket is in"
         return _error(asked, _answer(text), "a request to the bucket's own region", hint)
@@ -269,7 +274,13 @@ def _not_allowed(asked: BucketRequest, answer: str, code: str) -> StorageError:
     )
 
 
-def _not_the_api(asked: BucketRequest, answer: str) -> StorageError:
+def not_the_api(asked: BucketRequest, answer: str) -> StorageError:
+    """Return the error of a server that does not offer the cloud's API.
+
+    Args:
+        asked: The request.
+        answer: The response, for the message.
+    """
     words = asked.words
     server = asked.endpoint or words.cloud
     return StorageError(

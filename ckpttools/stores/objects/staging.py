@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
-from ckpttools.core.wording import again, option, step
+from ckpttools.core.wording import option, step
 from ckpttools.stores.abilities import KeepsUploads
 from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import FileKind
@@ -161,11 +161,12 @@ class ObjectStaging:
         """Raises LockedError if processes do shares; one that begins from now on finds the lock."""
         found = at_work(members(self.bucket, self.partial, None, {}, self.now()))
         if found:
+            begun = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
             raise claimed_error(
                 "other processes are writing this checkpoint, each a part of it",
                 found,
                 self.place,
-                f"wait until they are done: {who_does_what()} lists them; a claim expires "
+                f"wait until they are done: {who_does_what(begun.purpose)} lists them; a claim expires "
                 f"{EXPIRED_SECONDS:.0f} s after its process is gone",
             )
 
@@ -190,14 +191,21 @@ class ObjectStaging:
         if journal.is_there:
             self._give_up(journal, purpose, lock)
         self.check_taken(ObjectJournal(self.bucket, journal.key))
-        is_beside = bool(self.objects(self.rest))
-        if is_beside and self.objects(f"{self.partial}/{CONTENT}"):
+        self._refuse_foreign()
+        return journal.begin(purpose, bool(self.objects(self.rest)))
+
+    def _refuse_foreign(self) -> None:
+        """Raise UsageError if `DST.partial` holds objects that a conversion without a journal cannot have."""
+        ours = (LOCK + PROBE, f"{PARTS}/", f"{JOURNAL}/")
+        names = (name for name, _ in self.objects(self.partial))
+        foreign = [name for name in names if name != LOCK and not name.startswith(ours)]
+        if foreign:
             raise UsageError(
-                f"{self.place}{SUFFIX}/{CONTENT} holds something, and no journal says whose it is",
-                wanted="nothing there: what is to replace the destination grows there",
-                hint=f"look at it, and delete or move it; then {again()}",
+                f"{self.place}{SUFFIX} holds objects, but no journal of ckpttools",
+                got=f"{len(foreign):,} objects, such as {min(foreign)}",
+                wanted="no objects there: a conversion grows there until it is complete",
+                hint="move them away, or choose another destination",
             )
-        return journal.begin(purpose, is_beside)
 
     def _abort_uploads(self) -> None:
         """Gives up what a process that is gone, or has lost the destination, was uploading to it."""
